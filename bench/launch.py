@@ -305,8 +305,8 @@ def openssh(inventory: Inventory, folder: Path) -> Measured:
 
 def one_command(inventory: Inventory, _: Path) -> Measured:
     """Our connections, one command on each."""
-    from launch.ssh.connection import Ssh
-    from launch.ssh.transport import transports_of
+    from backends.vm.connection import Ssh
+    from backends.vm.transport import transports_of
 
     one_slice = inventory.slices[0]
     with Ssh() as ssh, _measured(len(one_slice.hosts)) as measured:
@@ -319,7 +319,8 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
-    from launch import host_launcher, jobs, plan, targets
+    from backends import host_launcher
+    from launch import jobs, plan, targets
     from launch import launch as rollout
     from launch.hosts import stop_processes
 

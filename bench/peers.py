@@ -27,6 +27,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
+from backends.environments import made
 from jobs.flax_mlm import data, input_pipeline
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, dimensions
@@ -35,7 +36,6 @@ from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, mask, step_flops
 from jobs.runtime.cache import user_cache_dir
-from launch.environments import made
 from launch.plan import ON_CPU
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ def deploy(
     comforts: bool = False,
 ) -> int:
     """Prepare every host for runs, and report changes."""
-    from launch.deploy import deploy as deployment
+    from backends.vm import deploy as deployment
 
     target = hosts_of(options.target(stack, slice, hosts, python=python), "deploy")
     return deployment.deploy(target, with_comforts=comforts, runtime=runtime or None)
@@ -59,7 +59,7 @@ def verify(
     container_access: str = "",
 ) -> int:
     """Test on all hosts: devices, a matmul, an all-reduce."""
-    from launch.commands import verify as verification
+    from console.hosts import verify as verification
 
     target = options.target(stack, slice, hosts, platform=platform, python=python)
     return verification.verify(
@@ -79,7 +79,7 @@ def doctor(
     c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False, first_day: bool = False
 ) -> int:
     """Look for all problems, and print their remedies."""
-    from launch.doctor import doctor as visit
+    from console.doctor import doctor as visit
 
     if first_day:
         return visit.first_day(options.target(stack, slice, hosts))
@@ -104,8 +104,8 @@ def trust(
     c: Any, host: str, stack: str = "", slice: str = "", instance: str = "", fingerprint: str = ""
 ) -> int:
     """Show a host's SSH key, ask, and store it beside the inventory."""
+    from console.hosts import trust as trusting
     from launch import targets
-    from launch.commands import trust as trusting
 
     wanted = options.wanted(stack, slice)
     return trusting.trust(
@@ -136,7 +136,7 @@ def run(
     timeout: str = "",
 ) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
-    from launch.commands import execute
+    from console.hosts import execute
 
     argv = execute.argv_of(options.after_dashes(c), command)
     timeout_s = whole("--timeout", timeout, least=1)
@@ -157,7 +157,7 @@ def put(
     c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
 ) -> int:
     """Copy a file or folder to all hosts."""
-    from launch.commands import copies
+    from console.hosts import copies
 
     return copies.put(hosts_of(options.target(stack, slice, hosts), "put"), source, target, force=force)
 
@@ -175,7 +175,7 @@ def get(
     c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
 ) -> int:
     """Copy a file or folder from all hosts."""
-    from launch.commands import copies
+    from console.hosts import copies
 
     return copies.get(hosts_of(options.target(stack, slice, hosts), "get"), source, target, force=force)
 
@@ -190,7 +190,7 @@ def get(
 @reported
 def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "", run: str = "") -> int:
     """Open a shell on a host."""
-    from launch.commands import shells
+    from console.hosts import shells
 
     index = whole("--host", host, least=0)
     target = options.target(stack, slice, hosts)
@@ -211,7 +211,7 @@ def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "
 @reported
 def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write: bool = False) -> int:
     """Print a configuration of the hosts for ssh and VS Code."""
-    from launch.commands import shells
+    from console.hosts import shells
 
     return shells.show_config(hosts_of(options.target(stack, slice, hosts), "ssh-config"), write=write)
 
@@ -235,7 +235,7 @@ def jupyter(
     browser: bool = False,
 ) -> int:
     """Serve notebooks from the first host, for this machine only."""
-    from launch.commands import notebook
+    from console.hosts import notebook
 
     target = hosts_of(options.target(stack, slice, hosts, python=python), "jupyter")
     return notebook.serve(target, module, browser=browser)

@@ -281,7 +281,7 @@ def _complain(message: str, code: int) -> int:
 def _name_idle_slices(stacks: Iterable[Target]) -> None:
     """Say on standard error which slices of the stacks that the task was about cost and are not used."""
     for target in stacks:
-        from launch import idle
+        from console import idle
 
         with contextlib.suppress(OSError, KeyboardInterrupt):
             for line in idle.remarks(target):

@@ -70,7 +70,8 @@ def asked_for(
     wait: str = "",
 ) -> Request:
     """Return the run that the options ask for. Raises RequestError: they contradict each other."""
-    from launch import costs, follow
+    from console import follow
+    from launch import costs
     from launch.launch import Request
 
     words = follow.words(args, options.after_dashes(c))
@@ -106,11 +107,11 @@ def asked_for(
 
 def prints_help(asked: Request) -> bool:
     """Print the options of a job where the words after `--` ask for them; return whether they do."""
-    from launch.commands import console
+    from console import status as status_command
 
     if not {"-h", "--help"} & {*asked.arguments}:
         return False
-    console.list_jobs(asked.job or None)
+    status_command.list_jobs(asked.job or None)
     return True
 
 
@@ -193,7 +194,7 @@ def train(
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
     `fab jobs` lists them. Your own command: fab train --workdir ~/my-project -- python train.py
     """
-    from launch import follow as training
+    from console import follow as training
 
     asked = asked_for(
         c,
@@ -332,7 +333,7 @@ def recover(
     detach: bool = False,
 ) -> int:
     """Restore the slice of a run, then resume the run."""
-    from launch import follow as training
+    from console import follow as training
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, runs=runs, like=like)
@@ -359,9 +360,9 @@ def status(
     runs: str = "",
 ) -> int:
     """Show what a run is doing, host by host."""
-    from launch.commands import console
+    from console import status as status_command
 
-    return console.status(options.target(stack, slice, hosts, runs=runs), run or None, as_json=json)
+    return status_command.status(options.target(stack, slice, hosts, runs=runs), run or None, as_json=json)
 
 
 @task(
@@ -386,9 +387,9 @@ def logs(
     runs: str = "",
 ) -> int:
     """Print the logs of all hosts, or one."""
-    from launch.commands import console
+    from console import status as status_command
 
-    return console.logs(
+    return status_command.logs(
         options.target(stack, slice, runs=runs),
         run,
         host=whole("--host", host, least=0),
@@ -408,7 +409,7 @@ def logs(
 @reported
 def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str = "", runs: str = "") -> int:
     """Write a checkpoint of a run, then stop it."""
-    from launch.commands import console
+    from console import status as status_command
 
     target = options.target(stack, slice, runs=runs)
 
@@ -418,7 +419,7 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
         return commands.stop(target, run_id)
 
     grace_s = float(whole("--grace", grace, least=0) or 0)
-    return console.stop(target, run or None, grace_s=grace_s, by_keeper=by_keeper)
+    return status_command.stop(target, run or None, grace_s=grace_s, by_keeper=by_keeper)
 
 
 @task(
@@ -434,10 +435,10 @@ def runs(
     c: Any, all: bool = False, json: bool = False, stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """List the runs: state, step, metrics, age."""
-    from launch.commands import console
+    from console import status as status_command
 
     target = options.target(stack, slice, runs=runs)
-    return console.list_runs(target, limit=None if all else 20, as_json=json)
+    return status_command.list_runs(target, limit=None if all else 20, as_json=json)
 
 
 @task(
@@ -449,11 +450,11 @@ def compare(
     c: Any, sweep: str = "", json: bool = False, stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """Compare runs, or a sweep: the settings, what was measured."""
-    from launch.commands import console
+    from console import status as status_command
 
     wanted = options.after_dashes(c)
     if not sweep:
-        return console.compare(options.target(stack, slice, runs=runs), wanted, as_json=json)
+        return status_command.compare(options.target(stack, slice, runs=runs), wanted, as_json=json)
     if wanted:
         raise RequestError(f"--sweep {sweep}: compares all its runs; leave {' '.join(wanted)} out")
     from keeper import queue_commands
@@ -473,7 +474,7 @@ def compare(
 @reported
 def dashboard(c: Any, port: str = "8760", stack: str = "", slice: str = "", runs: str = "") -> int:
     """Show runs in a browser: curves, hosts, logs, settings."""
-    from launch.dashboard import server
+    from console.dashboard import server
 
     number = options.port(port) or 0
     targets = [
@@ -499,7 +500,7 @@ def export(
     c: Any, run: str, to: str = "", force: bool = False, stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """Copy a run's model, with a model card for the Hugging Face Hub."""
-    from launch.commands import export
+    from console import export
 
     if not to:
         raise RequestError("--to: say where to, a folder or a URL such as gs://…")
@@ -521,7 +522,7 @@ def track(
     c: Any, run: str, to: str = "", limit: str = "60", stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """Mirror a run to MLflow or Weights & Biases."""
-    from launch.commands import track as tracking
+    from console import track as tracking
 
     limit_s = float(whole("--limit", limit, least=0) or 0)
     return tracking.track(options.target(stack, slice, runs=runs), run, to, limit_s=limit_s)
@@ -531,7 +532,7 @@ def track(
 @reported
 def notify(c: Any, test: bool = False) -> int:
     """Say to which channels a run's end is sent."""
-    from launch import notify
+    from console import notify
 
     return notify.command(test=test)
 
@@ -543,8 +544,8 @@ YES = "ask nothing"
 @reported
 def rm(c: Any, run: str, yes: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
     """Remove a run."""
+    from console import removal
     from keeper import commands
-    from launch.commands import removal
 
     target = options.target(stack, slice, runs=runs)
     return removal.remove(target, run, yes=yes, resumed_by=commands.resumed_by(target))
@@ -556,8 +557,8 @@ def prune(
     c: Any, keep: str = "20", yes: bool = False, stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """Remove all runs but the newest."""
+    from console import removal
     from keeper import commands
-    from launch.commands import removal
 
     count, target = whole("--keep", keep, least=0) or 0, options.target(stack, slice, runs=runs)
     return removal.prune(target, keep=count, yes=yes, resumed_by=commands.resumed_by(target))
@@ -582,7 +583,7 @@ def predict(
     An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input. For example:
     fab predict latest "The <mask> of the list."
     """
-    from launch.commands import predict
+    from console import predict
 
     return predict.predict(
         options.target(stack, slice, runs=runs),
@@ -629,13 +630,13 @@ def serve(
 
     On a stack, it runs on one host and is reached through a tunnel. The server's own options come after --.
     """
-    from launch.commands import serve
+    from console import serve
 
     if {"-h", "--help"} & {*options.after_dashes(c)}:
+        from console import status as status_command
         from launch import jobs
-        from launch.commands import console
 
-        return console.list_jobs(jobs.SERVER)
+        return status_command.list_jobs(jobs.SERVER)
     wanted = options.wanted(stack, slice, hosts, platform=platform, python=python, runs=runs)
     one = "1" if wanted.stack == "local" else "0"
     target = options.target(stack, slice, hosts or one, platform=platform, python=python, runs=runs)
@@ -656,9 +657,9 @@ def serve(
 @reported
 def jobs(c: Any, job: str = "") -> int:
     """List the jobs, or a job's options."""
-    from launch.commands import console
+    from console import status as status_command
 
-    return console.list_jobs(job or None)
+    return status_command.list_jobs(job or None)
 
 
 @task(
@@ -673,7 +674,7 @@ def jobs(c: Any, job: str = "") -> int:
 @reported
 def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = "", grant: str = "") -> int:
     """List the TPU types: hosts, chips, memory, zones, prices."""
-    from launch.commands.accelerators import list_accelerators, list_granted
+    from console.accelerators import list_accelerators, list_granted
 
     if grant:
         return list_granted(Path(grant), zone=zone or None, generation=generation or None)
@@ -696,7 +697,7 @@ def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = 
 def capacity(c: Any, stack: str = "", days: str = "", json: bool = False) -> int:
     """Show which zones had capacity for the stack's slices, and when."""
     from keeper import commands
-    from launch.display import terminal
+    from launch.output import terminal
 
     days_back = whole("--days", days, least=1) or commands.DAYS
     return commands.capacity(terminal(), options.wanted(stack), days=days_back, as_json=json)

@@ -34,7 +34,7 @@ CHANNELS = {
     "webhook": "TPU_STACK_WEBHOOK",
     "smtp": "TPU_STACK_SMTP",
 }
-"""Key of the configuration → the variable by which `launch.notify` finds the channel."""
+"""Key of the configuration → the variable by which `console.notify` finds the channel."""
 
 
 def store_url(config: Config) -> str | None:

@@ -20,7 +20,7 @@ from keeper import store
 from keeper.queue import Queue
 from keeper.store import Wanted
 from launch import runs, targets
-from launch.display import printable, say, terminal
+from launch.output import printable, say, terminal
 from launch.runs import Run
 from launch.targets import Target
 
@@ -29,7 +29,7 @@ SHOWN_ACTS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HandOver:
-    """`fab keep` and `fab train --keep`: see `launch.follow.HandOver`.
+    """`fab keep` and `fab train --keep`: see `console.follow.HandOver`.
 
     attempts, hours: how often and for how long the run is resumed; None: as often as by default, without an end.
     """

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from console.follow import STOP_GRACE_S
 from contracts import atomic, run_directory
 from contracts.errors import UNAVAILABLE, RequestError, Unreachable
 from contracts.files import is_url
@@ -25,7 +26,6 @@ from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
 from launch import costs, recovery, runs, targets
 from launch import launch as launching
-from launch.follow import STOP_GRACE_S
 from launch.hosts import HostError, stop_processes
 from launch.runs import Run
 from launch.targets import Given, Target
@@ -205,7 +205,7 @@ def from_here(inventory: Inventory, environ: Mapping[str, str]) -> Inventory:
     """
     if environ.get(VARIABLE) != METADATA or inventory.project is None:
         return inventory
-    from launch.ssh.login import KEY_VARIABLE
+    from backends.vm.login import KEY_VARIABLE
 
     return inside(inventory, user(inventory.project, Path(environ[KEY_VARIABLE])))
 
@@ -239,7 +239,7 @@ def user(project: str, key: Path) -> str:
         pass
     import asyncssh  # which a quiet pass does without
 
-    from launch.ssh.login import user_of_profile
+    from backends.vm.login import user_of_profile
 
     known.unlink(missing_ok=True)
     fresh = asyncssh.generate_private_key("ssh-ed25519", comment="tpu-stack keeper")

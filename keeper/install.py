@@ -16,21 +16,21 @@ import sys
 import tempfile
 from pathlib import Path
 
+from backends.vm import deploy, python_environment
+from backends.vm.access import gateway_access
+from backends.vm.login import KEY_VARIABLE
+from backends.vm.python_environment import Lock
+from backends.vm.steps import Step, at_home, certificates
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Inventory
 from keeper import hosts
 from launch import jobs
 from launch.bundles import Bundle, left_out_lines
-from launch.deploy import deploy, python_environment
-from launch.deploy.python_environment import Lock
-from launch.deploy.steps import Step, at_home, certificates
-from launch.display import say, terminal
 from launch.hosts import HostError, LocalTransport, Transport
 from launch.jobs import CHECKOUT
-from launch.ssh.access import gateway_access
-from launch.ssh.login import KEY_VARIABLE
+from launch.output import say, terminal
 
-FOLDERS = ("contracts", "host", "infra", "jobs", "keeper", "launch", "requirements")
+FOLDERS = ("backends", "console", "contracts", "host", "infra", "jobs", "keeper", "launch", "requirements")
 MODULES = ("asyncssh", "googleapiclient", "gcsfs", "tyro", "rich")
 NAME = "tpu-stack-keeper"
 EVERY_S = 60
@@ -151,8 +151,8 @@ def _bundle() -> Bundle:
 
 
 def _gateway(inventory: Inventory) -> tuple[Transport, str]:
-    from launch.ssh.connection import Ssh
-    from launch.ssh.transport import SshTransport
+    from backends.vm.connection import Ssh
+    from backends.vm.transport import SshTransport
 
     gateway = inventory.gateway
     if gateway is None or inventory.project is None:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from console import notify
+from console.notify import Event, Kind
 from contracts.durations import HOUR_S
 from contracts.errors import RequestError
 from infra import lease
@@ -32,10 +34,8 @@ from keeper import rules, slices, store
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
 from launch import launch as launching
-from launch import notify
 from launch.hosts import HostError, HostsError, in_thread
 from launch.launch import LaunchFailed
-from launch.notify import Event, Kind
 from launch.runs import Run
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ REMOVED = (
 )
 
 type Item = Mapping[str, Any]
-"""One event in `Wanted.news`. event: of launch.notify. since_s: when it happened. told: channels that have taken it."""
+"""One event in `Wanted.news`. event: of console.notify. since_s: its time. told: channels that have taken it."""
 
 
 class SliceLostError(Exception):

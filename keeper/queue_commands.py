@@ -15,6 +15,8 @@ from typing import Any
 
 from rich.table import Table
 
+from console import follow
+from console import track as tracking
 from contracts.durations import spoken
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.files import is_url
@@ -28,14 +30,13 @@ from keeper.queue import AT_WORK, Entry, Queue, State, describe, require
 from keeper.queue_worker import Hold, Open, Opened, Worker
 from keeper.queue_worker import work as work_on
 from keeper.store import Stack, find_stack, neglected, read_wanted, store_of
-from launch import follow, runs
 from launch import launch as launching
+from launch import runs
 from launch.bundles import Bundle, left_out_lines
-from launch.commands import track as tracking
-from launch.display import printable, say, terminal
 from launch.hosts import HostError
 from launch.jobs import Submitted
 from launch.launch import Request
+from launch.output import printable, say, terminal
 from launch.targets import Target, Wanted, inventory_of, of_each
 
 

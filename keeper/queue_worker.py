@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from console import follow, notify
+from console import track as tracking
 from contracts import run_directory
 from contracts.errors import DONE, FAILED, RequestError, Unreachable
 from contracts.files import is_url
@@ -24,9 +26,8 @@ from infra.lease import LeaseLostError
 from keeper.queue import AT_WORK, Entry, Queue
 from keeper.queue import State as EntryState
 from keeper.store import Wanted, read_wanted
-from launch import follow, notify, recovery, runs
 from launch import launch as launching
-from launch.commands import track as tracking
+from launch import recovery, runs
 from launch.hosts import STOP_NOW_S, HostError, HostsError, stop_processes
 from launch.runs import Look, Run
 from launch.targets import Target

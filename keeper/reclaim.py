@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from console import idle
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, FAILED, RequestError
@@ -33,9 +34,9 @@ from keeper import slices, store
 from keeper.passes import Means
 from keeper.queue import PENDING
 from keeper.store import QUEUE, Stack
-from launch import costs, idle, inventories, runs
-from launch.display import say, terminal
+from launch import costs, inventories, runs
 from launch.hosts import HostError
+from launch.output import say, terminal
 from launch.targets import LOCAL, Target, Wanted
 
 Json = dict[str, Any]

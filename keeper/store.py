@@ -21,12 +21,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from console import notify
 from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError
 from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
-from launch import notify, targets
+from launch import targets
 from launch.targets import Target
 from launch.targets import Wanted as AskedFor
 

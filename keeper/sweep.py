@@ -12,13 +12,14 @@ from typing import Any
 
 from rich.table import Table
 
+from console import overview
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import Metric
 from keeper.queue import Entry, Queue
-from launch import jobs, overview, runs
-from launch.display import printable, say, terminal
+from launch import jobs, runs
 from launch.launch import Request
+from launch.output import printable, say, terminal
 from launch.runs import Run
 from launch.targets import Target
 

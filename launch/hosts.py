@@ -1,6 +1,6 @@
 """One host as the launcher sees it: commands and files by a transport, questions to its agent, what goes wrong there.
 
-The transport here is for this machine's own processes; `launch.ssh` has the other. An agent takes JSON and answers
+The transport here is for this machine's own processes; `backends.vm` has the other. An agent takes JSON and answers
 JSON; all hosts are asked at once, and one failure hides no other."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from contracts.atomic import atomic_path
-from launch.display import printable
+from launch.output import printable
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from backends import environments
+from backends.host_launcher import HostLauncher
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
@@ -25,13 +27,12 @@ from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.cache import user_cache_dir
-from launch import costs, environments, jobs, runs
+from launch import costs, jobs, runs
 from launch import plan as plans
 from launch.bundles import Bundle, left_out_lines
-from launch.display import printable
-from launch.host_launcher import HostLauncher
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
 from launch.jobs import Job, Submitted
+from launch.output import printable
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import AtWorkError, Run
@@ -53,7 +54,7 @@ class Request:
     `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. max_usd: what it may cost
     in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
     run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
-    `launch.cluster.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
+    `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
     it was when it was submitted; job, command and arguments are then not read.
     """
 
@@ -273,7 +274,7 @@ def work_out(request: Request, target: Target) -> Planned:
 def _launcher(request: Request, target: Target) -> Launcher:
     """Choose what launches a request. Raises RequestError: it asks for what is not to be had there."""
     if target.cluster is not None:
-        from launch.cluster.pod_launcher import PodLauncher  # few runs are in a cluster
+        from backends.pods.pod_launcher import PodLauncher  # few runs are in a cluster
 
         before = (request.resume.described.get("pods") or {}) if request.resume else {}
         asked = {"restarts": request.restarts, "queue": request.queue}
@@ -432,7 +433,7 @@ def _unread_buckets(config: Any, target: Target) -> list[HostError]:
     wanted += _urls_of(config) if target.is_local else []
     if not wanted:
         return []
-    from launch import remote_files
+    from backends import remote_files
 
     def problem(url: str, asked: str) -> HostError | None:
         try:

@@ -104,7 +104,7 @@ def prepared(
     fresh = reopen()
     wait_for_hosts(fresh, require_there)
     say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
-    from launch.deploy.deploy import deploy  # few runs ever need it
+    from backends.vm.deploy import deploy  # few runs ever need it
 
     if deploy(fresh, with_comforts=False) != 0:
         raise RequestError("not every host could be prepared; fix what is listed, then `fab recover` again")

@@ -20,8 +20,8 @@ from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
 from launch import jobs, runs
 from launch.costs import of_run, price_of
-from launch.display import counted, printable
 from launch.jobs import Submitted
+from launch.output import counted, printable
 from launch.plan import Plan
 from launch.runs import Run
 

@@ -26,8 +26,8 @@ from launch.jobs import CHECKOUT
 from launch.runs import Run, RunsFolder
 
 if TYPE_CHECKING:
+    from backends.pods.cluster_runs import ClusterRuns
     from infra.catalogue import Accelerator
-    from launch.cluster.cluster_runs import ClusterRuns
 
 LOCAL = "local"
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
@@ -420,7 +420,7 @@ def _place(runs: str, said: str) -> dict[str, Any]:
         raise RequestError(f"{said} {runs}: {problem}")
     runs = runs.removeprefix("file://")
     if is_url(runs):
-        from launch.remote_files import Buckets
+        from backends.remote_files import Buckets
 
         return {"runs_url": runs.rstrip("/"), "files": Buckets()}
     return {"runs_url": os.path.abspath(os.path.expanduser(runs)), "files": DiskFiles()}
@@ -454,10 +454,10 @@ def keys_file(wanted: Wanted) -> Path:
 def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
     # With these comes all of SSH, which this machine by itself does not need.
+    from backends.remote_files import Buckets, HostFiles
+    from backends.vm.agent_session import AGENT_ROOT
+    from backends.vm.transport import transports_of
     from launch import inventories
-    from launch.remote_files import Buckets, HostFiles
-    from launch.ssh.agent_session import AGENT_ROOT
-    from launch.ssh.transport import transports_of
 
     inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(wanted)))
     one_slice = choose_slice(inventory, wanted.slice)
@@ -495,10 +495,10 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
 
 def _on_cluster(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: Wanted) -> Target:
     """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""
+    from backends.pods.cluster_runs import ClusterRuns
+    from backends.pods.pods import AGENT_ROOT, CACHE_DIR
+    from backends.remote_files import Buckets
     from launch import inventories
-    from launch.cluster.cluster_runs import ClusterRuns
-    from launch.cluster.pods import AGENT_ROOT, CACHE_DIR
-    from launch.remote_files import Buckets
 
     if inventory.cluster is None:
         raise RequestError(

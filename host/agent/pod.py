@@ -133,7 +133,7 @@ def reap(child: int) -> int:
 
 
 class Pod:
-    """One pod of a run. told: as `launch.cluster.manifests.pod_request` makes it."""
+    """One pod of a run. told: as `backends.pods.manifests.pod_request` makes it."""
 
     def __init__(self, told: Json, environ: Mapping[str, str]) -> None:
         self._told, self._start = told, told["start"]

@@ -25,7 +25,6 @@ from contracts import atomic
 from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
-from launch.display import say, terminal
 from launch.images import local_images
 from launch.images.docker_client import (
     ImageError,
@@ -49,6 +48,7 @@ from launch.images.recipe import (
     read,
 )
 from launch.jobs import CHECKOUT, commit_of
+from launch.output import say, terminal
 
 OTHERS_LIMIT_S = 7200
 """So long another build of the same image is waited for."""

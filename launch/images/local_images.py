@@ -17,7 +17,6 @@ from rich.table import Table
 from contracts.durations import clock
 from contracts.errors import RequestError
 from launch import runs
-from launch.display import say, terminal
 from launch.images.docker_client import asking, connect
 from launch.images.recipe import (
     FRAMEWORK_LABEL,
@@ -29,6 +28,7 @@ from launch.images.recipe import (
     platform_of,
     read,
 )
+from launch.output import say, terminal
 from launch.runs import Run, RunsFolder
 
 OLD_FRAMEWORK_LABEL = "tpu-stack.stack"

@@ -18,7 +18,6 @@ import docker.auth
 
 from contracts.errors import RequestError
 from launch import inventories
-from launch.display import say, terminal
 from launch.images import local_images
 from launch.images.docker_client import (
     ImageError,
@@ -30,6 +29,7 @@ from launch.images.docker_client import (
 )
 from launch.images.local_images import Image
 from launch.images.recipe import Recipe, chosen, platform_of, read
+from launch.output import say, terminal
 
 LOCAL = "local"
 OUTPUT = "image_repository"

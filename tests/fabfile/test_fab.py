@@ -478,7 +478,7 @@ fab(["runs"])
 """
 
 
-@pytest.mark.parametrize("imported", ["invoke", "launch.hosts", "launch.commands"])
+@pytest.mark.parametrize("imported", ["invoke", "launch.hosts", "console"])
 def test_ctrl_c_while_a_command_starts_is_no_traceback(imported: str) -> None:
     done = called(CHECKOUT, sys.executable, "-c", INTERRUPTED, imported)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.vm.agent_session import agent_code
 from host.agent import protocol
-from launch.ssh.agent_session import agent_code
 from tests.host.conftest import AGENT, CHECKOUT, INTERPRETERS, ONE, good_preflight
 
 JUNK = st.recursive(

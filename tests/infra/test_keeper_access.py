@@ -141,5 +141,5 @@ def test_the_description_has_what_a_slice_is_made_of_and_depends_on_no_slice(dec
 
 
 def test_a_variable_of_a_channel_is_one_that_notifications_are_sent_by(declare: Declare) -> None:
-    notify = pytest.importorskip("launch.notify")
+    notify = pytest.importorskip("console.notify")
     assert set(keeper_access.CHANNELS.values()) == set(notify.VARIABLES.values())

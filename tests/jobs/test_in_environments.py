@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import environments
+from backends import environments
 
 HERE = Path(__file__).parent
 LIMIT_S = 600

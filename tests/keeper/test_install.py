@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from backends.vm import python_environment
+from backends.vm.deploy import RUNNER
+from backends.vm.steps import Step, to_json
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, NodePool
 from keeper import install
-from launch.deploy import python_environment
-from launch.deploy.deploy import RUNNER
-from launch.deploy.steps import Step, to_json
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from tests.keeper.test_login import inventory
@@ -110,7 +110,7 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
     # What resumes a run is all there: nothing of it is in this checkout only.
     # What resumes a run is all there, and is not taken from this checkout.
     modules = (
-        "launch.recovery, launch.deploy.deploy, launch.ssh.transport, infra.cloud_tpu.lifecycle, keeper.store"
+        "launch.recovery, backends.vm.deploy, backends.vm.transport, infra.cloud_tpu.lifecycle, keeper.store"
     )
     program = tmp_path / "program.py"
     program.write_text(

@@ -14,10 +14,10 @@ from typing import Any
 import asyncssh
 import pytest
 
+from backends.vm.login import KEY_VARIABLE
 from contracts.inventory import Inventory
 from keeper import hosts
 from launch.hosts import HostError
-from launch.ssh.login import KEY_VARIABLE
 from rehearsal.tpu_api.discovery import Document
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from console import notify
+from console.notify import Event, Undelivered
 from contracts.inventory import to_json
 from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
@@ -18,8 +20,6 @@ from infra.lease import Lease, held
 from keeper import passes, slices, store
 from keeper.hosts import Hosts
 from keeper.store import Wanted
-from launch import notify
-from launch.notify import Event, Undelivered
 from tests.keeper.test_machine import INVENTORY, RUN_ID
 
 NOW_S = 1_800_000_000.0

@@ -516,7 +516,7 @@ def bucket_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     inventory = dataclasses.replace(here, stack="dev", project="grant", storage=storage, slices=(one,))
     (tmp_path / "dev.json").write_text(to_json(inventory))
     monkeypatch.setattr("keeper.store.Documents", lambda _: Documents(str(tmp_path / "runs" / ".keeper")))
-    monkeypatch.setattr("launch.remote_files.reach", lambda *_, **__: None)
+    monkeypatch.setattr("backends.remote_files.reach", lambda *_, **__: None)
     yield str(tmp_path / "dev.json")
 
 

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from backends import environments, host_launcher
+from console import follow
 from contracts.errors import RequestError
 from contracts.run_directory import FOLDER
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import environments, follow, host_launcher, jobs, launch, runs, targets
+from launch import jobs, launch, runs, targets
 from launch import launch as launching
 from launch.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError

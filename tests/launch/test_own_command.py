@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from backends import environments
+from backends.host_launcher import HostLauncher
+from console import dry_run
 from contracts.errors import RequestError
 from contracts.ranks import decoded
 from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
-from launch import dry_run, environments, own_command, plan
-from launch.host_launcher import HostLauncher
+from launch import own_command, plan
 from launch.hosts import Agent, GoneLink
 from launch.launch import Planned
 from launch.own_command import Command, asked_for, bundle_folder

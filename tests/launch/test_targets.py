@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.remote_files import Buckets, HostFiles
+from console.hosts import verify
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import Inventory, from_json, to_json
 from launch import launch, targets
-from launch.commands import verify
 from launch.hosts import HostError
 from launch.launch import Request
-from launch.remote_files import Buckets, HostFiles
 from launch.targets import Given, Target, Wanted
 from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from backends.vm.deploy import RUNNER
+from backends.vm.python_environment import Lock
+from backends.vm.steps import to_json
 from contracts.inventory import Gateway, Inventory, Storage
 from keeper import install
 from launch import bundles
-from launch.deploy.deploy import RUNNER
-from launch.deploy.python_environment import Lock
-from launch.deploy.steps import to_json
 from tests.machine import debian
 from tests.machine.guest import Guest, started
 

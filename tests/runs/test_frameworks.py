@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backends import environments
 from jobs.runtime.cache import user_cache_dir
-from launch import environments
 from tests.jobs.glue_folder import write_folder, write_rows
 from tests.runs.lab import Lab, Losses, losses, result, saved_steps
 

@@ -13,8 +13,9 @@ from unittest import mock
 
 import pytest
 
-from launch import environments, targets
+from backends import environments
 from launch import launch as launching
+from launch import targets
 from launch.own_command import asked_for
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result

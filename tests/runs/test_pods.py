@@ -20,13 +20,13 @@ from unittest import mock
 
 import pytest
 
+from backends.pods import manifests
+from backends.pods.pods import AGENT, ROOT
 from contracts.errors import HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
 from launch import launch as launching
 from launch import runs, targets
-from launch.cluster import manifests
-from launch.cluster.pods import AGENT, ROOT
 from launch.run_record import run_record
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, Losses, losses

@@ -13,15 +13,16 @@ from unittest import mock
 import pytest
 from _pytest.mark import ParameterSet
 
+from backends import host_launcher
+from backends.vm import transport
+from backends.vm.connection import Limits, Ssh
 from contracts import inventory as contract
 from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
-from launch import host_launcher, runs, targets
 from launch import launch as launching
+from launch import runs, targets
 from launch.hosts import stop_processes
 from launch.runs import Run
-from launch.ssh import transport
-from launch.ssh.connection import Limits, Ssh
 from launch.targets import Given, Target, Wanted
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines

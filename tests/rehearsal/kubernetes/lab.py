@@ -15,7 +15,7 @@ from typing import Any
 import kubernetes.client
 import kubernetes.config
 
-from launch.cluster.pods import MANAGED_BY, RUN_LABEL
+from backends.pods.pods import MANAGED_BY, RUN_LABEL
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.kubernetes.cluster import NAMESPACE

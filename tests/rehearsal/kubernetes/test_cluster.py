@@ -22,7 +22,7 @@ import kubernetes.client
 import kubernetes.config
 import pytest
 
-from launch.cluster.pod_launcher import DEADLINE_LATER_S
+from backends.pods.pod_launcher import DEADLINE_LATER_S
 from launch.plan import JOIN_LIMIT_S
 from rehearsal import state
 from rehearsal.daemon import cli

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
+from backends.pods.api_server import Connection
+from console.doctor import doctor
+from console.doctor.workstation import Answer, Machine
 from contracts.inventory import Cluster, Inventory, NodePool, Slice, Storage
 from launch import targets
-from launch.cluster.api_server import Connection
-from launch.doctor import doctor
-from launch.doctor.workstation import Answer, Machine
 from launch.targets import Wanted
 from rehearsal.kubernetes.cluster import on_page
 from rehearsal.kubernetes.control_plane import LocalControlPlane

@@ -10,9 +10,9 @@ import pytest
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from launch.cluster import manifests
+from backends.pods import manifests
 from rehearsal.kubernetes.control_plane import LocalControlPlane
-from tests.launch.cluster.pod_plans import CLUSTER, TABLE
+from tests.backends.pods.pod_plans import CLUSTER, TABLE
 
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",

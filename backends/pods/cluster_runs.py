@@ -1,0 +1,349 @@
+"""The runs of a stack in its cluster: looked at through one watch, asked by programs in their pods, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from backends.pods.api_server import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Connection, patiently, shell
+from backends.pods.pods import (
+    AGENT,
+    AGENT_ROOT,
+    CONTAINER,
+    GRACE_S,
+    OURS,
+    Object,
+    Seen,
+    is_alive,
+    label,
+    main_of,
+    name_of,
+    seen,
+    trouble,
+    waits_in_vain,
+)
+from backends.remote_files import within
+from contracts import run_directory
+from contracts.durations import spoken
+from contracts.files import Files
+from contracts.inventory import Cluster
+from launch.hosts import Agent, Completed, HostError, in_thread
+
+WORKS = ("jobs", "jobsets")
+NO_START_LIMIT_S = 60.0
+"""How long a pod may wait for what does not come by itself: an image may be there the next time it is pulled."""
+NO_RESTART_LIMIT_S = 15 * 60.0
+"""The same of a run that has been at work: a registry that is away comes back."""
+REMOVE_LIMIT_S = 60.0
+"""For a run to be gone, beyond its grace; and for an API server that is away to be back."""
+LOOK_S = 1.0
+BEGIN_POLL_S = 0.3
+BUCKET_POLL_S = 3.0
+ANSWER_LIMIT_S = 10.0
+KILLED = 128 + 9
+SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
+SESSION = (
+    "import signal, sys; sys.path[0] = sys.argv[1]; from host.agent.protocol import serve; signal.alarm(900); "
+    "sys.exit(serve(sys.stdin.buffer.readline(1 << 28), sys.stdin.buffer, sys.stdout, 900))"
+)
+"""Answers lines with lines, by the agent of the code bundle."""
+
+
+class ClusterRuns:
+    """The runs of a stack in its cluster. files, url: of the runs' folder, which is in a bucket."""
+
+    def __init__(self, cluster: Cluster, files: Files, url: str) -> None:
+        self.connection = Connection(cluster)
+        self._files, self._url = files, url
+        self._sessions: dict[str, _Session] = {}
+        self._in_vain_since_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def seen(self) -> dict[str, Seen]:
+        """Return every run that the cluster has something of. Raises ApiError."""
+        works = [work for kind in WORKS for work in self.connection.watched(kind, OURS).objects()]
+        return seen(works, self.connection.watched("pods", OURS).objects())
+
+    def of(self, run_id: str) -> Seen:
+        return self.seen().get(label(run_id)) or Seen(run_id=run_id, work=None, pods={})
+
+    def agents(self, described: Mapping[str, Any]) -> tuple[Agent, ...]:
+        """Return the agents of a run's pods, in worker order."""
+        return self.agents_called([host["name"] for host in described["hosts"]])
+
+    def agents_called(self, names: Sequence[str]) -> tuple[Agent, ...]:
+        return tuple(Agent(host=name, link=PodLink(self), root=AGENT_ROOT) for name in names)
+
+    def running_pod(self, run_id: str, index: int) -> Object:
+        """Return the pod of a run's process, which runs. Raises HostError: it does not."""
+        pod = self.of(run_id).pods.get(index)
+        if pod is None or "running" not in main_of(pod):
+            why = "the cluster has no pod of it" if pod is None else trouble(pod) or "its pod does not run"
+            raise HostError(host=f"process {index}", reason=why, remedy="`fab status` says how the run is")
+        return pod
+
+    def forward(self, run_id: str, index: int, port: int) -> contextlib.AbstractContextManager[int]:
+        """Open a port of this machine that leads to one of a run's pod, as it is now."""
+        return self.connection.forwarded(self.running_pod(run_id, index)["metadata"]["name"], port)
+
+    def shell(self, run_id: str, index: int) -> int:
+        """Join this terminal to a shell in a run's pod; return its exit code."""
+        pod = self.running_pod(run_id, index)["metadata"]["name"]
+        return shell(self.connection.program(pod, CONTAINER, SHELL, terminal=True))
+
+    def in_vain_s(self, pod: Object) -> float:
+        """Return for how long a pod has been seen to wait for what does not come by itself."""
+        since_s, uid = self._in_vain_since_s, pod["metadata"]["uid"]
+        if waits_in_vain(pod) is None:
+            since_s.pop(uid, None)
+            return 0.0
+        return time.monotonic() - since_s.setdefault(uid, time.monotonic())
+
+    def entries(self, one: Seen) -> list[dict[str, Any]]:
+        """Return each process as an agent's `status` does. Where one waits in vain, the run has come to its end."""
+        ended = {"state": "exited", "supervised": False} if self._is_stuck(one) else {}
+        return [{**entry, **ended} for entry in one.entries()]
+
+    def _is_stuck(self, one: Seen) -> bool:
+        return max(map(self.in_vain_s, one.pods.values()), default=0.0) > NO_RESTART_LIMIT_S
+
+    def conclude(self, run_id: str) -> str | None:
+        """Return what the cluster says of a run that has ended without a word of its own; a pod that waits in vain is
+        removed with its run. None as well where somebody has just begun it anew."""
+        now = self.of(run_id)
+        if now.begins_pods and not self._is_stuck(now):
+            return None
+        said = [str(now.verdict.get("message") or now.verdict["reason"])] if now.verdict else []
+        said += [
+            f"process {index}: {found}" for index, pod in sorted(now.pods.items()) if (found := trouble(pod))
+        ]
+        if said and now.begins_pods:
+            self.remove(run_id, wait_s=REMOVE_LIMIT_S)
+        return "; ".join(said) or None
+
+    def session(self, pod: Object) -> _Session:
+        with self._lock:
+            return self._sessions.setdefault(pod["metadata"]["uid"], _Session(self.connection, pod))
+
+    def heartbeat(self, run_id: str, attempt: int, index: int) -> dict[str, Any] | None:
+        """Return what a process that has joined says of itself in the bucket; None: nothing yet."""
+        directory = run_directory.RunDirectory(f"{self._url}/{run_id}", self._files)
+        beat = directory.read_json(run_directory.heartbeat(index)) or {}
+        has_joined = beat.get("attempt") == attempt and beat.get("state") not in (None, "starting")
+        return beat if has_joined else None
+
+    def attempt(self, run_id: str) -> int | None:
+        """Return the latest attempt of a run, as its directory tells it."""
+        described = run_directory.RunDirectory(f"{self._url}/{run_id}", self._files).read_json(
+            run_directory.RUN
+        )
+        return None if described is None else int(described["attempts"][-1]["attempt"])
+
+    def read_log(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the verb `logs` from the run directory, where its pod cannot. Raises HostError."""
+        name = run_directory.log(request["attempt"], request["process_id"])
+        place = (f"{self._url}/{request['run_id']}", name)
+        (found,) = self._files.read_inside([place], [request["offset"]], request["limit_bytes"])
+        if found is None or found.error is not None:
+            raise HostError(
+                host="", reason="its pod is gone, and its log did not come into the run directory"
+            )
+        text = found.data.decode(errors="replace")
+        told = {"offset": found.offset, "next_offset": found.next_offset, "size": found.size}
+        return {"text": text, **told}
+
+    def remove(self, run_id: str, *, wait_s: float, uid: str | None = None) -> None:
+        """Take away all that the cluster has of a run. uid: only of this Job or JobSet, and of none that was made under
+        its name since.
+
+        An API server that is away is asked again, for `wait_s` at most.
+
+        Raises:
+            ApiError: it cannot be done.
+        """
+        how: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        how |= {} if uid is None else {"preconditions": {"uid": uid}}
+
+        def ask() -> None:
+            for kind in reversed(WORKS):
+                passed_over = [NOT_FOUND, *([] if uid is None else [CONFLICT])]
+                if kind == "jobsets":  # who has no right to any has none
+                    passed_over.append(FORBIDDEN)
+                with unless(*passed_over):
+                    self.connection.ask("DELETE", self.connection.path(kind, name_of(run_id)), how)
+
+        patiently(ask, limit_s=wait_s)
+
+    def end_pod(self, run_id: str, index: int, grace_s: float) -> None:
+        """Give a pod of a run that is being removed less time than its own. Raises ApiError."""
+        if grace_s < GRACE_S and (pod := self.of(run_id).pods.get(index)) is not None:
+            path, seconds = self.connection.path("pods", pod["metadata"]["name"]), max(1, round(grace_s))
+            with unless(NOT_FOUND):
+                self.connection.ask("DELETE", path, gracePeriodSeconds=str(seconds))
+
+    def await_gone(self, run_id: str, index: int | None, limit_s: float) -> Object | None:
+        """Wait until a run's pod is gone, or all of the run; return the last that was known of the pod.
+
+        Raises:
+            HostError: it is not gone within the limit.
+        """
+        until_s, pods = time.monotonic() + limit_s, self.connection.watched("pods", OURS)
+        while True:
+            now = patiently(lambda: self.of(run_id), limit_s=until_s - time.monotonic())
+            left = (
+                now.pods if index is None else {each: pod for each, pod in now.pods.items() if each == index}
+            )
+            if not any(is_alive(pod) for pod in left.values()) and (index is not None or now.work is None):
+                last = seen([], pods.gone()).get(run_id, now).pods
+                return left.get(index) or last.get(index) if index is not None else None
+            if time.monotonic() > until_s:
+                reason = f"its pod is not gone after {spoken(limit_s)}"
+                host = self.connection.name if index is None else ""
+                raise HostError(host=host, reason=reason, remedy="`kubectl get pods` shows what it waits for")
+            pods.wait(LOOK_S)
+
+
+@contextlib.contextmanager
+def unless(*statuses: int) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in statuses:
+            raise
+
+
+class _Session:
+    """The agent in a pod, which answers a line with a line; started at the first question."""
+
+    def __init__(self, connection: Connection, pod: Object) -> None:
+        (main,) = (each for each in pod["spec"]["containers"] if each["name"] == CONTAINER)
+        code = next(word for word in main["command"] if word.endswith(AGENT))
+        argv = ["python", "-S", "-E", "-c", SESSION, code.removesuffix(f"/{AGENT}")]
+        name = pod["metadata"]["name"]
+        self._begin = functools.partial(connection.program, name, CONTAINER, argv)
+        self._program: Any = None
+        self._lock = threading.Lock()
+
+    def ask(self, verb: str, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the answer. Raises HostError: there is none, or the agent says that it could not."""
+        import websocket
+
+        line = json.dumps({**asked, "verb": verb}).encode() + b"\n"
+        with self._lock:
+            try:
+                if self._program is None or not self._program.is_open():
+                    self._program = self._begin()
+                self._program.write_channel(0, line)
+                answer = self._program.readline_channel(1, timeout=timeout_s)
+                if answer is None and not self._program.is_open():
+                    raise HostError(host="", reason=f"the agent in its pod ended while it was asked ({verb})")
+                if answer is None:
+                    self._program.close()
+                    raise HostError(host="", reason=f"no answer to {verb} within {timeout_s:g} s")
+            except (websocket.WebSocketException, OSError) as error:
+                self._program = None
+                raise HostError(host="", reason=f"the connection to its pod was lost ({error})") from None
+        found: dict[str, Any] = json.loads(answer)
+        if not found["ok"]:
+            fault = found["error"]
+            raise HostError(host="", reason=fault["message"], remedy=fault.get("remedy") or "")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class PodLink:
+    """The agents of all pods: a request says of which run and process it is, and without them `status` is of all."""
+
+    runs: ClusterRuns
+    knows_all = True
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        self.runs.connection.load()
+        asked = json.loads(request)
+        own = {"status": self._status, "stop": self._stop, "join": self._join, "logs": self._logs}.get(verb)
+        answered = own or functools.partial(self._in_pod, verb, timeout_s)
+
+        def carry_out() -> Completed:
+            name = self.runs.connection.name
+            server = f"the API server of {name}"
+            answer = within(timeout_s, name, functools.partial(answered, asked), server=server)
+            return Completed(exit_code=0, stdout=json.dumps({"ok": True, **answer}), stderr="")
+
+        return in_thread(carry_out)
+
+    def _in_pod(self, verb: str, timeout_s: float, asked: Mapping[str, Any]) -> dict[str, Any]:
+        pod = self.runs.running_pod(asked["run_id"], asked["process_id"])
+        return self.runs.session(pod).ask(verb, asked, timeout_s)
+
+    def _status(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = asked["run_id"]
+        chosen = self.runs.seen().values() if wanted is None else [self.runs.of(wanted)]
+        entries = [entry for one in chosen for entry in self.runs.entries(one)]
+        return {"processes": [each for each in entries if asked["process_id"] in (None, each["process_id"])]}
+
+    def _stop(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        run_id, index, grace_s = asked["run_id"], asked["process_id"], asked["grace_s"]
+        before = None
+        # By its agent it ends as stopped; a pod that is only deleted would say that it was preempted. In a session of
+        # its own: in the other one somebody may wait for the process to join.
+        with contextlib.suppress(HostError):
+            before = self.runs.of(run_id).pods.get(index)
+            session = _Session(self.runs.connection, self.runs.running_pod(run_id, index))
+            session.ask("stop", asked, grace_s + ANSWER_LIMIT_S)
+        self.runs.remove(run_id, wait_s=REMOVE_LIMIT_S)
+        patiently(lambda: self.runs.end_pod(run_id, index, grace_s), limit_s=REMOVE_LIMIT_S)
+        pod = self.runs.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
+        if before is None or not is_alive(before):
+            return {"stopped": []}
+        code = (main_of(pod or before).get("terminated") or {}).get("exitCode")
+        how = {None: "terminated", KILLED: "killed"}.get(code, f"exited by itself (exit code {code})")
+        return {"stopped": [{"process_id": index, "pid": None, "how": how, "code": code}]}
+
+    def _join(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for a process as its agent does, from before its pod has begun."""
+        run_id, index = asked["run_id"], asked["process_id"]
+        until_s, first = time.monotonic() + asked["limit_s"], None
+        while (left_s := until_s - time.monotonic()) > 0:
+            pod = patiently(lambda: self.runs.of(run_id), limit_s=left_s).pods.get(index)
+            first = first or pod
+            if first is not None and (pod is None or pod["metadata"]["uid"] != first["metadata"]["uid"]):
+                raise HostError(
+                    host="", reason=f"its pod was lost: {trouble(first) or 'somebody removed it'}"
+                )
+            if pod is not None and not is_alive(pod):
+                if not main_of(pod):
+                    raise HostError(host="", reason=trouble(pod) or "its pod ended before it began")
+                code = (main_of(pod).get("terminated") or {}).get("exitCode")
+                return {"state": "failed" if code else "done", "beat": None, "process": {"state": "exited"}}
+            if pod is not None and self.runs.in_vain_s(pod) > NO_START_LIMIT_S:
+                remedy = "see that the cluster's nodes may pull this image"
+                raise HostError(host="", reason=str(waits_in_vain(pod)), remedy=remedy)
+            if pod is None or "running" not in main_of(pod):
+                self.runs.connection.watched("pods", OURS).wait(LOOK_S)
+                continue
+            pause_s = BEGIN_POLL_S
+            try:
+                session = self.runs.session(pod)
+                if session.ask("status", asked, ANSWER_LIMIT_S).get("processes"):
+                    return session.ask("join", {**asked, "limit_s": left_s}, left_s + ANSWER_LIMIT_S)
+            except HostError:  # no program can be started there: what its process has said of itself will do
+                if beat := self.runs.heartbeat(run_id, asked["attempt"], index):
+                    return {"state": beat["state"], "beat": beat, "process": {"state": "running"}}
+                pause_s = BUCKET_POLL_S
+            time.sleep(pause_s)
+        return {"state": "starting", "beat": None, "process": {"state": "starting"}}
+
+    def _logs(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        pod = None
+        with contextlib.suppress(HostError):
+            pod = self.runs.of(asked["run_id"]).pods.get(asked["process_id"])
+            return self._in_pod("logs", ANSWER_LIMIT_S, asked)
+        goes_on = pod is not None and is_alive(pod) and self.runs.attempt(asked["run_id"]) == asked["attempt"]
+        return {**self.runs.read_log(asked), "ended": not goes_on}

@@ -1,0 +1,312 @@
+"""Launching of runs on pods, which are made for a run and end with it: all at once or not at all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from backends.pods import manifests
+from backends.pods.api_server import (
+    CONFLICT,
+    FORBIDDEN,
+    MERGE,
+    NOT_FOUND,
+    ApiError,
+    Connection,
+    Right,
+    may,
+    patiently,
+)
+from backends.pods.cluster_runs import LOOK_S, REMOVE_LIMIT_S, ClusterRuns, unless
+from backends.pods.manifests import Options
+from backends.pods.pods import GRACE_S, MANAGED_BY, OURS, Object, Seen, name_of, trouble
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from launch.bundles import Bundle
+from launch.hosts import HostError, HostsError
+from launch.plan import JOIN_LIMIT_S, Plan
+from launch.runs import AtWorkError
+from launch.targets import Target
+
+Say = Callable[[str], None]
+
+WAIT_S = 15 * 60.0
+"""For nodes to be there: an autoscaler takes some minutes to make them."""
+QUEUE_WAIT_S = 12 * 3600.0
+"""The same where pods wait in a queue, Kueue's or Google's for flex-start."""
+DEADLINE_LATER_S = 120
+"""After which the cluster ends a Job whose launcher was to take it away, and has not: somebody killed it."""
+NOT_YET = "the cluster has not come to it yet"
+
+
+class TakenError(RequestError):
+    """The cluster has an object of that name already."""
+
+
+_NO_IMAGE = (
+    "--runtime bare: pods run images, and the stack {stack} has none of {framework}, or this leaves it out; "
+    "`fab build --framework {framework}`, `fab push --stack {stack} --framework {framework}`, then `pulumi up`"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodLauncher:
+    """A `launch.launch.Launcher` of runs on pods. runs: those that the cluster has. options: how this one is made.
+
+    wait_s: for its nodes.
+    """
+
+    runs: ClusterRuns
+    options: Options
+    wait_s: float
+
+    @classmethod
+    def of(cls, target: Target, options: Mapping[str, Any], *, wait_s: float | None) -> PodLauncher:
+        """Return the launcher for a target. options: as `Options` takes them. wait_s: None is the usual time."""
+        assert target.cluster is not None
+        chosen = Options(**options)
+        in_queue = chosen.queue is not None or target.slice.capacity == "flex-start"
+        usual_s = QUEUE_WAIT_S if in_queue else WAIT_S
+        return cls(runs=target.cluster, options=chosen, wait_s=usual_s if wait_s is None else wait_s)
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        return {"pods": {"restarts": self.options.restarts, "queue": self.options.queue}}
+
+    @property
+    def _connection(self) -> Connection:
+        return self.runs.connection
+
+    def placed(self, plan: Plan) -> Plan:
+        """Return the plan with the run's pods as its hosts. Raises RequestError: they have no image."""
+        if plan.container is None:
+            raise RequestError(_NO_IMAGE.format(framework=plan.framework, stack=plan.target.name))
+        plan = manifests.placed(plan)
+        agents = self.runs.agents_called([host.name for host in plan.target.hosts])
+        return dataclasses.replace(plan, target=dataclasses.replace(plan.target, agents=agents))
+
+    def prepare(
+        self,
+        plan: Plan,
+        bundles: Sequence[Bundle],  # noqa: ARG002 - pods fetch them from the run directory
+        say: Say,
+        now_s: Callable[[], float] = time.time,  # noqa: ARG002 - the cluster has a clock of its own
+    ) -> Plan:
+        """Make sure that the cluster would take a run.
+
+        Nothing of it is made but the namespace, and who it acts as.
+
+        Raises:
+            RequestError: it would not, and why.
+            ApiError: it cannot be asked.
+        """
+        if plan.attempt:
+            self._clear(plan.run_id)
+        kind = "jobsets" if manifests.slices_of(plan) > 1 else "jobs"
+        self._require_groups(kind)
+        self._require_rights(manifests.rights(several=kind == "jobsets"))
+        self._require_namespace()
+        for manifest in manifests.manifests(plan, dataclasses.replace(self.options, suspended=True)):
+            made = self._create(manifest, dryRun="All")
+            queue = (made["metadata"].get("labels") or {}).get(manifests.QUEUE_LABEL)
+            if queue != self.options.queue and manifest["kind"] in ("Job", "JobSet"):
+                raise RequestError(
+                    f"{self._connection.name}: Kueue puts every run of the namespace "
+                    f"{self._connection.cluster.namespace} into its queue {queue}; say --queue {queue}"
+                )
+        say(f"{self._connection.name} takes the run")
+        return plan
+
+    def _require_groups(self, kind: str) -> None:
+        needed = {"jobset.x-k8s.io": "JobSet, which runs on several slices need"} if kind == "jobsets" else {}
+        if self.options.queue:
+            needed["kueue.x-k8s.io"] = f"Kueue, which --queue {self.options.queue} needs"
+        for group, what in needed.items():
+            try:
+                self._connection.get(f"/apis/{group}")
+            except ApiError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                raise RequestError(
+                    f"{self._connection.name} has no {what}; install it there (docs/kubernetes.md)"
+                ) from None
+
+    def _require_rights(self, wanted: Sequence[Right]) -> None:
+        namespace = self._connection.cluster.namespace
+        has = functools.partial(may, self._connection.ask, namespace)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            missing = [
+                right for right, has_it in zip(wanted, pool.map(has, wanted), strict=True) if not has_it
+            ]
+        if missing:
+            named = ", ".join(f"{verb} {resource}" for _, resource, verb in missing)
+            raise RequestError(
+                f"{self._connection.name}: in the namespace {namespace} this user may not {named}; have it granted "
+                "(docs/kubernetes.md)"
+            )
+
+    def _require_namespace(self) -> None:
+        """Make the namespace and the service account, where they are missing."""
+        cluster = self._connection.cluster
+        account = self._connection.path("serviceaccounts")
+        wanted = [("/api/v1/namespaces", "Namespace", cluster.namespace)]
+        wanted += [(account, "ServiceAccount", cluster.service_account)]
+        for path, kind, name in wanted:
+            made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": MANAGED_BY}}
+            try:
+                self._connection.get(f"{path}/{name}")
+            except ApiError as error:
+                if error.status == NOT_FOUND:
+                    with unless(CONFLICT):
+                        self._connection.ask("POST", path, made)
+                elif error.status != FORBIDDEN:  # who may not look at it may be right that it is there
+                    raise
+
+    def _clear(self, run_id: str) -> None:
+        """Take away what is left of a run that has ended. Raises HostError: it cannot be, or the run goes on."""
+        until_s = time.monotonic() + REMOVE_LIMIT_S
+        # The cluster says a little later than the run that it is over.
+        while (now := self.runs.of(run_id)).begins_pods:
+            if time.monotonic() > until_s:
+                raise HostError(
+                    host=self._connection.name,
+                    reason=f"it goes on with {run_id}",
+                    remedy=f"`fab stop {run_id}` ends that",
+                )
+            self._connection.watched("jobs", OURS).wait(LOOK_S)
+        if now.work is not None:
+            self.runs.remove(run_id, wait_s=0.0, uid=now.work["metadata"]["uid"])
+        self.runs.await_gone(run_id, None, GRACE_S + REMOVE_LIMIT_S)
+
+    def begin(self, plan: Plan, say: Say) -> None:
+        """Make a run, and return when all its pods have nodes; otherwise all of it is taken away again.
+
+        Raises:
+            HostsError: they have none within the limit, and why.
+            ApiError: the cluster refuses it, or cannot be reached.
+        """
+        uid = None
+        try:
+            # A queue may begin it before the others are made; pods wait for each other, and by their names.
+            waiting = dataclasses.replace(self.options, suspended=True)
+            first, *others = manifests.manifests(plan, waiting)
+            if first["kind"] == "Job":  # for a launcher that is killed before all have joined
+                limit_s = self.wait_s + JOIN_LIMIT_S[plan.target.platform]
+                first["spec"]["activeDeadlineSeconds"] = round(limit_s) + DEADLINE_LATER_S
+            try:
+                owner = self._create(first)
+            except TakenError:
+                raise AtWorkError(
+                    f"{plan.run_id} is being launched by another process; `fab status` shows it"
+                ) from None
+            uid = owner["metadata"]["uid"]
+            for manifest in others:
+                self._create(manifests.owned(manifest, owner))
+            path = self._connection.path(_kind(first), first["metadata"]["name"])
+            if self.options.queue is None:
+                self._patch(path, {"spec": {"suspend": False}})
+            self._await_nodes(plan, say)
+        except BaseException as error:
+            # Where the first was refused nothing was made; what has its name is another launcher's.
+            was_refused = isinstance(error, RequestError) or (isinstance(error, ApiError) and error.is_final)
+            if uid is not None or not was_refused:
+                self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S, uid=uid)
+            raise
+
+    def joined(self, plan: Plan) -> None:
+        """Let a run go on for as long as it takes. Raises ApiError: it cannot be told; it has been taken away again."""
+        if manifests.slices_of(plan) > 1:
+            return
+        path, end = (
+            self._connection.path("jobs", name_of(plan.run_id)),
+            {"spec": {"activeDeadlineSeconds": None}},
+        )
+        try:
+            patiently(lambda: self._patch(path, end), limit_s=REMOVE_LIMIT_S)
+        except BaseException:
+            self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S)
+            raise
+
+    def _patch(self, path: str, changed: Object) -> None:
+        self._connection.ask("PATCH", path, changed, content=MERGE)
+
+    def _create(self, manifest: Object, **query: str) -> Object:
+        try:
+            path = self._connection.path(_kind(manifest))
+            return self._connection.ask("POST", path, manifest, fieldValidation="Strict", **query)
+        except ApiError as error:
+            if error.status not in (400, FORBIDDEN, CONFLICT, 422):
+                raise
+            refusal = TakenError if error.status == CONFLICT else RequestError
+            raise refusal(
+                f"{self._connection.name} does not take the {manifest['kind']} {manifest['metadata']['name']}: "
+                f"{error.reason}" + (f" → {error.remedy}" if error.remedy else "")
+            ) from None
+
+    def _await_nodes(self, plan: Plan, say: Say) -> None:
+        began_s, told, was_there = time.monotonic(), [""], False
+
+        def tell(text: str) -> None:
+            if text != told[-1]:
+                told.append(text)
+                say(text)
+
+        while True:
+            left_s = self.wait_s - (time.monotonic() - began_s)
+            now = patiently(lambda: self.runs.of(plan.run_id), limit_s=left_s, tell=tell)
+            waiting = [index for index in range(plan.processes) if not _has_node(now.pods.get(index))]
+            if not waiting:
+                return
+            was_there = was_there or now.work is not None
+            is_over = was_there and not now.begins_pods
+            why = self._why_waiting(now, waiting, is_over)
+            hosts = plan.target.hosts
+            if is_over or left_s < 0:
+                limit = "" if is_over else f" within {spoken(self.wait_s)} (--wait)"
+                raise HostsError(
+                    f"{len(waiting)} of {plan.processes} pods could not be placed{limit}; all were taken away again:",
+                    [HostError(host=hosts[index].name, reason=why[index]) for index in waiting],
+                )
+            if why[waiting[0]] != NOT_YET:
+                tell(f"waiting for {len(waiting)} of {plan.processes} pods to be placed: {why[waiting[0]]}")
+            self._connection.watched("pods", OURS).wait(min(LOOK_S, max(0.1, left_s)))
+
+    def _why_waiting(self, now: Seen, waiting: Sequence[int], is_over: bool) -> dict[int, str]:
+        """Return for each process why it has no node."""
+        of_work = NOT_YET
+        if is_over:
+            of_work = (now.verdict or {}).get("message") or "its Job was removed by somebody else"
+        elif now.work is None:  # just made, and not seen yet
+            pass
+        elif self.options.queue is not None and now.work["spec"].get("suspend"):
+            of_work = f"the queue {self.options.queue} has not admitted it"
+        elif any(index not in now.pods for index in waiting):
+            of_work = self._last_warning(now.work) or NOT_YET
+        found = {index: trouble(pod) for index in waiting if (pod := now.pods.get(index)) is not None}
+        return {index: found.get(index) or of_work for index in waiting}
+
+    def _last_warning(self, work: Object) -> str | None:
+        name = work["metadata"]["name"]
+        path = self._connection.path("events")
+        with contextlib.suppress(ApiError):
+            items = self._connection.get(path, fieldSelector=f"involvedObject.name={name},type=Warning")[
+                "items"
+            ]
+            latest = max(items, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
+            # Before that it names the pod that was refused, which is another one at each try.
+            return None if latest is None else str(latest["message"]).rpartition(" is forbidden: ")[2]
+        return None
+
+
+def _kind(manifest: Object) -> str:
+    kind = manifest["kind"].lower()
+    return "networkpolicies" if kind == "networkpolicy" else f"{kind}s"
+
+
+def _has_node(pod: Object | None) -> bool:
+    return pod is not None and bool(pod["spec"].get("nodeName"))

@@ -1,0 +1,271 @@
+"""The curves of one run: metrics.jsonl, read on where it was left, and thinned to what a chart can show.
+
+The report thins too (`jobs.runtime.report.chart`), once, point by point. Here it is done for every look at a run that
+goes on, of 100,000 points a metric, so it is NumPy's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from contracts import run_records
+from contracts.files import Piece
+from contracts.run_records import Unread
+from jobs.runtime.metric_definitions import Metric, Metrics
+from launch.output import counted
+
+Floats = npt.NDArray[np.float64]
+Read = Callable[[int, int], Piece | None]
+"""Reads a piece of metrics.jsonl: from an offset on, so many bytes at most."""
+
+PIECE_BYTES = 4 * 2**20
+LONGEST_LINE_BYTES = 2**20
+MOST_METRICS = 200
+LONGEST_NAME = 100
+LARGEST = 1e100
+"""Beyond it the arithmetic of an axis overflows, and nothing that is measured is that large."""
+MARK_BYTES = 64
+"""What stands before the offset is read again: where it is other than before, so is the file."""
+FEWEST_TO_SMOOTH = 12
+DERIVED = (
+    Metric(name="step_s", title="time per step", unit="s"),
+    Metric(name="input_wait_s", title="input wait per step", unit="s"),
+    Metric(name="mfu", title="model FLOPs utilisation", unit="%"),
+)
+"""What lines of every job may have, and no job declares."""
+
+
+class History:
+    """The points of metrics.jsonl so far. Safe to use from several threads.
+
+    A point is a row (a line's step and time) and a value; nan where the line says null, or no finite number.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read, self._lock = read, threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._offset, self._rest, self._mark, self._is_skipping = 0, b"", b"", False
+        self._steps, self._times = array("d"), array("d")
+        self._points: dict[str, tuple[array[int], array[float]]] = {}
+        self._unread = Unread()
+        self._too_long = self._without_step = self._left_out = 0
+        self._error: str | None = None
+        self.is_complete = False
+
+    def read_on(self, limit_s: float) -> None:
+        """Read what is new, for about so long; `is_complete` tells whether that was all. A torn line waits."""
+        with self._lock:
+            deadline = time.monotonic() + limit_s
+            while True:
+                before = len(self._mark)
+                piece = self._read(self._offset - before, PIECE_BYTES + before)
+                self._error = piece.error if piece else None
+                if piece is None or piece.error:
+                    if piece is None:
+                        self._begin_anew()
+                    self.is_complete = True
+                    return
+                if not piece.data.startswith(self._mark) or piece.size < self._offset:
+                    self._begin_anew()
+                    continue
+                # Behind what is no UTF-8, a host's text is not as long as the file's bytes.
+                self._offset = piece.next_offset
+                self._take(piece.data[before:])
+                self._mark = piece.data[-MARK_BYTES:] if piece.data.isascii() else b""
+                self.is_complete = self._offset >= piece.size or len(piece.data) == before
+                if self.is_complete or time.monotonic() > deadline:
+                    return
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._is_skipping and lines:
+            lines, self._is_skipping = lines[1:], False
+        if len(self._rest) > LONGEST_LINE_BYTES or self._is_skipping:
+            self._too_long += not self._is_skipping
+            self._rest, self._is_skipping = b"", True
+        if run_records.is_whole(self._rest):
+            lines, self._rest = [*lines, self._rest], b""
+        fitting = [line for line in lines if len(line) <= LONGEST_LINE_BYTES]
+        self._too_long += len(lines) - len(fitting)
+        for line in run_records.metrics(fitting, self._unread):
+            if "step" not in line:
+                self._without_step += 1
+                continue
+            row = len(self._steps)
+            self._steps.append(line["step"])
+            self._times.append(line.get("time", math.nan))
+            for name, value in line.items():
+                if name in ("step", "time"):
+                    continue
+                known = self._points.get(name) or self._new(name)
+                if known is None:
+                    self._left_out += 1
+                    continue
+                known[0].append(row)
+                known[1].append(value if value is not None and -LARGEST < value < LARGEST else math.nan)
+
+    def _new(self, name: str) -> tuple[array[int], array[float]] | None:
+        if len(self._points) >= MOST_METRICS or len(name) > LONGEST_NAME:
+            return None
+        return self._points.setdefault(name, (array("l"), array("d")))
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read."""
+        left_out = ((self._too_long, "too long"), (self._without_step, "without a step"))
+        return [
+            *([f"metrics.jsonl: {self._error}"] if self._error else []),
+            *self._unread.texts(),
+            *(
+                f"metrics.jsonl: {counted(count, 'line')} {what}, left out"
+                for count, what in left_out
+                if count
+            ),
+            *([f"metrics.jsonl: of its metrics, {len(self._points)} are shown"] if self._left_out else []),
+        ]
+
+    def curves(
+        self, metrics: Metrics, axis: str, points: int, span: tuple[float, float] | None = None
+    ) -> dict[str, Any]:
+        """The curves of all metrics as the page draws them, each of about `points` points.
+
+        axis: step, time (seconds since the first line) or units (what the job's rate counts, such as tokens).
+        span: the part of the axis that is wanted.
+        """
+        with self._lock:
+            steps, times = np.array(self._steps), np.array(self._times)
+            held = {name: (np.array(rows), np.array(values)) for name, (rows, values) in self._points.items()}
+        rate = next(
+            (each for each in metrics.metrics if each.unit.endswith("/s") and each.name in held), None
+        )
+        names = {"step": "step"}
+        if np.isfinite(times).any():
+            names["time"] = "time"
+        if rate is not None and "step_s" in held:
+            names["units"] = rate.unit[:-2]
+        axis = axis if axis in names else "step"
+        along = steps
+        if axis == "time":
+            along = _forward(times)
+        elif axis == "units" and rate is not None:
+            along = _units(steps, held[rate.name], held["step_s"])
+        derived = [each for each in DERIVED if each.name in held]
+        series = [
+            _curve(metric, along[held[metric.name][0]], held[metric.name][1], points, span)
+            for metric in [*metrics.told(held), *derived]
+        ]
+        return {
+            "axis": axis,
+            "axes": names,
+            "lines": len(steps),
+            "is_complete": self.is_complete,
+            "series": [each for each in series if each["x"]],
+            "problems": self.problems,
+        }
+
+
+def _forward(times: Floats) -> Floats:
+    """Seconds since the first; a clock that was set back stands still."""
+    known = np.where(np.isfinite(times), times, -np.inf)
+    forward: Floats = np.maximum.accumulate(known)
+    since: Floats = np.maximum(forward - times[np.isfinite(times)][0], 0.0)
+    return since
+
+
+def _units(steps: Floats, rate: tuple[Any, Floats], step_s: tuple[Any, Floats]) -> Floats:
+    """How much was done up to each row: what a step does is its rate times its seconds."""
+    a_step = np.zeros(len(steps))
+    shared, of_rate, of_step = np.intersect1d(rate[0], step_s[0], return_indices=True)
+    a_step[shared] = np.nan_to_num(rate[1][of_rate] * step_s[1][of_step])
+    taken = np.maximum(np.diff(np.maximum.accumulate(steps), prepend=0.0), 0.0)
+    if not len(shared):
+        return steps
+    # A row without a rate, such as an evaluation's, is where the row with one before it is.
+    done: Floats = np.cumsum(a_step[shared] * np.diff(np.cumsum(taken)[shared], prepend=0.0))
+    return np.interp(np.arange(len(steps)), shared, done)
+
+
+def _curve(
+    metric: Metric, x: Floats, y: Floats, points: int, span: tuple[float, float] | None
+) -> dict[str, Any]:
+    order = np.argsort(x, kind="stable") if len(x) and (np.diff(x) < 0).any() else slice(None)
+    x, y = x[order], y[order]
+    begin, end = 0, len(x)
+    if span is not None:  # with one point more on each side, so that the line goes on to the edge
+        begin = max(0, int(np.searchsorted(x, span[0])) - 1)
+        end = int(np.searchsorted(x, span[1], "right")) + 1
+    kept = thin(y[begin:end], points) + begin
+    course = None if metric.is_evaluation else smooth(y, kept)
+    factor = 100.0 if metric.unit.startswith("%") else 1.0
+    return {
+        "name": metric.name,
+        "title": metric.title,
+        "unit": metric.unit,
+        "chart": metric.chart or metric.name,
+        "x": _numbers(x[kept]),
+        "y": _numbers(factor * y[kept]),
+        "smooth": None if course is None else _numbers(factor * course),
+    }
+
+
+def thin(y: Floats, points: int) -> npt.NDArray[np.intp]:
+    """The indices of about `points` values: of each part of the curve its lowest, its highest and a gap, if there is
+    one; and its two ends. A mean would hide the one step that went wrong."""
+    count = len(y)
+    if count <= points:
+        return np.arange(count)
+    width = math.ceil(count / max(1, points // 2))
+    parts = math.ceil(count / width)
+    flat = np.full(parts * width, np.nan)
+    flat[:count] = y
+    padded = flat.reshape(parts, width)
+    gaps, first = np.isnan(padded), np.arange(parts) * width
+    kept = [
+        np.where(gaps, np.inf, padded).argmin(axis=1) + first,
+        np.where(gaps, -np.inf, padded).argmax(axis=1) + first,
+        (gaps.argmax(axis=1) + first)[gaps.any(axis=1)],
+        np.array([0, count - 1]),
+    ]
+    indices = np.unique(np.concatenate(kept))
+    return indices[indices < count]
+
+
+def smooth(y: Floats, at: npt.NDArray[np.intp]) -> Floats | None:
+    """The mean around some values, gaps left out; None where the curve is too short, or is smooth already."""
+    if len(y) < FEWEST_TO_SMOOTH:
+        return None
+    known = np.isfinite(y)
+    rises = np.diff(y[known]) > 0
+    if np.count_nonzero(rises[1:] != rises[:-1]) < len(y) / 10:
+        return None
+    reach = max(2, len(y) // 60)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, y, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    # As far to the left as to the right, or the ends would lean to what is inside.
+    near = np.minimum(reach, np.minimum(at, len(y) - 1 - at))
+    low, high = at - near, at + near + 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        course: Floats = (sums[high] - sums[low]) / (counts[high] - counts[low])
+    return course
+
+
+def _numbers(values: Floats) -> list[float | None]:
+    """For JSON: six digits, a gap null, whole numbers without a point."""
+    return [
+        None
+        if value != value
+        else int(value)
+        if value.is_integer() and abs(value) < 1e15
+        else float(f"{value:.6g}")
+        for value in values.tolist()
+    ]

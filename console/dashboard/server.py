@@ -1,0 +1,466 @@
+"""The dashboard's web server: pages for a browser on this machine, and what they ask for as JSON.
+
+Every route answers GET and HEAD only. What runs say is foreign: it goes to the browser as JSON, whose page puts it
+into text nodes; only report.html goes as it is, into an origin of its own that may run no script but the report's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from console import overview
+from console.dashboard.folders import Look, Place, Seen, shown
+from contracts import run_directory
+from contracts.errors import RequestError
+from contracts.files import DiskFiles
+from contracts.run_records import parse_piece
+from jobs.runtime import host_samples
+from jobs.runtime.host_samples import COLUMNS, HostSamples
+from launch.hosts import HostError, in_thread
+from launch.output import counted, printable
+from launch.targets import Target
+
+STATIC = Path(__file__).parent / "static"
+PAGES = ("/", "/run/{place}/{run}", "/compare")
+HERE = "127.0.0.1"
+NAMES = [HERE, "localhost"]
+"""What a browser may call this server: a name of somebody else's that leads here is refused (DNS rebinding)."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+PATIENCE_S = 2.0
+"""For a place to answer; then what it said before is shown, and how it stands with it."""
+READ_S = 0.8
+"""For reading curves before what there is of them is shown."""
+PERIOD_S = {"disk": 1.0, "remote": 5.0}
+POINTS = 1200
+"""Of a curve, unless the page asks for fewer: about one for each pixel of a wide chart."""
+LOG_BYTES = 64 * 1024
+LARGEST_REPORT_BYTES = 32 * 2**20
+LARGEST_SAMPLES_BYTES = 4 * 2**20
+MOST_PICTURES = 48
+LARGEST_PICTURE = 64 * 1024
+MOST_COMPARED = 12
+MOST_HOSTS_DRAWN = 64
+
+
+def serve(targets: Sequence[Target], *, port: int) -> int:
+    """Serve the runs of these targets until Ctrl-C.
+
+    Raises:
+        RequestError: the port is taken.
+    """
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as jobs.serve.server, which says why
+    try:
+        listening.bind((HERE, port))
+    except OSError as error:
+        listening.close()
+        raise RequestError(
+            f"--port {port}: cannot be listened on ({error.strerror}); choose another, or 0 for any that is free"
+        ) from None
+    listening.listen(128)
+    places = places_of(targets)
+    for place in places:
+        place.look(0.0)
+    print(f"dashboard: http://{HERE}:{listening.getsockname()[1]}/", flush=True)
+    print(f"  of {', '.join(place.folder.url for place in places)}; Ctrl-C ends it", flush=True)
+    config = uvicorn.Config(
+        app(places), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()
+    return 0
+
+
+def places_of(targets: Sequence[Target]) -> list[Place]:
+    """Return where the targets' runs lie, each place once, with keys that an address may hold."""
+    places: dict[str, Place] = {}
+    for target in targets:
+        is_elsewhere = target.runs_on_share and not target.is_local
+        where = f"{target.name} {target.runs_url}" if is_elsewhere else target.runs_url
+        key = re.sub(r"[^A-Za-z0-9]+", "-", target.name).strip("-")
+        key = f"{key}-{len(places) + 1}" if key in {"", *(place.key for place in places.values())} else key
+        period_s = PERIOD_S["disk" if isinstance(target.files, DiskFiles) else "remote"]
+        places.setdefault(where, Place(key, target.name, target.runs, period_s=period_s))
+    return list(places.values())
+
+
+def app(places: Sequence[Place]) -> Starlette:
+    """Return the web application."""
+    dashboard = Dashboard(places)
+
+    def answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+        return lambda request: as_json(request, answer(request))
+
+    def of_run(answer: Callable[[Place, Seen, QueryParams], Any]) -> Callable[[Request], Response]:
+        def answered(request: Request) -> Response:
+            found = answer(*dashboard.find(**request.path_params), request.query_params)
+            return found if isinstance(found, Response) else as_json(request, found)
+
+        return answered
+
+    api = "/api/run/{place}/{run}"
+    routes = [
+        *(Route(path, lambda _: FileResponse(STATIC / "index.html")) for path in PAGES),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/api/runs", answering(lambda _: dashboard.runs())),
+        Route("/api/compare", answering(lambda asked: dashboard.compare(asked.query_params.getlist("run")))),
+        Route(api, of_run(dashboard.run)),
+        Route(f"{api}/curves", of_run(dashboard.curves)),
+        Route(f"{api}/hosts/curves", of_run(dashboard.host_curves)),
+        Route(f"{api}/log", of_run(dashboard.log)),
+        Route(f"{api}/samples", of_run(dashboard.samples)),
+        Route("/report/{place}/{run}", of_run(dashboard.report)),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(SafeHeaders),
+            Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False),
+        ],
+        exception_handlers={HTTPException: _refused, HostError: _unreached, OSError: _unreached},
+    )
+
+
+class SafeHeaders:
+    """Gives every answer HEADERS, unless it has such a header of its own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def as_json(request: Request, content: Any) -> Response:
+    """Answer with JSON, or that it is what the browser has already."""
+    body = json.dumps(content, allow_nan=False).encode()
+    tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {"etag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = json.dumps({"error": error.detail})
+    return Response(body, error.status_code, media_type="application/json")
+
+
+def _unreached(_: Request, error: Exception) -> Response:
+    return _refused(_, HTTPException(503, str(error)))
+
+
+class Dashboard:
+    """What the pages ask for."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = {place.key: place for place in places}
+
+    def find(self, place: str, run: str) -> tuple[Place, Seen]:
+        """Return a run by the key of its place and its id.
+
+        Raises:
+            HTTPException: there is none.
+        """
+        where = self._places.get(place)
+        look = where.look(PATIENCE_S) if where else Look()
+        seen = look.seen.get(run)
+        if where is not None and not look.is_read:
+            raise HTTPException(503, f"{where.name}: reading {where.folder.url} …")
+        if where is None or seen is None:
+            raise HTTPException(404, f"there is no run {shown(f'{place}/{run}')}; it may have been removed")
+        return where, seen
+
+    def runs(self) -> dict[str, Any]:
+        """All runs, the one that was started or resumed last first, and what of the places could not be read."""
+        looks = [(place, place.look(PATIENCE_S)) for place in self._places.values()]
+        listed = [
+            {**seen.said, "place": place.key, "id": seen.name, "problems": len(seen.problems)}
+            for place, look in looks
+            for seen in look.seen.values()
+            if seen.said is not None
+        ]
+        return {
+            "places": [
+                {
+                    "key": place.key,
+                    "name": place.name,
+                    "url": place.folder.url,
+                    "is_read": look.is_read,
+                    "error": look.error,
+                    "others": [shown(name) for name in look.others[:20]],
+                    "more_others": max(0, len(look.others) - 20),
+                    "problems": [
+                        {"run": seen.name, "says": problem, "is_shown": seen.said is not None}
+                        for seen in look.seen.values()
+                        for problem in seen.problems
+                    ][:200],
+                }
+                for place, look in looks
+            ],
+            "runs": sorted(listed, key=lambda each: (each["started"], each["id"]), reverse=True),
+        }
+
+    def run(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+        """One run: what it is, its hosts, its settings."""
+        run = seen.run
+        if run is None or seen.said is None:
+            return {"place": place.key, "id": seen.name, "problems": seen.problems, "run": None}
+        history = place.history(seen.name)
+        if not history.is_complete:  # the page asks for it next; until then much of it has been read
+            in_thread(lambda: history.read_on(READ_S))
+        report, samples = place.pieces(
+            [(seen.name, run_directory.REPORT), (seen.name, run_directory.SAMPLES)], limit_bytes=4
+        )
+        result = run.current_result() or {}
+        names = [host["name"] for host in run.described["hosts"]]
+        sampled, unread = self._samples(place, seen)
+        found = overview.findings(run, seen.state or "lost", sampled, seen.last_lines)
+        hosts = [
+            {
+                "index": index,
+                "name": names[index] if index < len(names) else None,
+                "beat": beat and _beat(beat),
+                "sampled": known and _told(known),
+            }
+            for index, (beat, known) in enumerate(zip(run.current(), sampled, strict=True))
+        ]
+        measured = seen.said["metrics"]
+        return {
+            "place": place.key,
+            "id": seen.name,
+            "problems": [*seen.problems, *unread],
+            "run": seen.said,
+            "hosts": hosts,
+            "findings": [each.text for each in found],
+            "attempts": [
+                {"attempt": each["attempt"], "started": each["started"], "processes": each["processes"]}
+                for each in run.described["attempts"]
+            ],
+            "measured": [
+                [metric.title, run.metrics.compared(metric, measured)]
+                for metric in run.metrics.told(measured)
+            ],
+            "settings": [[name, overview.cell(value)] for name, value in overview.settings_of(run).items()],
+            "warnings": result["warnings"] if isinstance(result.get("warnings"), list) else [],
+            "has_report": report is not None and report.error is None,
+            "has_samples": samples is not None,
+        }
+
+    def curves(self, place: Place, seen: Seen, asked: QueryParams) -> dict[str, Any]:
+        """A run's curves. asked: axis; points, of each curve; from and to, the part of the axis."""
+        if seen.run is None:
+            raise HTTPException(404, "its run.json cannot be read")
+        history = place.history(seen.name)
+        history.read_on(READ_S)
+        ends = (_number(asked, "from"), _number(asked, "to"))
+        span = (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
+        points = min(POINTS, max(10, int(_number(asked, "points") or POINTS)))
+        return history.curves(seen.run.metrics, asked.get("axis", "step"), points, span)
+
+    def host_curves(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+        """What the hosts' samplers have read, as `curves` has a run's: a chart of each column, a line of each host."""
+        sampled, problems = self._samples(place, seen)
+        found = [(host, known) for host, known in enumerate(sampled[:MOST_HOSTS_DRAWN]) if known is not None]
+        since_s = min((times[0] for _, known in found if (times := known.known("time"))), default=0.0)
+        series = [
+            {
+                "name": name,
+                "chart": name,
+                "heading": column.title,
+                "title": f"host {host}",
+                "unit": "GiB" if column.unit == "MiB" else column.unit,
+                "x": [time_s - since_s for time_s in known.known("time")],
+                "y": [
+                    None if value is None else value / 1024 if column.unit == "MiB" else value
+                    for value in known.points[name]
+                ],
+                "smooth": None,
+            }
+            for name, column in COLUMNS.items()
+            for host, known in found
+            if name not in _left_out(known.points) and known.known(name)
+        ]
+        return {
+            "axis": "time",
+            "axes": {"time": "time"},
+            "lines": max((len(known.points["time"]) for _, known in found), default=0),
+            "is_complete": True,
+            "series": series,
+            "problems": problems,
+        }
+
+    @staticmethod
+    def _samples(place: Place, seen: Seen) -> tuple[list[HostSamples | None], list[str]]:
+        """What each host's sampler has read, and what of it could not be read."""
+        names = [run_directory.host_samples(host) for host in range(seen.run.processes if seen.run else 0)]
+        pieces = place.pieces([(seen.name, name) for name in names])
+        read = [parse_piece(piece, name) for piece, name in zip(pieces, names, strict=True)]
+        return [host_samples.read(file) for file, _ in read], [problem for _, problem in read if problem]
+
+    def compare(self, wanted: Sequence[str]) -> dict[str, Any]:
+        """Runs side by side. wanted: each as PLACE/RUN."""
+        found = [self.find(*each.partition("/")[::2]) for each in list(dict.fromkeys(wanted))[:MOST_COMPARED]]
+        several = [
+            (seen.run, seen.said) for _, seen in found if seen.run is not None and seen.said is not None
+        ]
+        compared = overview.compare([run for run, _ in several], [said for _, said in several])
+        return {
+            "runs": [{**(seen.said or {}), "place": place.key, "id": seen.name} for place, seen in found],
+            **{
+                part: [
+                    {
+                        "name": row.metric.title if row.metric else row.name,
+                        "texts": row.texts(),
+                        "best": row.best,
+                    }
+                    for row in rows
+                ]
+                for part, rows in (
+                    ("about", compared.about),
+                    ("settings", compared.settings),
+                    ("metrics", compared.metrics),
+                )
+            },
+        }
+
+    def log(self, place: Place, seen: Seen, asked: QueryParams) -> dict[str, Any]:
+        """A piece of a log, of whole lines if it has any. asked: attempt, host, to, and offset as of `read_from`."""
+        attempt, host = (int(_number(asked, name) or 0) for name in ("attempt", "host"))
+        offset, to = int(_number(asked, "offset") or 0), _number(asked, "to")
+        if min(attempt, host) < 0:
+            raise HTTPException(404, "there is no such log")
+        limit = LOG_BYTES if to is None else max(4, min(LOG_BYTES, int(to) - offset))
+        name = run_directory.log(attempt, host)
+        (piece,) = place.pieces([(seen.name, name)], offset, limit)
+        if piece is None or piece.error:
+            return {"error": f"{name}: {piece.error if piece and piece.error else 'is not there'}"}
+        data, begin, end = piece.data, piece.offset, piece.next_offset
+        if offset < 0 < begin:
+            cut = data.find(b"\n") + 1
+            data, begin = data[cut:], begin + cut
+        if to is None and (whole := data.rfind(b"\n") + 1):
+            data, end = data[:whole], end - (len(data) - whole)
+        text = printable(data.decode("utf-8", errors="replace"))
+        return {"text": text, "offset": begin, "next_offset": end, "size": piece.size}
+
+    def samples(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+        """The pictures of samples.json with what the model says of them."""
+        (piece,) = place.pieces([(seen.name, run_directory.SAMPLES)], limit_bytes=LARGEST_SAMPLES_BYTES)
+        found, problem = parse_piece(piece, run_directory.SAMPLES, LARGEST_SAMPLES_BYTES)
+        pictures = (found or {}).get("pictures")
+        fitting = [each for each in pictures if _is_picture(each)] if isinstance(pictures, list) else []
+        if isinstance(pictures, list) and len(fitting) < len(pictures):
+            problem = (
+                f"{run_directory.SAMPLES}: {counted(len(pictures) - len(fitting), 'picture')} cannot be shown"
+            )
+        kept = [
+            {
+                name: each["png"] if name == "png" else shown(each.get(name))
+                for name in ("png", "truth", "prediction")
+            }
+            for each in fitting[:MOST_PICTURES]
+        ]
+        return {"pictures": kept, "problem": problem}
+
+    def report(self, place: Place, seen: Seen, _: QueryParams) -> Response:
+        """report.html, in an origin of its own, without any script but that of this checkout's reports."""
+        (piece,) = place.pieces([(seen.name, run_directory.REPORT)], limit_bytes=LARGEST_REPORT_BYTES)
+        if piece is None or piece.error or piece.size > len(piece.data):
+            raise HTTPException(
+                404, f"{run_directory.REPORT}: {piece.error if piece else 'is not there yet'}"
+            )
+        script = importlib.resources.files("jobs.runtime.report").joinpath("report.js").read_bytes()
+        digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+        policy = (
+            f"sandbox allow-scripts; default-src 'none'; script-src 'sha256-{digest}'; "
+            "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {"content-security-policy": policy}
+        return Response(piece.data, headers=headers, media_type="text/html; charset=utf-8")
+
+
+def _beat(beat: dict[str, Any]) -> dict[str, Any]:
+    message = beat.get("message")
+    kept = {name: beat[name] for name in ("state", "step", "time")}
+    return {**kept, "message": printable(shown(message)) if message else None}
+
+
+def _told(sampled: HostSamples) -> dict[str, str]:
+    """What a host's sampler has read last, by title; nothing where that was long ago."""
+    latest = sampled.fresh(time.time())
+    names = [name for name in COLUMNS if name in latest and name not in _left_out(latest)]
+    return {COLUMNS[name].title: sampled.text(name, latest[name]) for name in names}
+
+
+def _left_out(values: Mapping[str, Any]) -> set[str]:
+    """Columns that say what is there anyway: the step, and / where the run directory is on the same disk."""
+    return {"step"} | (
+        {"root_free_mib"} if values.get("root_free_mib") == values.get("disk_free_mib") else set()
+    )
+
+
+def _number(asked: QueryParams, name: str) -> float | None:
+    """A number of the address.
+
+    Raises:
+        HTTPException: it is none.
+    """
+    text = asked.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?\d{1,15}(\.\d{1,9})?", text):
+        raise HTTPException(400, f"{name}={shown(text)}: must be a number")
+    return float(text)
+
+
+def _is_picture(value: object) -> bool:
+    png = value.get("png") if isinstance(value, dict) else None
+    if not isinstance(png, str) or len(png) > LARGEST_PICTURE:
+        return False
+    try:
+        return base64.b64decode(png, validate=True).startswith(b"\x89PNG\r\n\x1a\n")
+    except ValueError:
+        return False

@@ -1,0 +1,89 @@
+"""What a check finds, and how checks are carried out: one that fails, or breaks, hides no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+from contracts.errors import RequestError
+from launch.hosts import HostError, HostsError
+from launch.output import printable
+
+State = Literal["ok", "warn", "fail", "skip"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What is known of one thing. host: on which one, where it is about one of several.
+
+    area and name may be left to the check that found it.
+    """
+
+    area: str = ""
+    name: str = ""
+    state: State
+    message: str
+    remedy: str = ""
+    host: str | None = None
+
+
+def ok(message: str, *, host: str | None = None, name: str = "") -> Finding:
+    return Finding(state="ok", message=message, host=host, name=name)
+
+
+def warn(message: str, remedy: str, *, host: str | None = None, name: str = "") -> Finding:
+    return Finding(state="warn", message=message, remedy=remedy, host=host, name=name)
+
+
+def fail(message: str, remedy: str, *, host: str | None = None, name: str = "") -> Finding:
+    return Finding(state="fail", message=message, remedy=remedy, host=host, name=name)
+
+
+def skip(message: str) -> Finding:
+    return Finding(state="skip", message=message)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing to look at. `look` may raise: that is an answer too."""
+
+    area: str
+    name: str
+    look: Callable[[], Iterable[Finding] | Finding]
+
+
+def carry_out(checks: Iterable[Check]) -> Iterator[Finding]:
+    """Look at one after the other, and give each answer as it is there."""
+    for check in checks:
+        for found in _answers(check):
+            yield dataclasses.replace(
+                found,
+                area=check.area,
+                name=found.name or check.name,
+                message=printable(found.message),
+                remedy=printable(found.remedy),
+            )
+
+
+def _answers(check: Check) -> list[Finding]:
+    try:
+        found = check.look()
+        return [found] if isinstance(found, Finding) else list(found)
+    except HostError as error:
+        return [fail(error.reason, error.remedy, host=error.host or None)]
+    except HostsError as error:
+        return [fail(each.reason, each.remedy, host=each.host) for each in error.errors]
+    except RequestError as error:
+        return [fail(str(error), "")]
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return [fail(f"{where}{error.strerror or error}", "see to that file or connection")]
+    except Exception as error:  # a library's own errors, and mistakes of ours: the other checks go on
+        return [fail(f"could not be looked at: {type(error).__name__}: {first_line(error)}", "")]
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library's error says, as far as a line of a report has room for it."""
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__

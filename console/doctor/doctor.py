@@ -1,0 +1,284 @@
+"""`fab doctor`: all checks from near to far, with a verdict; and the text of `--first-day` for a bug report."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from backends.vm.deploy import FRAMEWORK, named
+from console.doctor import cluster, slice_hosts, workstation
+from console.doctor.check import Check, Finding, carry_out
+from console.doctor.workstation import Machine
+from console.hosts import verify
+from contracts.errors import RequestError
+from jobs.runtime.cache import user_cache_dir
+from launch import jobs
+from launch.hosts import HostError, HostsError, ask_all
+from launch.jobs import CHECKOUT
+from launch.output import say, terminal
+from launch.targets import Target
+
+E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
+SECRETS = (
+    re.compile(r"\bya29\.[\w.-]+"),
+    re.compile(
+        r"(?i)\b((?:[\w-]*(?:token|password|passphrase|secret|credential|api[-_]?key)[\w-]*)\s*[=:]\s*)\S+"
+    ),
+    re.compile(r"-----BEGIN [^-]*PRIVATE KEY-----.*?(?:-----END [^-]*-----|$)", re.DOTALL),
+)
+PROCESS = ("RUN_PROCESS_ID", "jax.process_index()")
+LEAST_NAME = 4
+"""A shorter name, such as a user's, would be taken out of other words too."""
+MARKS = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "·"}
+Open = Callable[[], Target]
+
+
+def doctor(open_target: Open, *, wants_stack: bool, as_json: bool) -> int:
+    """Print every finding; 0 where nothing failed, else 1. wants_stack: whether it is about more than this machine."""
+    here = Machine(
+        environ=os.environ,
+        home=Path.home(),
+        checkout=CHECKOUT,
+        cache_dir=user_cache_dir(os.environ),
+        ask=workstation.ask,
+    )
+    console = terminal()
+    found: list[Finding] = []
+    everything = findings(here, open_target, wants_stack=wants_stack)
+    for area, of_area in itertools.groupby(everything, key=lambda finding: finding.area):
+        listed = list(of_area)
+        found += listed
+        if not as_json:
+            say(console)("\n".join([area, *(line for each in grouped(listed) for line in lines(each))]))
+    if as_json:
+        print(
+            json.dumps(
+                {"ok": not _failed(found), "findings": [dataclasses.asdict(each) for each in found]}, indent=2
+            )
+        )
+    else:
+        say(console)(verdict(found))
+    return 1 if _failed(found) else 0
+
+
+def _failed(found: Sequence[Finding]) -> int:
+    return sum(each.state == "fail" for each in found)
+
+
+def findings(here: Machine, open_target: Open, *, wants_stack: bool) -> Iterator[Finding]:
+    """From near to far; without a target what lies farther is not looked at."""
+    area = workstation.AREA
+    yield from carry_out(workstation.checks(here, needs_pulumi=wants_stack))
+    gcloud = Check(area, "gcloud", lambda: workstation.gcloud(here.ask))
+    ssh_keys = Check(area, "ssh keys", lambda: workstation.usable(here))
+    os_login = Check(area, "os login", lambda: workstation.os_login(here))
+    try:
+        target = open_target()
+    except RequestError as error:
+        yield Finding(area="stack", name="inventory", state="fail", message=str(error))
+        yield from carry_out([gcloud, ssh_keys, os_login] if wants_stack else [])
+        return
+    if target.cluster is not None:
+        yield from _cluster(target, here, gcloud)
+        return
+    if not target.is_local:
+        yield from carry_out([ssh_keys])
+        if (project := target.inventory.project) is not None:
+            credentials = Check(area, "credentials", lambda: workstation.default_credentials(here.environ))
+            roles = Check(area, "roles", lambda: workstation.roles(project, here.environ))
+            yield from carry_out([gcloud, credentials])
+            yield from carry_out([os_login] if any(host.user is None for host in target.hosts) else [])
+            yield from carry_out([roles] if any(host.reach == "iap" for host in target.hosts) else [])
+        yield from carry_out(slice_hosts.stack_checks(target, here.ask))
+    yield from _hosts(target)
+    yield from carry_out(slice_hosts.checks(target))
+
+
+def _cluster(target: Target, here: Machine, gcloud: Check) -> Iterator[Finding]:
+    """Of a slice whose hosts are the pods of a run, so that there is no host to ask before."""
+    assert target.cluster is not None and target.slice.pool is not None
+    if target.inventory.cluster is not None and target.inventory.cluster.endpoint is not None:
+        credentials = Check(
+            workstation.AREA, "credentials", lambda: workstation.default_credentials(here.environ)
+        )
+        yield from carry_out([gcloud, credentials])
+    connection = target.cluster.connection
+    asked = cluster.Asked(
+        ask=connection.ask, cluster=connection.cluster, one_slice=target.slice, pool=target.slice.pool
+    )
+    yield from carry_out(
+        [Check("stack", "regions", lambda: slice_hosts.regions(target.inventory, target.slice))]
+    )
+    reached = list(carry_out([Check(cluster.AREA, "reached", asked.reached)]))
+    yield from reached
+    if not _failed(reached):
+        yield from carry_out(asked.checks())
+    runs = Check("storage", "runs", lambda: slice_hosts.from_here(target.files, target.runs_url))
+    yield from carry_out([runs])
+
+
+def _hosts(target: Target) -> Iterator[Finding]:
+    """The first by itself, for all others may be reached through it; those that do not answer are asked no more."""
+    everyone = list(range(len(target.hosts)))
+    first = Check("network", "first host", lambda: slice_hosts.reached(target, everyone[:1]))
+    others = Check("network", "hosts", lambda: slice_hosts.reached(target, everyone[1:]))
+    found = list(carry_out([first, others]))
+    yield from found
+    lost = {finding.host for finding in found if finding.state == "fail"}
+    if rest := [index for index in everyone if target.hosts[index].name not in lost]:
+        answering = only(target, rest)
+        preflight = Check("hosts", "preflight", lambda: slice_hosts.preflight(answering))
+        yield from carry_out([preflight])
+
+
+def only(target: Target, indexes: Sequence[int]) -> Target:
+    """Return the target without the other hosts."""
+    return dataclasses.replace(
+        target,
+        hosts=tuple(target.hosts[index] for index in indexes),
+        transports=tuple(target.transports[index] for index in indexes),
+        agents=tuple(target.agents[index] for index in indexes),
+        cpus=tuple(target.cpus[index] for index in indexes),
+    )
+
+
+def grouped(found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of one area as they are shown: what holds of several hosts alike is said once."""
+    groups: dict[tuple[str | None, ...], list[Finding]] = {}
+    for number, each in enumerate(found):
+        if each.host is None:
+            groups[(str(number),)] = [each]
+        else:
+            # Messages of what is in order may differ in a figure; those of what is not are all shown.
+            same = (each.message, each.remedy) if each.state != "ok" else ()
+            groups.setdefault(("", each.name, each.state, *same), []).append(each)
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: Sequence[Finding]) -> Finding:
+    if len(group) == 1:
+        return group[0]
+    alike = all(each.message == group[0].message for each in group)
+    message = group[0].message if alike else f"such as {group[0].message}"
+    return dataclasses.replace(
+        group[0],
+        host=named(list(dict.fromkeys(each.host for each in group if each.host is not None))),
+        message=message,
+    )
+
+
+def lines(finding: Finding) -> list[str]:
+    """Return a finding on a terminal; the remedy stands under it."""
+    host = f"{finding.host}: " if finding.host else ""
+    text = f"  {MARKS[finding.state]} {finding.name}: {host}{finding.message}"
+    return [text, f"      → {finding.remedy}"] if finding.remedy else [text]
+
+
+def verdict(found: Sequence[Finding]) -> str:
+    """Return one line for everything."""
+    warned = sum(each.state == "warn" for each in found)
+    parts = [f"{_failed(found)} failed"] * bool(_failed(found)) + [f"{warned} to look at"] * bool(warned)
+    return f"{', '.join(parts)}, of {len(found)} looked at" if parts else f"all well, {len(found)} looked at"
+
+
+def first_day(target: Target) -> int:
+    """Print the text; 0 where a host answered."""
+    print(
+        "asking every host, then starting one process on each: a minute or two …", file=sys.stderr, flush=True
+    )
+    answers = ask_all(target.agents, "describe", [{} for _ in target.agents])
+    hosts = [
+        {"agent": str(each)} if isinstance(each, HostError) else {k: str(v) for k, v in each["found"].items()}
+        for each in answers
+    ]
+    lines = [*about(target), *by_answer(hosts), *processes(target)]
+    print("\n".join(["```", *(without_names(line, private(target, hosts)) for line in lines), "```"]))
+    return 0 if any(not isinstance(each, HostError) for each in answers) else 1
+
+
+def about(target: Target) -> list[str]:
+    """This machine and the slice, as far as a reader of the report has to know them."""
+    commit = jobs.commit_of(CHECKOUT)
+    one = target.slice
+    tools = [("pulumi", ["pulumi", "version"]), ("gcloud", ["gcloud", "version"])]
+    said = [f"{name} {_first(workstation.ask(argv))}" for name, argv in tools]
+    changed = " with changes" if commit and commit.is_dirty else ""
+    keyed = sum(bool(host.host_keys) for host in target.hosts)
+    return [
+        f"tpu-stack {commit.hash[:12] if commit else '?'}{changed}, Python {sys.version.split()[0]}, {', '.join(said)}",
+        f"slice: {one.accelerator_type} {one.topology} x {one.count} in {one.zone}, {one.capacity}",
+        f"hosts: {len(target.hosts)} of {len(one.hosts)}, platform {target.platform}, with a known key {keyed}",
+        f"made as: {one.origin.partition(' ')[0]}",
+        f"reached: {', '.join(sorted({host.reach for host in target.hosts}))}",
+        f"images: {', '.join(target.inventory.images) or 'none'}",
+    ]
+
+
+def _first(answer: workstation.Answer) -> str:
+    if answer.exit_code is None:
+        return "is not there"
+    return (answer.stdout.strip() or answer.last_line).splitlines()[0]
+
+
+def by_answer(hosts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a line for each thing: once where all hosts say the same, else one for each of their answers. Pure."""
+    titles = list(dict.fromkeys(title for host in hosts for title in host))
+    lines = []
+    for title in titles:
+        by_text: dict[str, list[str]] = {}
+        for index, host in enumerate(hosts):
+            if title in host:
+                by_text.setdefault(host[title], []).append(str(index))
+        for text, indexes in by_text.items():
+            whose = "" if len(indexes) == len(hosts) else f" [host {','.join(indexes)}]"
+            lines.append(f"{title}{whose}: {text}")
+    return lines
+
+
+def processes(target: Target) -> list[str]:
+    """Both numbers of every process, from a group of them, or why there is none."""
+    try:
+        plan, failures, found = verify.gather(target, FRAMEWORK, None)
+        verify.clear(target, plan)
+    except (RequestError, HostError, HostsError) as error:
+        return [f"{' and '.join(PROCESS)}: not known, for no group was formed: {error}"]
+    told = [
+        f"{index} and {each.get('process_index', '?')} ({each['local_devices']} of {each['devices']} devices)"
+        for index, each in enumerate(found)
+        if each is not None
+    ]
+    lines = [f"{' and '.join(PROCESS)}: {', '.join(told) or 'no process said any'}"]
+    if found and found[0] is not None:
+        kind = found[0]
+        versions = ", ".join(f"{name} {version}" for name, version in kind["versions"].items())
+        lines.append(f"devices: {kind['platform']}, {kind['device_kind']}; {versions}")
+    return lines + [f"process: {each}" for each in failures]
+
+
+def private(target: Target, hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return what is told of nobody: name → what stands in its place."""
+    inventory = target.inventory
+    found = {inventory.project or "": "PROJECT", getpass.getuser(): "USER"}
+    found |= {host.user or "": "USER" for host in target.hosts}
+    found |= {(inventory.storage.bucket_url or "").removeprefix("gs://"): "BUCKET"}
+    for host in hosts:
+        home = re.search(r"/home/([\w.-]+)", host.get("python", ""))
+        found |= {home[1]: "USER"} if home else {}
+    return {name: word for name, word in found.items() if len(name) >= LEAST_NAME}
+
+
+def without_names(text: str, names: Mapping[str, str]) -> str:
+    """Without people, projects, and whatever looks like a credential. Pure."""
+    for pattern in SECRETS:
+        text = pattern.sub(lambda match: f"{match[1] if match.lastindex else ''}(left out)", text)
+    text = E_MAIL.sub("E-MAIL", text)
+    for name in sorted(names, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w])", names[name], text)
+    return text

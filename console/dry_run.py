@@ -1,0 +1,94 @@
+"""What `fab train --dry-run` prints: what each host or the cluster is told, the image, what would be sent, what an hour
+costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+
+import yaml
+
+from backends.pods.manifests import manifests
+from backends.pods.pod_launcher import PodLauncher
+from contracts.process import read as read_environment
+from contracts.ranks import decoded, rank_variables
+from launch import costs
+from launch import plan as plans
+from launch.bundles import TITLES, left_out_lines
+from launch.launch import Planned
+from launch.output import counted
+from launch.targets import Target
+
+PORT = 1
+"""Stands for the ports, which the preflight chooses; printed as PORT."""
+
+
+def lines(planned: Planned, target: Target) -> Iterator[str]:
+    """Return the lines; the same plan gives the same lines."""
+    launcher = planned.launcher
+    plan = planned.plan if isinstance(launcher, PodLauncher) else _as_if_settled(planned.plan)
+    yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
+    hosts = counted(plan.processes, "host")
+    yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {hosts}"
+    yield f"cost: {'nothing, this machine is yours' if target.is_local else costs.an_hour(target.slice)}"
+    if plan.budget is not None:
+        yield plan.budget.text
+    image = (
+        f"none: the processes run bare, with {plan.command.python if plan.command else plan.target.python}"
+        if plan.container is None
+        else plan.container.image
+    )
+    yield f"image {image}"
+    if plan.command is None:
+        yield f"job {plan.job} on {plan.framework}, {counted(plan.ranks_per_host, 'process')} a host"
+    if planned.note is not None:
+        yield planned.note
+    for title, bundle in zip(TITLES, planned.bundles, strict=False):
+        yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
+    yield from left_out_lines(planned.bundles)
+    if isinstance(launcher, PodLauncher):
+        found = manifests(plan, launcher.options)
+        yield from yaml.dump_all(found, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()
+        return
+    for index, (name, address, _) in enumerate(target.addresses):
+        told = plans.start(plan, index)
+        yield f"host {name} ({address})"
+        if plan.command is None and plan.ranks_per_host == 1:
+            yield f"  runs  {shlex.join(told['argv'])}"
+            yield from _variables(told["env"])
+            continue
+        spec = decoded(told["argv"][-1])
+        yield f"  runs  {shlex.join(spec.words)}"
+        if spec.work is not None:
+            yield f"  in    {spec.work}"
+        for local_rank in range(spec.ranks.per_host):
+            yield from _variables(rank_variables(read_environment(told["env"]), spec.ranks, local_rank))
+
+
+class _Plainly(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes each value where it is used, and a program as it is read."""
+
+    def ignore_aliases(self, _data: object) -> bool:
+        return True
+
+    def text(self, value: str) -> object:
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Plainly.add_representer(str, _Plainly.text)
+
+
+def _variables(found: dict[str, str]) -> Iterator[str]:
+    yield "  with"
+    for name, value in found.items():
+        shown = "PORT" if name == "MASTER_PORT" else re.sub(rf":{PORT}\b", ":PORT", value)
+        yield f"    {name}={shown}"
+
+
+def _as_if_settled(plan: plans.Plan) -> plans.Plan:
+    ports = [PORT] * (2 + plan.ranks_per_host * plan.processes)
+    facts = [{"free_ports": ports, "home": "~"}] * plan.processes
+    return plans.settled(dataclasses.replace(plan), facts, token="")

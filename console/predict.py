@@ -1,0 +1,165 @@
+"""`fab predict`: what a run's model answers to texts, pairs, questions or pictures, computed on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from backends import environments
+from console.export import fetch, note
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from contracts.run_directory import EXPORT
+from jobs.runtime.cache import build_once, user_cache_dir
+from jobs.runtime.report.render import quoted
+from launch import jobs, runs
+from launch.hosts import HostError
+from launch.jobs import CHECKOUT, Job
+from launch.output import printable, say, terminal
+from launch.runs import Run
+from launch.targets import Target
+
+LIMIT_S = 1800.0
+"""For the answers."""
+FROM_FILE = "@"
+"""Begins the name of a file that has the text; doubled, a text that begins with it."""
+LONGEST_HEADING = 400
+ON_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+"""The devices of this machine may be busy with a run."""
+
+type Answers = list[dict[str, Any]]
+
+
+def predict(target: Target, wanted: str, typed: Sequence[str], *, second: str | None, as_json: bool) -> int:
+    """Print the answers to all inputs.
+
+    Raises:
+        RequestError: there is no such run or file, no export yet, or the job cannot answer this.
+        HostError: the export could not be copied from where it is, or the model could not be used.
+    """
+    asked = {
+        "inputs": [text for each in typed for text in _inputs(each)],
+        "second": None if second is None else _second(second),
+    }
+    run = run_that_predicts(target, wanted)
+    runs.require_export(run)
+    job = jobs.find(run.described["job"])
+    answers = ask(job, _on_this_machine(target, run, job), asked)
+    if as_json:
+        print(json.dumps({"answers": answers}, ensure_ascii=False))
+    else:
+        print_answers(answers)
+    return 0
+
+
+def _inputs(typed: str) -> list[str]:
+    """Return the input that was typed, or the lines of the file that it names."""
+    if not typed.startswith(FROM_FILE):
+        return [typed]
+    if typed.startswith(FROM_FILE * 2):
+        return [typed[1:]]
+    found = [line for line in _read(typed).splitlines() if line.strip()]
+    if not found:
+        raise RequestError(f"{typed}: the file has no line with text; write an input on each line")
+    return found
+
+
+def _second(typed: str) -> str:
+    if not typed.startswith(FROM_FILE):
+        return typed
+    return typed[1:] if typed.startswith(FROM_FILE * 2) else _read(typed)
+
+
+def _read(typed: str) -> str:
+    try:
+        return Path(typed[1:]).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise RequestError(f"{typed}: {why}; name a text file after @, or double the @ of a text") from None
+
+
+def run_that_predicts(target: Target, wanted: str, also: Sequence[str] = ()) -> Run:
+    """Return the run that is meant; "latest" is the latest whose job can predict. also: other jobs that will do.
+
+    Raises:
+        RequestError: there is none, or its job cannot predict.
+    """
+    able = [name for name in jobs.names() if jobs.find(name).can_predict]
+    if wanted == runs.LATEST:
+        found = runs.newest(runs.survey(target.runs), wanted, of=able)
+        if found is not None:
+            return found
+    run = runs.find(target.runs, wanted)
+    if run.described["job"] not in (*able, *also):
+        raise RequestError(
+            f"{run.run_id} is a run of {run.what}, which cannot predict; name a run of {', '.join(able)}"
+        )
+    return run
+
+
+def _on_this_machine(target: Target, run: Run, job: Job) -> str:
+    """Return the export as a folder of this machine; one of a bucket or a host is copied into the cache."""
+    if target.is_local and not run.directory.is_remote:
+        return run.directory.path(EXPORT)
+    ended = int((run.current_result() or {}).get("time") or 0)
+    copied = user_cache_dir(os.environ) / "exports" / f"{run.run_id}-{run.attempt}-{ended}"
+
+    build_once(copied, lambda temporary: fetch(target, run, temporary, job.predicts_from))
+    return str(copied)
+
+
+def ask(job: Job, export: str, asked: dict[str, Any]) -> Answers:
+    """Return the answers of a job's predict.py, as `jobs.runtime.prediction` has them.
+
+    export: a folder of this machine.
+
+    Raises:
+        RequestError: the request cannot be carried out; the job's own words.
+        HostError: it ended otherwise.
+    """
+    environments.ensure(job.framework, note)
+    python = str(environments.python_of(job.framework))
+    cache_dir = str(user_cache_dir(os.environ))
+    try:
+        done = subprocess.run(
+            [python, "-P", "-m", f"jobs.{job.name}.predict", export, cache_dir],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, **ON_CPU, "PYTHONPATH": str(CHECKOUT)},
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(host="here", reason=f"{export}: no answer within {spoken(LIMIT_S)}") from None
+    said = printable((done.stderr.strip().splitlines() or [""])[-1])
+    if done.returncode == 2:
+        raise RequestError(said.removeprefix("error: "))
+    if done.returncode != 0:
+        raise HostError(host="here", reason=f"{export} cannot be used: {said}", remedy="`make install`")
+    answers: Answers = json.loads(done.stdout.strip().rpartition("\n")[2])["answers"]
+    return answers
+
+
+def print_answers(answers: Answers) -> None:
+    """Print a table for each answer, below its heading."""
+    console = terminal()
+    for answer in answers:
+        heading = printable(answer["heading"])
+        cut = heading if len(heading) <= LONGEST_HEADING else f"{heading[: LONGEST_HEADING - 1]}…"
+        say(console)(cut)
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(justify="right")
+        table.add_column()
+        for guess in answer["best"]:
+            share = guess["probability"]
+            shown = "" if share is None else f"{100 * share:.1f} %"
+            table.add_row(shown, quoted(printable(guess["text"])))
+        console.print(table)

@@ -1,0 +1,169 @@
+"""`fab rm` and `fab prune`: run directories are removed, and none that is active or that another run began from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.filesize import decimal
+
+from contracts import run_directory
+from contracts.errors import RequestError
+from contracts.ranks import LAYER_STAMP
+from launch import runs
+from launch.hosts import HostError, ask_all
+from launch.jobs import SERVER
+from launch.launch import only_launch_of
+from launch.output import counted, printable, say, terminal
+from launch.plan import JOIN_LIMIT_S
+from launch.runs import Look, Run
+from launch.targets import Target
+
+YES = "yes"
+REMOVE_LIMIT_S = 600.0
+"""For a host to remove the copy of a command's folder, and what was installed for it."""
+
+
+def remove(target: Target, wanted: str, *, yes: bool, resumed_by: Mapping[str, str]) -> int:
+    """Remove one run. The exit code: 0, or 1 where somebody said no. resumed_by: as `kept` takes it.
+
+    Raises:
+        RequestError: there is no such run, it has to stay, or nobody is there to be asked.
+        HostError: the place cannot be reached, or refuses.
+    """
+    run = runs.find(target.runs, wanted)
+    if reason := kept(target, runs.list_runs(target.runs), [run], resumed_by).get(run.run_id):
+        raise RequestError(f"{run.run_id} is kept: {reason}")
+    return _ask_and_remove(target, [run], yes=yes)
+
+
+def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]) -> int:
+    """Remove all runs but the newest by their last attempt and those that have to stay; say which those are.
+
+    resumed_by: as `kept` takes it.
+
+    Raises:
+        RequestError: nobody is there to be asked.
+        HostError: the place cannot be reached, or refuses.
+    """
+    listing, tell = runs.survey(target.runs), say(terminal())
+    everything = listing.runs
+    staying = kept(target, everything, everything[keep:], resumed_by)
+    for run_id, reason in staying.items():
+        tell(f"{run_id} is kept: {reason}")
+    for line in runs.cannot_be_read(listing.unreadable):
+        tell(printable(f"{line}; it is kept"))
+    going = [run for run in everything[keep:] if run.run_id not in staying]
+    if not going:
+        tell(f"nothing to remove: {target.runs.url} has {counted(len(everything), 'run')}")
+        return 0
+    return _ask_and_remove(target, going, yes=yes)
+
+
+def kept(
+    target: Target, everything: Sequence[Run], going: Sequence[Run], resumed_by: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the ids of those of `going` that have to stay, and why.
+
+    resumed_by: the ids of runs that somebody resumes later, and how that is ended.
+    """
+    known = runs.look_at_all(target.agents_of_all(going))
+    by_cluster = target.cluster is not None
+    reasons = {run.run_id: reason for run in going if (reason := _active(run, known, by_cluster=by_cluster))}
+    ids = {run.run_id for run in going}
+    reasons |= {run_id: reason for run_id, reason in resumed_by.items() if run_id in ids - {*reasons}}
+    staying = [run for run in everything if run.run_id not in ids or run.run_id in reasons]
+    while staying:  # what stays keeps what it began from, which may itself have begun from another
+        child = staying.pop()
+        for run in going:
+            if run.run_id not in {child.run_id, *reasons} and _began_from(child, run):
+                reasons[run.run_id] = f"{child.run_id} began from it"
+                staying.append(run)
+    return reasons
+
+
+def _active(run: Run, known: Look, *, by_cluster: bool) -> str | None:
+    """Why a run counts as active, if it does. Where stacks share a bucket, its hosts need not be those that were
+    asked: a fresh heartbeat is enough. by_cluster: it was the cluster of the run that was asked."""
+    mine, now_s = known.of(run), time.time()
+    state = runs.state(run, mine.processes, unanswered=len(mine.errors) + 1, now_s=now_s)
+    if state in run_directory.ACTIVE:
+        return f"it is {state}; `fab stop {run.run_id}` stops it"
+    is_silent = run.current_result() is None and not any(run.current())
+    is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < max(JOIN_LIMIT_S.values())
+    if is_silent and is_new:
+        return "it was started a moment ago; try again in 10 min"
+    if by_cluster and runs.may_be_restarted(run, mine, state):
+        return (
+            f"whether it goes on is not known ({mine.errors[0]}); remove it when its cluster answers, or where that is "
+            f"gone for good, its folder {run.directory.url} itself"
+        )
+    ends = any(process.get("supervised") for process in mine.processes)
+    return "its processes are still ending; try again in a moment" if ends else None
+
+
+def _began_from(child: Run, run: Run) -> bool:
+    """Whether an option of `child` names something in the directory of `run`, by whatever path. A server that has ended
+    needs nothing any more."""
+    if child.described["job"] == SERVER and child.current_result() is not None:
+        return False
+    config, cwd = child.described.get("config") or {}, child.described.get("cwd") or "/"
+    paths = [os.path.realpath(os.path.join(cwd, text)) for text in config.values() if isinstance(text, str)]
+    return run.run_id in json.dumps([config, child.described["args"], paths])
+
+
+def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
+    tell = say(terminal())
+    sizes = [run.directory.size_bytes() for run in going]
+    for run, size in zip(going, sizes, strict=True):
+        name = f"  {printable(run.described['name'])}" if run.described.get("name") else ""
+        tell(f"{run.run_id}  {decimal(size)}  {runs.age(run)} old{name}")
+    if not yes and not sys.stdin.isatty():
+        raise RequestError("nobody is there to be asked, so nothing was removed; say --yes")
+    question = (
+        f"Remove {counted(len(going), 'run')}, {decimal(sum(sizes))}, from {target.runs.url}? Type {YES}: "
+    )
+    if not yes and not _says_yes(question):
+        tell("nothing was removed")
+        return 1
+    for run in going:
+        with only_launch_of(run.run_id):
+            now = runs.read(run.directory)
+            if now is not None and now.attempt != run.attempt:
+                raise RequestError(f"{run.run_id} was resumed meanwhile, and is kept")
+            run.directory.remove_all()
+        tell(f"removed {run.run_id}")
+        for problem in _remove_from_hosts(target, run):
+            tell(problem)
+    return 0
+
+
+def _remove_from_hosts(target: Target, run: Run) -> list[str]:
+    """Remove what an own command has on its hosts; return what could not be removed. A pod's disk goes with the pod."""
+    if not run.is_own_command or target.cluster is not None:
+        return []
+    agents = target.find_agents(run.described)
+    problems = []
+    for kind in ("venv", "work"):
+        requests = [
+            {"path": f"{agent.root}/runs/{run.run_id}/{kind}-{index}", "first": LAYER_STAMP}
+            for index, agent in enumerate(agents)
+        ]
+        answers = ask_all(agents, "remove_folder", requests, timeout_s=REMOVE_LIMIT_S)
+        problems += [
+            f"{answer}; {request['path']} is still there"
+            for answer, request in zip(answers, requests, strict=True)
+            if isinstance(answer, HostError)
+        ]
+    return problems
+
+
+def _says_yes(question: str) -> bool:
+    try:
+        return input(question).strip() == YES
+    except EOFError:  # Ctrl-D
+        print()
+        return False

@@ -1,0 +1,444 @@
+"""`fab track`: a run's metrics, settings, report and export are mirrored to MLflow or Weights & Biases.
+
+The mirror is a process of its own on the launching machine, which `fab train --track` starts and does not wait for. It
+reads the run directory, wherever that is, and hands on what is new to a process with the tracker's library
+(tracker_client.py, in an environment of its own). The run knows nothing of it: a tracker that is away, slow or refuses
+can neither slow nor end it. How far a tracker is, it says itself; so whatever is interrupted is begun again, and what
+was sent twice is there once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from backends import environments
+from console import overview
+from contracts import run_directory
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from contracts.run_directory import EXPORT, REPORT, RESULT, RUN, SAMPLES, SETTINGS, SILENCE_LIMIT_S
+from contracts.run_records import Unread
+from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.metric_definitions import finite
+from launch import runs
+from launch.hosts import HostError
+from launch.jobs import CHECKOUT
+from launch.output import printable, say, terminal
+from launch.runs import Run
+from launch.targets import Target
+
+TRACKERS = ("mlflow", "wandb")
+NONE = "none"
+VARIABLE = "TPU_STACK_TRACK"
+CLIENT = Path(__file__).with_name("tracker_client.py")
+FILES = (RUN, SETTINGS, RESULT, REPORT, SAMPLES)
+"""What is mirrored as it is, at the end, beside the export."""
+
+POLL_S, REMOTE_POLL_S = 5.0, 15.0
+RECORD_PERIOD_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+SETTLE_S = 5.0
+"""After its result, a run's report is still on its way."""
+UNREADABLE_LIMIT_S = 3600.0
+"""How long a run directory that cannot be read is asked for again."""
+BEGIN_LIMIT_S, ANSWER_LIMIT_S, FILES_LIMIT_S = 180.0, 60.0, 600.0
+"""For a library to load and to begin; for an answer; for files to be sent, and for W&B to send what it holds back."""
+LINES = 1000
+"""Of metrics.jsonl, in one request."""
+SECRETS = re.compile(r"(_KEY|_TOKEN|_PASSWORD)$")
+SHORTEST_SECRET = 8
+LONGEST_PROBLEM = 400
+NICE = 10
+
+Say = Callable[[str], None]
+
+
+class TrackerAway(Exception):
+    """The tracker did not take what it was sent, this time."""
+
+
+def asked_for(
+    option: str, environ: Mapping[str, str], before: Sequence[str] | None, *, option_name: str = "--track"
+) -> tuple[str, ...]:
+    """Return the trackers that a launch mirrors to: of the option, else of the run that is resumed, else of VARIABLE.
+
+    Raises:
+        RequestError: one of them is none.
+    """
+    source, text = (option_name, option) if option else (f"${VARIABLE}", environ.get(VARIABLE, ""))
+    if not option and before is not None:
+        return tuple(before)
+    names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if names == (NONE,):
+        return ()
+    for name in names:
+        if name not in TRACKERS:
+            raise RequestError(
+                f'{source}: "{name}" is not a tracker; choose one of {", ".join(TRACKERS)}, both with a comma between '
+                f"them, or {NONE}"
+            )
+    return names
+
+
+def start(run: Run, target: Target, tell: Say) -> None:
+    """Start the mirrors of a run in the background, where they outlive this process and its terminal."""
+    for tracker in run.described.get("track") or ():
+        words = ["track", run.run_id, "--to", tracker, "--stack", target.name, "--runs", target.runs_url]
+        words += [] if target.is_local else ["--slice", target.slice.name]
+        program = "from fabfile.command_line import main; main()"
+        log = os.open(_place(f"{run.run_id}-{tracker}", "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        try:  # not a Popen, which would want to be waited for
+            os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", program, *words],
+                os.environ,
+                setsid=True,
+                file_actions=[(os.POSIX_SPAWN_DUP2, each, to) for to, each in enumerate((nothing, log, log))],
+            )
+        finally:
+            os.close(log)
+            os.close(nothing)
+        tell(f"{tracker}: the run is mirrored in the background")
+
+
+def told(run: Run) -> list[str]:
+    """Return of each tracker of a run a line that says how far it is."""
+    trackers = run.described.get("track") or ()
+    records = run.directory.read_objects([run_directory.tracker(name) for name in trackers])
+    return [_told(name, record, run) for name, record in zip(trackers, records, strict=True)]
+
+
+def _told(tracker: str, record: Mapping[str, Any] | None, run: Run) -> str:
+    record = record or {}
+    where = record.get("address") or "not reached yet"
+    if record.get("complete") and record.get("attempt") == run.attempt:
+        return f"{tracker}: complete in {where}"
+    step, problem = record.get("step"), record.get("problem")
+    how_far = f"step {step} in {where}" if step is not None else where
+    why = f"; {problem}" if problem else ""
+    return printable(f"{tracker}: {how_far}{why}; `fab track {run.run_id}` waits for it, or catches up")
+
+
+def track(target: Target, wanted: str, to: str, *, limit_s: float) -> int:
+    """Mirror a run until it has ended and the trackers have all of it. Return 0, or 1 where one lacks some.
+
+    limit_s: after the run's end, how long a tracker that is away is tried.
+
+    Raises:
+        RequestError: there is no such run or tracker.
+        HostError: the runs cannot be reached.
+    """
+    tell, run = say(terminal()), runs.find(target.runs, wanted)
+    names = asked_for(to, os.environ, None if to else run.described.get("track"), option_name="--to")
+    if not names:
+        raise RequestError(f"--to: say to which tracker; choose one of {', '.join(TRACKERS)}")
+    os.nice(NICE)
+    is_complete = True
+    for name in names:  # one after the other; in the background each has a process
+        lock = FileLock(_place(f"{run.run_id}-{name}", "lock"))
+        try:
+            with lock.acquire(blocking=False):
+                pass
+        except Timeout:
+            tell(f"waiting for the process that mirrors it to {name} already")
+        with lock, Mirror(target, run, name, limit_s) as mirror:
+            mirror.follow()
+        fresh = runs.read(run.directory) or run
+        (record,) = run.directory.read_objects([run_directory.tracker(name)])
+        tell(_told(name, record, fresh))
+        if name == "mlflow" and record and str(record.get("address")).startswith("sqlite:"):
+            mlflow = environments.python_of(name).with_name("mlflow")
+            tell(f"look at it with: {mlflow} ui --backend-store-uri {record['address']}")
+        is_complete &= mirror.is_complete
+    return 0 if is_complete else 1
+
+
+def _place(name: str, suffix: str) -> str:
+    folder = user_cache_dir(os.environ) / "trackers"
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder / f"{name}.{suffix}")
+
+
+class Mirror:
+    """One run on its way to one tracker."""
+
+    def __init__(self, target: Target, run: Run, tracker: str, limit_s: float) -> None:
+        self._target, self._run, self._tracker, self._limit_s = target, run, tracker, limit_s
+        local = Path(target.runs_url) if target.is_local and target.runs_on_share else CHECKOUT / "runs"
+        self._folder = local / tracker
+        self._client: _Client | None = None
+        self._begun: int | None = None
+        """The attempt that the tracker knows of."""
+        self._offset = 0
+        self._steps: dict[str, int] = {}
+        """Of each metric the last step that the tracker has."""
+        self._settings: Mapping[str, Any] = {}
+        self._before = run.directory.read_objects([run_directory.tracker(tracker)])[0] or {}
+        self._unread = Unread()
+        self._record: dict[str, Any] = {"tracker": tracker}
+        self._recorded, self._recorded_s = "", float("-inf")
+        self.is_complete = False
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.end()
+
+    def follow(self) -> None:
+        """Send what there is and what comes, until the run has ended and all is sent, or trying has been given up."""
+        pause_s, read_s, active_s = FIRST_PAUSE_S, time.monotonic(), time.monotonic()
+        while True:
+            now_s, wait_s = time.monotonic(), REMOTE_POLL_S if self._is_far else POLL_S
+            try:
+                run = runs.read(self._run.directory)
+                if run is None:  # somebody has removed it
+                    return
+                self._run, read_s = run, now_s
+                active_s = active_s if _ended(run) else now_s
+                self._send(_ended(run))
+                self._note(None)
+                pause_s = FIRST_PAUSE_S
+                if self.is_complete:
+                    return
+            except (TrackerAway, RequestError, HostError, OSError) as error:
+                self._begun = None
+                self._note(" ".join(str(error).split())[:LONGEST_PROBLEM])
+                limit_s = self._limit_s if read_s == now_s else UNREADABLE_LIMIT_S
+                if now_s - min(active_s, read_s) > limit_s:
+                    return
+                wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+            time.sleep(wait_s)
+
+    @property
+    def _is_far(self) -> bool:
+        return self._run.directory.is_remote or not self._target.is_local
+
+    def _send(self, ended: tuple[str, float] | None) -> None:
+        run = self._run
+        if self._begun != run.attempt:
+            self._begin()
+        settings = overview.settings_of(run)
+        if settings != self._settings:
+            self._ask("settings", settings)
+            self._settings = settings
+        # Before its first step, an attempt has not dropped the lines of the steps that it takes again.
+        if ended or any(beat and beat["state"] not in ("starting", "joined") for beat in run.current()):
+            lines, self._offset = run.directory.read_new_metrics(self._offset, self._unread)
+            fresh = [line for line in map(self._fresh, lines) if line is not None]
+            for problem in self._unread.unannounced():
+                print(printable(f"{self._tracker}: {problem}"), flush=True)
+            for at in range(0, len(fresh), LINES):
+                self._ask("metrics", fresh[at : at + LINES])
+                self._record["step"] = fresh[min(at + LINES, len(fresh)) - 1][0]
+        if ended:
+            outcome, time_s = ended
+            same = ("address", "id", "attempt")
+            if not (
+                self._before.get("complete") and all(self._before.get(n) == self._record[n] for n in same)
+            ):
+                self._send_files(outcome)
+            result = run.current_result() or {}
+            step = finite(result.get("steps")) or max(self._steps.values(), default=0)
+            final = {f"final/{name}": value for name, value in overview.values(run, {}).items()}
+            what = {"outcome": outcome, "time_s": time_s, "step": int(step), "final": final}
+            self._ask("end", what, FILES_LIMIT_S)
+            self._record |= {"complete": True, "step": int(step)}
+            self.is_complete = True
+
+    def _begin(self) -> None:
+        """Start the library where it is not, and find or make the tracker's run."""
+        run, described = self._run, self._run.described
+        if self._client is not None and not self._client.is_there:
+            self._client.end()
+            self._client = None
+        if self._client is None:
+            environments.ensure(self._tracker, lambda text: print(text, flush=True))
+            self._client = _Client(self._tracker, self._folder)
+        about = {
+            "job": run.what,
+            "framework": described.get("stack"),
+            "platform": described.get("platform"),
+            "target": described.get("target"),
+            "hosts": len({host["name"] for host in described["hosts"]}),
+            "directory": run.directory.url,
+            "git_commit": (described.get("code") or {}).get("git_commit"),
+        }
+        what = {
+            "run_id": run.run_id,
+            "name": described.get("name") or run.run_id,
+            "job": run.what,
+            "created_s": runs.parse_time(described["created"]),
+            "tags": {name: str(value) for name, value in about.items() if value is not None},
+        }
+        with FileLock(_place(self._tracker, "lock")):  # two that make a database together spoil it
+            answer = self._ask("begin", what, BEGIN_LIMIT_S)
+        self._begun, self._offset, self._settings = run.attempt, 0, {}
+        self._steps = answer["steps"]
+        self._record |= {"address": answer["address"], "id": answer["id"], "attempt": run.attempt}
+        self._record |= {"step": max(self._steps.values(), default=None), "complete": False}
+
+    def _fresh(self, line: Mapping[str, Any]) -> tuple[int, float, dict[str, float]] | None:
+        """Return step, time and those numbers of a line of metrics that the tracker does not have."""
+        if "step" not in line:
+            self._unread.add(
+                f"{run_directory.METRICS}: a line has no step, and is not sent",
+                more=" (the first of {count})",
+            )
+            return None
+        step = int(line["step"])
+        values = {
+            name: value
+            for name, value in line.items()
+            if name not in ("step", "time")
+            and value is not None
+            and step > self._steps.get(name, -1)  # an attempt takes some steps again
+        }
+        self._steps |= dict.fromkeys(values, step)
+        at_s = line.get("time") or runs.parse_time(self._run.described["created"])
+        return (step, at_s, values) if values else None
+
+    def _send_files(self, outcome: str) -> None:
+        directory = self._run.directory
+        with tempfile.TemporaryDirectory(prefix="track-") as folder:
+            paths = {}
+            for name in FILES:
+                try:
+                    text = directory.read_text(name)
+                except OSError as error:  # of this one; a place that is away raises a HostError
+                    print(f"{self._tracker}: {name} is not sent: {error}", flush=True)
+                    continue
+                if text is not None:
+                    paths[name] = f"{folder}/{name}"
+                    Path(paths[name]).write_text(text, encoding="utf-8")
+            if outcome == "done" and directory.list(EXPORT):
+                paths[EXPORT] = directory.path(EXPORT)
+                if self._is_far:
+                    from console.export import fetch  # no launch needs it
+
+                    paths[EXPORT] = f"{folder}/{EXPORT}"
+                    fetch(self._target, self._run, Path(paths[EXPORT]))
+            self._ask("files", paths, FILES_LIMIT_S)
+
+    def _ask(self, do: str, what: object, limit_s: float = ANSWER_LIMIT_S) -> Any:
+        assert self._client is not None
+        return self._client.ask(do, what, limit_s)
+
+    def _note(self, problem: str | None) -> None:
+        """Write how far the tracker is into the run directory; now and then, or where that is news."""
+        if problem and problem != self._record.get("problem"):
+            print(f"{self._tracker}: {problem}; it is tried again", flush=True)
+        self._record["problem"] = problem
+        news = json.dumps([self._record.get(name) for name in ("address", "attempt", "complete", "problem")])
+        if news == self._recorded and (problem or time.monotonic() - self._recorded_s < RECORD_PERIOD_S):
+            return
+        with contextlib.suppress(OSError, HostError):
+            name = run_directory.tracker(self._tracker)
+            self._run.directory.write_json(name, {**self._record, "time": time.time()})
+            self._recorded, self._recorded_s = news, time.monotonic()
+
+
+def _ended(run: Run) -> tuple[str, float] | None:
+    """Return how and when the latest attempt ended, once all that it leaves is there; None while it goes on."""
+    result, now_s = run.current_result(), time.time()
+    if result is not None:
+        time_s = finite(result.get("time")) or now_s - SETTLE_S
+        return (str(result.get("outcome")), time_s) if now_s - time_s >= SETTLE_S else None
+    heard_s = [beat["time"] for beat in run.current() if beat]
+    last_s = max([*heard_s, runs.parse_time(run.described["attempts"][-1]["started"])])
+    # Twice what counts as gone: whoever looks for lost hosts has then written a result, if anybody is there.
+    return ("lost", last_s) if now_s - last_s > 2 * SILENCE_LIMIT_S else None
+
+
+class _Client:
+    """The process with the tracker's library. What it says is without secrets."""
+
+    def __init__(self, tracker: str, folder: Path) -> None:
+        self._is_late = False
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [str(environments.python_of(tracker)), "-P", str(CLIENT), tracker, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, do: str, what: object, limit_s: float) -> Any:
+        """Ask and wait for the answer.
+
+        Raises:
+            TrackerAway: there is none within the limit, or it is an error.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        timer = threading.Timer(limit_s, self._give_up)
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps({"do": do, "what": what}) + "\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._process.stdout.readline() or "{}")
+        except (OSError, ValueError):
+            answer = {}
+        finally:
+            timer.cancel()
+        if "ok" in answer:
+            return answer["ok"]
+        raise TrackerAway(without_secrets(answer.get("error") or self._last_words(do, limit_s), os.environ))
+
+    def end(self) -> None:
+        """End the process; one that has nothing left to do ends by itself."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ANSWER_LIMIT_S)
+        self._kill()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        self._kill()
+
+    def _last_words(self, do: str, limit_s: float) -> str:
+        self._kill()  # it has closed its output
+        if self._is_late:
+            return f"no answer to {do} within {spoken(limit_s)}"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "its library ended without a word")
+
+
+def without_secrets(text: str, environ: Mapping[str, str]) -> str:
+    """Return a text of a tracker's library without passwords of addresses and without keys of the environment."""
+    text = re.sub(r"//[^/@\s]*@", "//", text)
+    for name, value in environ.items():
+        if SECRETS.search(name) and len(value) >= SHORTEST_SECRET:
+            text = text.replace(value, "…")
+    return text

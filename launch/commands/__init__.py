@@ -1,1 +1,0 @@
-"""The commands other than training, one module for each group; a command returns its exit code."""

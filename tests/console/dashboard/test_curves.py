@@ -1,0 +1,164 @@
+"""metrics.jsonl read on while it grows, and thinned to what a chart can show."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.dashboard import curves
+from console.dashboard.curves import History, smooth, thin
+from contracts.files import DiskFiles, Piece
+from jobs.flax_mlm import METRICS
+
+VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400)
+
+
+def history(path: Path, limit: int | None = None) -> History:
+    def read(offset: int, limit_bytes: int) -> Piece | None:
+        places = [(str(path.parent), path.name)]
+        return DiskFiles().read_inside(places, [offset], limit or limit_bytes)[0]
+
+    return History(read)
+
+
+def points(read: History, name: str, axis: str = "step") -> list[tuple[float, float | None]]:
+    read.read_on(9.0)
+    series = {each["name"]: each for each in read.curves(METRICS, axis, 1000)["series"]}
+    return list(zip(series[name]["x"], series[name]["y"], strict=True)) if name in series else []
+
+
+@given(VALUES, st.integers(4, 60))
+def test_a_thinned_curve_has_the_ends_the_extremes_and_every_gap_of_the_whole(
+    values: list[float], wanted: int
+) -> None:
+    y = np.array(values)
+    kept = thin(y, wanted)
+    assert len(kept) <= max(wanted, 3 * math.ceil(wanted / 2) + 2)
+    assert list(kept) == sorted({*kept}) and {0, len(y) - 1} <= {*kept}
+    if not np.isnan(y).all():
+        assert (np.nanmin(y[kept]), np.nanmax(y[kept])) == (np.nanmin(y), np.nanmax(y))
+    assert bool(np.isnan(y).any()) == bool(np.isnan(y[kept]).any())
+
+
+@given(VALUES)
+def test_a_smoothed_curve_stays_between_the_lowest_and_the_highest_value(values: list[float]) -> None:
+    y = np.array(values)
+    course = smooth(y, np.arange(len(y)))
+    if course is not None and not np.isnan(y).all():
+        known = course[~np.isnan(course)]
+        assert len(course) == len(y)
+        assert (known >= np.nanmin(y) - 1e-3).all() and (known <= np.nanmax(y) + 1e-3).all()
+
+
+def test_a_file_that_grows_in_pieces_is_read_once_and_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = "".join(f'{{"step": {step}, "loss": {step / 2}, "time": {1.8e9 + step}}}\n' for step in range(40))
+    read = history(path, limit=177)
+    assert points(read, "loss") == []
+    for end in (7, 500, 501, 1111, len(whole)):
+        path.write_text(whole[:end])
+        expected = [(step, step / 2) for step in range(whole[:end].count("\n"))]
+        assert points(read, "loss") == expected
+    assert points(read, "loss", "time") == [(step, step / 2) for step in range(40)]
+    assert read.is_complete and read.problems == []
+
+
+@pytest.mark.parametrize("after", [1, 30, 90], ids=["shorter", "as long", "longer"])
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path, after: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in range(30)))
+    read = history(path)
+    assert len(points(read, "loss")) == 30
+    path.write_text("".join(f'{{"step": {step}, "loss": 2.5}}\n' for step in range(after)))
+    assert points(read, "loss") == [(step, 2.5) for step in range(after)]
+    path.unlink()
+    assert points(read, "loss") == []
+
+
+def test_what_is_no_line_of_metrics_is_counted_and_the_others_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "LONGEST_LINE_BYTES", 3000)
+    monkeypatch.setattr(curves, "PIECE_BYTES", 1000)
+    deep = '{"step": 1, "loss": ' + "[" * 700 + "]" * 700 + "}"
+    bad = ["", "torn {", "[1, 2]", "7", "null", "\x00\x01", '{"loss": 3.0}', '{"step": "4", "loss": 3}', deep]
+    endless = '{"step": 5, "loss": 1, "text": "' + "x" * 20_000 + '"}'
+    odd = [
+        '{"step": 10, "loss": NaN}',
+        '{"step": 20, "loss": "3.0"}',
+        '{"step": 30, "loss": {"a": []}}',
+        '{"step": 40, "loss": 1e400}',
+        f'{{"step": 50, "loss": {"9" * 400}}}',
+        '{"step": 60, "loss": true, "time": "noon"}',
+        '{"step": 70, "loss": null}',
+    ]
+    lines = ['{"step": 0, "loss": 1.0}', *bad, endless, *odd, '{"step": 80, "loss": 2}']
+    (tmp_path / "metrics.jsonl").write_bytes(
+        "\n".join([*lines, "\udcff", '{"step": 90, "loss": 3}', ""]).encode("utf-8", "surrogateescape")
+    )
+    read = history(tmp_path / "metrics.jsonl")
+    known = points(read, "loss")
+    assert [point for point in known if point[1] is not None] == [(0, 1), (4, 3), (20, 3), (80, 2), (90, 3)]
+    assert {step for step, value in known if value is None} == {10, 40, 50, 70}
+    assert read.problems == [
+        'metrics.jsonl: a line is torn, or no JSON object, and is left out: "torn {" (the first of 6)',
+        f"metrics.jsonl: loss is {'[' * 59}…, which is no number and is left out (3 times)",
+        'metrics.jsonl: time is "noon", which is no date (Unix seconds, or ISO 8601) and is left out',
+        "metrics.jsonl: 1 line too long, left out",
+        "metrics.jsonl: 1 line without a step, left out",
+    ]
+
+
+def test_a_line_without_an_end_is_said_and_not_kept_and_steps_out_of_order_are_put_in_order(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}, "loss": {step}.5}}' for step in (30, 10, 20)]
+    path.write_text("\n".join([*lines, "x" * (curves.LONGEST_LINE_BYTES + 1)]))
+    read = history(path)
+    assert points(read, "loss") == [(10, 10.5), (20, 20.5), (30, 30.5)]
+    assert read.problems == ["metrics.jsonl: 1 line too long, left out"]
+    with path.open("a") as file:
+        file.write('x\n{"step": 40, "loss": 40.5}\n')
+    assert len(points(read, "loss")) == 4
+
+
+def test_a_million_names_of_metrics_do_not_become_a_million_charts(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": step, f"name {step}": 1.0}) for step in range(3000)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    read = history(tmp_path / "metrics.jsonl")
+    read.read_on(9.0)
+    assert len(read.curves(METRICS, "step", 100)["series"]) == curves.MOST_METRICS
+    assert read.problems == [f"metrics.jsonl: of its metrics, {curves.MOST_METRICS} are shown"]
+
+
+def test_the_third_axis_counts_what_was_done_and_a_clock_that_is_set_back_stands_still(
+    tmp_path: Path,
+) -> None:
+    lines = [
+        {"step": 10, "loss": 5.0, "tokens_per_s": 100.0, "step_s": 2.0, "time": 1.8e9},
+        {"step": 20, "loss": 4.0, "tokens_per_s": 200.0, "step_s": 1.0, "time": 1.8e9 + 20},
+        {"step": 20, "eval_loss": 4.5, "time": 1.8e9 + 10},
+        {"step": 40, "loss": 3.0, "tokens_per_s": 50.0, "step_s": 4.0, "time": 1.8e9 + 40},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = history(tmp_path / "metrics.jsonl")
+    assert points(read, "loss", "units") == [(2000, 5), (4000, 4), (8000, 3)]
+    assert points(read, "loss", "time") == [(0, 5), (20, 4), (40, 3)]
+    assert points(read, "eval_loss", "time") == [(20, 4.5)]
+    assert read.curves(METRICS, "units", 10)["axes"] == {"step": "step", "time": "time", "units": "tokens"}
+
+
+def test_a_part_of_the_axis_is_as_fine_as_the_whole_was_and_reaches_its_edges(tmp_path: Path) -> None:
+    lines = (f'{{"step": {step}, "loss": {step % 7}}}\n' for step in range(50_000))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    read = history(tmp_path / "metrics.jsonl")
+    read.read_on(9.0)
+    (series,) = read.curves(METRICS, "step", 200, (1000.0, 1100.0))["series"]
+    assert series["x"] == list(range(999, 1102))

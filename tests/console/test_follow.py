@@ -1,0 +1,387 @@
+"""Following a run shows where it is and ends when the run has; one that stopped is resumed where that helps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.vm import deploy as deployment
+from console import follow
+from console.display import Progress
+from contracts import run_directory
+from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory, State
+from jobs.runtime.metric_definitions import Metric, Metrics, as_json
+from launch import plan, recovery, runs, targets
+from launch.hosts import Agent, HostError
+from launch.runs import Run
+from launch.targets import Target
+from tests.console.recorded_display import Recorded
+
+MakeAgent = Callable[..., Agent]
+Beat = Callable[..., dict[str, Any]]
+WriteRun = Callable[..., Run]
+Program = Callable[[str, str], Path]
+STARTED_S = 1605908700.0
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "POLL_S", 0)
+
+
+def status(run: Run, *states: str, ended_s: float | None = None) -> dict[str, Any]:
+    common = {"run_id": run.run_id, "attempt": run.attempt, "ended": ended_s}
+    return {"processes": [{**common, "process_id": i, "state": state} for i, state in enumerate(states)]}
+
+
+def followed(
+    run: Run, make_agent: MakeAgent, give: Callable[[str, dict[str, Any]], Any]
+) -> tuple[Recorded, str]:
+    shown = Recorded()
+    return shown, follow.follow(run, [make_agent(give)], shown)
+
+
+def test_a_run_that_is_done_is_shown_once_and_left(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    metrics = [
+        {"step": 90, "loss": 2.5, "tokens_per_s": 100.0, "step_s": 0.5, "time": STARTED_S},
+        {"step": 94, "eval_loss": None, "time": STARTED_S},
+        {"step": 95, "eval_loss": 2.25, "eval_accuracy": 0.125, "time": STARTED_S + 1},
+    ]
+    warned = beat("done", step=94, warnings=["12 bytes are not UTF-8", "\x1b[2Jstep 3 is an outlier"])
+    run = write_run(beats=[warned, warned], metrics=metrics, result={"outcome": "done"})
+    shown, state = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
+    assert state == "done"
+    assert shown.notes == [
+        "step 94: eval loss is not a finite number",
+        "step 95: eval loss 2.250 nats, accuracy 12.5% of the masked tokens",
+        "warning: 12 bytes are not UTF-8",
+        "warning: ␛[2Jstep 3 is an outlier",
+    ]
+    assert shown.steps == [
+        Progress(step=95, total=100, figures=("loss 2.500 nats", "100.0 tokens/s"), left_s=2.5)
+    ]
+
+
+def test_an_agent_that_hosts_share_is_asked_once_and_one_that_is_silent_is_named_beside_the_others(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    running, other = (
+        write_run(f"flax_mlm-20261120-214500-{letters}", beats=[beat("stepping")] * 2)
+        for letters in ("aaaa", "bbbb")
+    )
+    asked: list[str] = []
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(verb)
+        return status(running, "running", "running")
+
+    one = make_agent(give)
+    silent = make_agent(lambda verb, _: {"ok": False, "error": {"message": "no route"}}, host="w-1")
+    known = runs.look_at_all([one, one, silent])
+    assert asked == ["status"]
+    assert [str(error) for error in known.errors] == ["w-1: no route"]
+    assert runs.state_by(running, known) == "running"
+    assert runs.state_by(other, known) != "running", "each state is of the run's own processes"
+
+
+REWARD = Metric(name="reward", title="mean reward", unit="points", better="higher", is_evaluation=True)
+
+
+@pytest.mark.parametrize(
+    ("declared", "notes", "figures"),
+    [
+        (
+            as_json(Metrics(headline="reward", progress=("reward",), metrics=(REWARD,))),
+            ["step 5: mean reward 0.250 points"],
+            ("mean reward 0.250 points",),
+        ),
+        (None, [], ("loss 9.000",)),
+    ],
+)
+def test_a_job_is_shown_in_its_own_words_and_one_that_declares_none_by_the_name_of_its_loss(
+    write_run: WriteRun, beat: Beat, declared: Any, notes: list[str], figures: tuple[str, ...]
+) -> None:
+    metrics = [{"step": 5, "reward": 0.25, "loss": 9.0, "time": STARTED_S}]
+    run = write_run(beats=[beat("stepping", step=5)] * 2, metrics=metrics, metric_definitions=declared)
+    shown = Recorded()
+    follow._Watch(shown).show(run)
+    assert (shown.notes, shown.steps[-1].figures) == (notes, figures)
+    # Before the first step the first message is what is waited for.
+    starting = write_run(beats=[beat("stepping"), beat("joined", message="tokenising")])
+    follow._Watch(shown).show(starting)
+    assert (shown.waited, len(shown.steps)) == (["tokenising"], 1)
+
+
+def test_the_time_left_of_a_job_that_does_not_time_its_steps_is_told_by_the_steps_that_were_seen() -> None:
+    pace = follow.Pace()
+    assert pace.step_s(10, 100.0) is None
+    assert pace.step_s(10, 101.0) is None
+    assert pace.step_s(14, 102.0) == 0.5
+    assert pace.step_s(14, 103.0) == 0.5
+
+
+def test_what_the_hosts_do_not_end_themselves_after_a_failure_is_stopped(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "ENDING_LIMIT_S", 0.2)
+    run, asked = write_run(beats=[beat("failed"), beat("stepping")]), []
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(verb)
+        if verb == "stop":
+            run.directory.write_json("result.json", {"attempt": 0, "outcome": "failed", "failed_host": 0})
+            return {"stopped": []}
+        return status(run, "exited", "exited" if "stop" in asked else "running", ended_s=time.time())
+
+    assert followed(run, make_agent, give)[1] == "failed"
+    assert "stop" in asked
+
+
+def test_the_reason_of_a_failure_is_waited_for_but_not_for_ever(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run, polls = write_run(beats=[beat("failed"), beat("failed")]), itertools.count()
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        ended_s = time.time() if next(polls) < 3 else time.time() - run_directory.FINISHING_LIMIT_S - 1
+        return status(run, "exited", "exited", ended_s=ended_s)
+
+    assert followed(run, make_agent, give)[1] == "failed"
+    assert next(polls) > 3
+
+
+def test_a_host_that_falls_silent_is_told_once_and_again_when_it_answers(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "AGENTS_PERIOD_S", -1.0)
+    run, polls = write_run(beats=[beat("stepping", time=time.time())] * 2), itertools.count()
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        number = next(polls)
+        if 1 <= number <= 3:
+            return {"ok": False, "error": {"message": "no route"}}
+        if number >= 5:
+            run.directory.write_json("result.json", {"attempt": 0, "outcome": "done"})
+            return status(run, "exited", "exited", ended_s=time.time())
+        return status(run, "running", "running")
+
+    shown, state = followed(run, make_agent, give)
+    assert state == "done"
+    assert shown.notes == ["h: no route; it is asked again", "h answers again"]
+
+
+def test_a_hosts_own_heartbeat_counts_where_the_run_directory_has_an_older_one(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run = write_run(beats=[beat("joined", time=5.0), beat("stepping", step=9, time=50.0)])
+    fresh, stale = beat("stepping", step=3, time=6.0), beat("joined", rank=1, time=4.0)
+    answer = status(run, "running", "running")
+    for entry, own in zip(answer["processes"], (fresh, stale), strict=True):
+        entry["beat"] = own
+    known = runs.look([make_agent(lambda verb, _: answer)], run)
+    assert [each["step"] for each in follow.with_agents_beats(run, known).heartbeats if each] == [3, 9]
+
+
+def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_followed_on(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "BUCKET_POLL_S", 0)
+    done = write_run(beats=[beat("done")] * 2, result={"outcome": "done"})
+    before = dataclasses.replace(
+        write_run(beats=[beat("stepping")] * 2),
+        directory=RunDirectory("gs://b/runs/r", done.directory.files),
+    )
+    gone = HostError(host="gs://b", reason="there is no network")
+    answers: Iterator[Run | HostError] = iter(
+        [gone, gone, dataclasses.replace(done, directory=before.directory)]
+    )
+
+    def read(directory: RunDirectory) -> Run | None:
+        answer = next(answers)
+        if isinstance(answer, HostError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(runs, "read", read)
+    monkeypatch.setattr(RunDirectory, "read_new_metrics", lambda *_: ([], 0))
+    agent = make_agent(lambda verb, _: status(before, *["running"] * 2))
+    states = iter(["running", "running", "done"])
+    monkeypatch.setattr(runs, "state_by", lambda *_: next(states))
+    shown = Recorded()
+    assert follow.follow(before, [agent], shown) == "done"
+    assert shown.notes == [
+        "gs://b: there is no network; it is asked again",
+        "gs://b/runs/r answers again",
+    ]
+
+
+# --- what is done about a run that stopped --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "resume", "reason"),
+    [
+        ("running", None, False, "it is running, there is nothing to recover"),
+        ("starting", None, False, "it is starting, there is nothing to recover"),
+        ("done", {"outcome": "done"}, False, "it is done, there is nothing left to do"),
+        (
+            "failed",
+            {"outcome": "failed", "request": True, "error": "no text"},
+            False,
+            "it would fail again: no text",
+        ),
+        (
+            "failed",
+            {"outcome": "failed"},
+            True,
+            "it failed and goes on from the start, as there is no checkpoint",
+        ),
+        ("lost", None, True, "it was lost and goes on from the start, as there is no checkpoint"),
+        ("hung", {"outcome": "hung"}, True, "it hung and goes on"),
+        ("preempted", {"outcome": "preempted"}, True, "it was preempted and goes on"),
+    ],
+)
+def test_only_what_may_go_better_is_tried_again(
+    write_run: WriteRun, state: State, result: dict[str, Any] | None, resume: bool, reason: str
+) -> None:
+    run = write_run(result=result)
+    decision = recovery.decide(state, run)
+    assert decision.resume is resume
+    assert decision.reason.startswith(reason)
+    for step in (5, 20, 10):
+        run.directory.write_text(f"checkpoints/{step}/state/_METADATA", "")
+    assert recovery.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
+        not (result or {}).get("request")
+    )
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path, program: Program) -> Callable[[int], Path]:
+    """A `pulumi` that keeps what it was asked and ends with the exit code given."""
+
+    def make(code: int) -> Path:
+        program("pulumi", f'echo "$*" >>"{tmp_path}/asked"\nexit {code}')
+        return tmp_path / "asked"
+
+    return make
+
+
+def target(agent: Agent, pulumi_stack: str | None = "dev") -> Target:
+    here = targets.on_this_machine(hosts="1", platform="cpu")
+    return dataclasses.replace(here, name="dev", pulumi_stack=pulumi_stack, agents=(agent,))
+
+
+def well(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+    return {"processes": []}
+
+
+def gone(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+    return {"ok": False, "error": {"message": "no route"}}
+
+
+def must_not_be_asked() -> Target:
+    raise AssertionError("the target is whole: it is not asked for again")
+
+
+def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
+    make_agent: MakeAgent, pulumi: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "BOOT_POLL_S", 0)
+    prepared: list[Target] = []
+
+    def deploy(given: Target, *, with_comforts: bool) -> int:
+        prepared.append(given)
+        return 0
+
+    monkeypatch.setattr(deployment, "deploy", deploy)
+    asked, said = pulumi(0), list[str]()
+    answers = iter([gone, gone, well])
+    fresh = target(make_agent(lambda verb, request: next(answers)(verb, request), host="w-new"))
+    mended = recovery.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
+    assert (mended, prepared) == (fresh, [fresh])
+    assert next(answers, None) is None
+    assert asked.read_text() == "up --refresh --yes --skip-preview --stack dev\n"
+    assert said[0] == "no answer from w-0: no route"
+    assert said[-1] == "all 1 hosts of local answer"
+
+
+def test_hosts_of_a_slice_that_is_lost_meanwhile_are_waited_for_no_longer(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper asks for the slice again instead; 300 s would pass otherwise."""
+
+    class LostError(Exception):
+        pass
+
+    def lost() -> None:
+        raise LostError
+
+    monkeypatch.setattr(recovery, "BOOT_POLL_S", 0)
+    monkeypatch.setattr(recovery, "THERE_POLL_S", 0.0)
+    with pytest.raises(LostError):
+        recovery.prepared(lambda: target(make_agent(gone)), lambda text: None, lost)
+
+
+def test_what_cannot_be_made_whole_is_told_with_what_to_do(
+    make_agent: MakeAgent, pulumi: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(broken: Target, reopen: Callable[[], Target] = must_not_be_asked) -> str:
+        with pytest.raises(RequestError) as error:
+            recovery.repaired(broken, reopen, lambda text: None)
+        return str(error.value)
+
+    asked = pulumi(3)
+    whole, dead = target(make_agent(well)), target(make_agent(gone, host="w-0"))
+    assert recovery.repaired(whole, must_not_be_asked, lambda text: None) is whole
+    said = refused(target(make_agent(gone), None))
+    assert said.startswith("1 of 1 hosts do not answer, and Pulumi did not make them")
+    assert not asked.exists()
+    said = refused(dead)
+    assert said.startswith("`pulumi up --refresh ") and "failed (exit code 3); its last lines say why" in said
+    (asked.parent / "bin/pulumi").write_text("#!/bin/sh\n")
+    monkeypatch.setattr(recovery, "BOOT_LIMIT_S", 0.0)
+    said = refused(dead, lambda: dead)
+    assert "w-0: no route" in said and "pulumi up --stack dev --replace" in said
+
+
+def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run: WriteRun) -> None:
+    assert recovery.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
+    assert recovery.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
+    fresh = recovery.resuming(write_run())
+    assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)
+
+
+def test_ctrl_c_waits_until_pulumi_has_ended_what_it_has_begun(tmp_path: Path) -> None:
+    """A Pulumi that is killed forgets what it asked for just now."""
+    pulumi = tmp_path / "pulumi"
+    pulumi.write_text(
+        "#!/bin/sh\ntrap 'sleep 1; echo written; exit 1' INT\necho begun\nwhile :; do sleep 0.1; done\n"
+    )
+    pulumi.chmod(0o755)
+    program = "from launch.recovery import _run_pulumi; _run_pulumi(['pulumi', 'up'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=20)[0] == "written\n"
+    assert process.returncode != 0
