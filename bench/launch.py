@@ -320,11 +320,12 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
     from backends import host_launcher
+    from backends.targets import of_inventory
     from launch import jobs, plan, targets
     from launch import launch as rollout
     from launch.hosts import stop_processes
 
-    target = targets.of_inventory(
+    target = of_inventory(
         inventory,
         targets.Wanted(stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")),
     )

@@ -27,7 +27,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
-from backends.environments import made
+from backends.local.environments import made
 from jobs.flax_mlm import data, input_pipeline
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, dimensions

@@ -49,7 +49,7 @@ def ask(module: str, framework: str, words: Sequence[object]) -> Measured:
 
 
 def _run(framework: str, words: Sequence[str], variables: Mapping[str, str]) -> tuple[str, Measured]:
-    from backends import environments  # what a turn runs in has not all that launching needs
+    from backends.local import environments  # what a turn runs in has not all that launching needs
     from launch.plan import ON_CPU
 
     environments.ensure(framework, lambda text: print(text, file=sys.stderr, flush=True))

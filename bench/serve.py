@@ -94,7 +94,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(kind: str, export: Path, batch_size: int = 0) -> Iterator[Serving]:
-    from backends import environments
+    from backends.local import environments
     from launch.plan import ON_CPU as LARGE_PAGES
 
     framework = "pytorch" if kind == PIPELINE else "jax"

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from rich.filesize import decimal
 
-from backends.remote_files import FOLDER_LIMIT_S, Buckets
 from console import overview
 from console.hosts.copies import swap
 from contracts import atomic
@@ -27,6 +26,7 @@ from jobs.runtime.metric_definitions import Metric
 from launch import costs, jobs, runs
 from launch.hosts import copy_folder
 from launch.output import counted, printable, say, terminal
+from launch.remote_files import FOLDER_LIMIT_S, Buckets
 from launch.runs import Run
 from launch.targets import Target
 

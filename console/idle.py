@@ -10,7 +10,6 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from backends.remote_files import within
 from contracts import atomic
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
@@ -19,6 +18,7 @@ from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import finite
 from launch import costs, runs
 from launch.hosts import HostError
+from launch.remote_files import within
 from launch.runs import Run
 from launch.targets import Target
 

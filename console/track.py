@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from backends import environments
+from backends.local import environments
 from console import overview
 from contracts import run_directory
 from contracts.durations import spoken

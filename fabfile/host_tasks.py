@@ -104,13 +104,13 @@ def trust(
     c: Any, host: str, stack: str = "", slice: str = "", instance: str = "", fingerprint: str = ""
 ) -> int:
     """Show a host's SSH key, ask, and store it beside the inventory."""
+    from backends.targets import keys_file, resolve
     from console.hosts import trust as trusting
-    from launch import targets
 
     wanted = options.wanted(stack, slice)
     return trusting.trust(
-        hosts_of(targets.resolve(wanted), "trust"),
-        targets.keys_file(wanted),
+        hosts_of(resolve(wanted), "trust"),
+        keys_file(wanted),
         hosts=host,
         instance=instance or None,
         fingerprint=fingerprint or None,

@@ -52,7 +52,7 @@ def target(
     Raises:
         RequestError: there is no such stack, slice or host, or no rehearsal is up.
     """
-    from launch.targets import resolve
+    from backends.targets import resolve
 
     found = resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
     if not found.is_local and (stacks := opened.get(None)) is not None:
@@ -90,7 +90,7 @@ def hosts_of(target: Target, command: str) -> Target:
 
 def any_target(stack: str = "", slice: str = "", *, runs: str = "") -> Target:
     """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
-    from launch.targets import inventory_of, of_each, resolve
+    from backends.targets import inventory_of, of_each, resolve
 
     asked = wanted(stack, slice, runs=runs)
     return next(iter(of_each(inventory_of(asked), asked)), None) or resolve(asked)

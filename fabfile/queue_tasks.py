@@ -124,8 +124,9 @@ def queue(
 
 def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, list[Target], Wishes]:
     """Return what is to be queued, and the targets that it may run on."""
+    from backends.targets import inventory_of, of_each, resolve
     from keeper.queue_commands import Wishes
-    from launch.targets import inventory_of, of_each, resolve, with_expected_hosts
+    from launch.targets import with_expected_hosts
 
     rest = {
         name: given[name]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from backends.targets import of_inventory, resolve
 from console.follow import STOP_GRACE_S
 from contracts import atomic, run_directory
 from contracts.errors import UNAVAILABLE, RequestError, Unreachable
@@ -88,7 +89,7 @@ class Hosts:
         """Return a run's directory as this machine sees it without hosts; None where it does not."""
         if wanted.for_queue or (not is_url(wanted.runs_url) and not Path(wanted.runs_url).is_dir()):
             return None
-        here = targets.resolve(targets.Wanted(runs=wanted.runs_url))
+        here = resolve(targets.Wanted(runs=wanted.runs_url))
         return here.runs.directory(wanted.run_id)
 
     def without_hosts(self, wanted: Wanted) -> Examined | None:
@@ -104,9 +105,9 @@ class Hosts:
         """Return where a run is to go on. stack: with the hosts as they are now; None: this machine."""
         if stack is None:
             place = targets.Wanted(runs=wanted.runs_url)
-            here = targets.resolve(place)
+            here = resolve(place)
             run = runs.read(here.runs.directory(wanted.run_id))
-            return targets.resolve(place, run) if run else here
+            return resolve(place, run) if run else here
         return self.on(stack, wanted.slice, wanted.runs_url or None)
 
     def on(self, stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
@@ -122,7 +123,7 @@ class Hosts:
                 stand_in_devices=stack.stand_in_devices or (),
             )
         asked = targets.Wanted(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
-        return targets.of_inventory(inventory, asked)
+        return of_inventory(inventory, asked)
 
     def examine(self, wanted: Wanted, target: Target, now_s: float) -> Examined:
         """Read a run and ask its hosts what it is doing. now_s: by the clock of the store.

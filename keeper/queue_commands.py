@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
+from backends.targets import inventory_of, of_each
 from console import follow
 from console import track as tracking
 from contracts.durations import spoken
@@ -37,7 +38,7 @@ from launch.hosts import HostError
 from launch.jobs import Submitted
 from launch.launch import Request
 from launch.output import printable, say, terminal
-from launch.targets import Target, Wanted, inventory_of, of_each
+from launch.targets import Target, Wanted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

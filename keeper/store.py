@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from backends.targets import inventory_of, resolve
 from console import notify
 from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError
@@ -165,8 +166,8 @@ def documents_for(asked: AskedFor) -> Documents:
         RequestError: there is no such stack, or as `store_of`.
     """
     if asked.stack == targets.LOCAL:
-        return store_of(targets.resolve(asked))
-    return _documents_of(targets.inventory_of(asked), asked.stack)
+        return store_of(resolve(asked))
+    return _documents_of(inventory_of(asked), asked.stack)
 
 
 def _documents_of(inventory: Inventory, stack: str) -> Documents:

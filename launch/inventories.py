@@ -56,7 +56,7 @@ def renewed(inventory: Inventory) -> Inventory:
     """Return the inventory with the slices that its keeper has made again since `pulumi up` wrote it."""
     if inventory.keeper is None or not is_url(inventory.keeper):
         return inventory
-    from backends.remote_files import Buckets  # most stacks have no keeper
+    from launch.remote_files import Buckets  # most stacks have no keeper
 
     try:
         (found,) = Buckets().read([f"{inventory.keeper}/{KEPT}"])

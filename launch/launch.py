@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from backends import environments
 from backends.host_launcher import HostLauncher
+from backends.local import environments
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
@@ -433,7 +433,7 @@ def _unread_buckets(config: Any, target: Target) -> list[HostError]:
     wanted += _urls_of(config) if target.is_local else []
     if not wanted:
         return []
-    from backends import remote_files
+    from launch import remote_files
 
     def problem(url: str, asked: str) -> HostError | None:
         try:

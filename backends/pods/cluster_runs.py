@@ -29,12 +29,12 @@ from backends.pods.pods import (
     trouble,
     waits_in_vain,
 )
-from backends.remote_files import within
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.files import Files
 from contracts.inventory import Cluster
 from launch.hosts import Agent, Completed, HostError, in_thread
+from launch.remote_files import within
 
 WORKS = ("jobs", "jobsets")
 NO_START_LIMIT_S = 60.0

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.host_launcher import IN_USE
-from backends.remote_files import Buckets, within
 from backends.vm.access import ATTRIBUTES_POLICY
 from backends.vm.deploy import FRAMEWORK
 from console.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
@@ -23,6 +22,7 @@ from launch import plan as plans
 from launch.hosts import HostError, ask_all
 from launch.output import counted
 from launch.plan import Plan
+from launch.remote_files import Buckets, within
 from launch.targets import Target
 
 ALIKE = ("kernel", "cpus")

@@ -16,7 +16,8 @@ from typing import Any
 
 from rich.table import Table
 
-from backends import environments, host_launcher
+from backends import host_launcher
+from backends.local import environments
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.remote_files import Buckets
+from backends.local.backend import on_this_machine
 from console import export as exporting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import BucketFiles
-from launch import targets
+from launch.remote_files import Buckets
 from launch.runs import Run
 from launch.targets import Target
 
@@ -42,7 +42,7 @@ SLICE = {
 
 
 def here() -> Target:
-    return targets.on_this_machine(hosts=None, platform="cpu")
+    return on_this_machine(hosts=None, platform="cpu")
 
 
 def exported(run: Run, **files: str) -> Run:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from backends.vm import deploy as deployment
 from console import follow
 from console.display import Progress
@@ -22,7 +23,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from launch import plan, recovery, runs, targets
+from launch import plan, recovery, runs
 from launch.hosts import Agent, HostError
 from launch.runs import Run
 from launch.targets import Target
@@ -280,7 +281,7 @@ def pulumi(tmp_path: Path, program: Program) -> Callable[[int], Path]:
 
 
 def target(agent: Agent, pulumi_stack: str | None = "dev") -> Target:
-    here = targets.on_this_machine(hosts="1", platform="cpu")
+    here = on_this_machine(hosts="1", platform="cpu")
     return dataclasses.replace(here, name="dev", pulumi_stack=pulumi_stack, agents=(agent,))
 
 

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.remote_files import Buckets
+from backends.local.backend import on_this_machine
 from console import export as exporting
 from console import follow, overview, removal
 from console import status as status_command
@@ -27,8 +27,9 @@ from jobs.runtime.report.render import read_and_render
 from keeper import hosts
 from launch import recovery, run_record, runs
 from launch.hosts import HostError
+from launch.remote_files import Buckets
 from launch.runs import Run, RunsFolder
-from launch.targets import Target, on_this_machine
+from launch.targets import Target
 from tests.console.recorded_display import Recorded
 
 WriteRun = Callable[..., Run]

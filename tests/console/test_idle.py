@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from console import idle
 from contracts.inventory import NodePool
 from launch import runs
 from launch.runs import Run
-from launch.targets import Target, on_this_machine
+from launch.targets import Target
 from tests.launch.test_costs import MAIN
 
 HOUR_S = 3600.0

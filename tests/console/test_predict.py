@@ -11,12 +11,13 @@ from typing import Any
 import fsspec
 import pytest
 
+from backends.local.backend import on_this_machine
 from console import predict as predicting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs import flax_mlm
 from jobs.runtime.bucket_files import BucketFiles
-from launch import jobs, targets
+from launch import jobs
 from launch.hosts import HostError
 from launch.jobs import Job
 from launch.runs import Run
@@ -33,7 +34,7 @@ FILES = jobs.find("flax_mlm").predicts_from
 
 
 def here() -> Target:
-    return targets.on_this_machine(hosts=None, platform="cpu")
+    return on_this_machine(hosts=None, platform="cpu")
 
 
 def exported(run: Run) -> Run:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from backends.remote_files import Buckets, HostFiles
+from backends.local.backend import on_this_machine
 from console import removal
 from contracts.errors import RequestError
 from jobs.runtime.bucket_files import BucketFiles
-from launch import runs, targets
+from launch import runs
 from launch.hosts import HostError
+from launch.remote_files import Buckets, HostFiles
 from launch.runs import Run
 from launch.targets import Target
 
@@ -27,7 +28,7 @@ IDS = {letter: f"flax_mlm-20261120-21450{place}-{letter * 4}" for place, letter 
 
 
 def here() -> Target:
-    return targets.on_this_machine(hosts=None, platform="cpu")
+    return on_this_machine(hosts=None, platform="cpu")
 
 
 @pytest.fixture(autouse=True)

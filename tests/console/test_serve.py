@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from console import serve as serving
 from console.serve import Options
 from contracts.errors import RequestError
 from jobs.runtime.prediction import Asked, answer
-from launch import jobs, run_record, runs, targets
+from launch import jobs, run_record, runs
 from launch.jobs import CHECKOUT
 from launch.runs import Run
 from launch.targets import Target
@@ -33,7 +34,7 @@ TEXTS = ["the <mask> sat", "<mask> on the <mask> mat"]
 
 
 def here() -> Target:
-    return targets.on_this_machine(hosts="1", platform="cpu")
+    return on_this_machine(hosts="1", platform="cpu")
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pods import Seen
 from console import status as status_command
 from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
-from launch import targets
 from launch.hosts import Agent, Completed, ProcessLink
 from launch.runs import Run
 from launch.targets import Target
@@ -33,7 +33,7 @@ RUN_ID = "flax_mlm-20261120-214500-abcd"
 
 
 def here() -> Target:
-    return targets.on_this_machine(hosts=None, platform="cpu")
+    return on_this_machine(hosts=None, platform="cpu")
 
 
 @pytest.fixture(autouse=True)

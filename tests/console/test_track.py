@@ -21,13 +21,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from backends import environments
-from backends.remote_files import HostFiles
+from backends.local import environments
+from backends.local.backend import on_this_machine
 from console import track, tracker_client
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
-from launch import runs, targets
+from launch import runs
 from launch.jobs import CHECKOUT
+from launch.remote_files import HostFiles
 from launch.runs import Run
 from launch.targets import Target
 
@@ -69,7 +70,7 @@ def quick(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], T
             monkeypatch.setattr(track, name, value)
         monkeypatch.setattr(environments, "python_of", lambda _name: python)
         monkeypatch.setattr(environments, "ensure", lambda _name, _say: None)
-        return targets.on_this_machine(hosts=None, platform="cpu")
+        return on_this_machine(hosts=None, platform="cpu")
 
     return use
 

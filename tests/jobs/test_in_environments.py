@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import environments
+from backends.local import environments
 
 HERE = Path(__file__).parent
 LIMIT_S = 600

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents
@@ -67,7 +68,7 @@ def test_what_the_keeper_or_the_queue_resumes_is_neither_removed_nor_left_runnin
     tmp_path: Path,
 ) -> None:
     """A run that waits for capacity has no process, and its checkpoints are what it goes on from."""
-    target = dataclasses.replace(targets.on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
+    target = dataclasses.replace(on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
     assert commands.resumed_by(target) == {} and not list(tmp_path.iterdir())
     documents = store.store_of(target)
     for run_id in ("kept", "unkept"):

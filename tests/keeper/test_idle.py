@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from contracts.inventory import to_json
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
@@ -28,7 +29,6 @@ from launch import runs
 from launch.hosts import HostError
 from launch.inventories import with_kept
 from launch.runs import Look, RunsFolder
-from launch.targets import on_this_machine
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 from tests.launch.test_costs import MAIN

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
+from backends.targets import inventory_of
 from contracts.errors import RequestError
 from contracts.inventory import to_json
 from contracts.run_directory import RUN_VERSION, RunDirectory
@@ -177,7 +179,7 @@ def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
         config, "Config", dataclasses.make_dataclass("Config", [("other", int, 1)], frozen=True)
     )
     monkeypatch.setattr(jobs, "bundle", lambda _: pytest.fail("the checkout's code was read"))
-    target = targets.on_this_machine(hosts="2", platform="cpu")
+    target = on_this_machine(hosts="2", platform="cpu")
     job, own = (queue.request(dataclasses.replace(each, run_id="x")) for each in queue.entries())
     planned = launching.work_out(job, target)
     assert (planned.plan.arguments, dataclasses.asdict(planned.config)["steps"]) == (("--steps", "7"), 7)
@@ -414,7 +416,7 @@ class Foreign:
         self.run_id = "jax_hello-20261123-000000-aaaa"
         self.directory = RunDirectory(str(folder / self.run_id))
         self.queue, self.ahead_s = queue, 0.0
-        name = targets.on_this_machine(hosts="2", platform="cpu").hosts[0].name
+        name = on_this_machine(hosts="2", platform="cpu").hosts[0].name
         hosts = [{"index": 0, "name": name, "address": "127.0.0.1"}]
         attempt = {"attempt": 0, "processes": 1, "started": "2026-11-23T00:00:00Z"}
         described = {"version": RUN_VERSION, "run_id": self.run_id, "job": "jax_hello", "attempts": [attempt]}
@@ -511,12 +513,12 @@ def test_a_run_that_lost_its_hosts_goes_on_without_a_restart_but_not_for_ever(
 def bucket_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A stack whose slice has no hosts, and whose documents are in a folder in place of its bucket."""
     one = dataclasses.replace(MAIN, hosts=())
-    here = targets.on_this_machine(hosts="1", platform="cpu").inventory
+    here = on_this_machine(hosts="1", platform="cpu").inventory
     storage = dataclasses.replace(here.storage, bucket_url="gs://b", bucket_region="us-central1")
     inventory = dataclasses.replace(here, stack="dev", project="grant", storage=storage, slices=(one,))
     (tmp_path / "dev.json").write_text(to_json(inventory))
     monkeypatch.setattr("keeper.store.Documents", lambda _: Documents(str(tmp_path / "runs" / ".keeper")))
-    monkeypatch.setattr("backends.remote_files.reach", lambda *_, **__: None)
+    monkeypatch.setattr("launch.remote_files.reach", lambda *_, **__: None)
     yield str(tmp_path / "dev.json")
 
 
@@ -541,7 +543,7 @@ def test_the_queue_of_a_stack_without_hosts_takes_entries_and_gives_them_back(
 def test_the_slices_that_entries_need_are_where_they_run_and_one_for_those_that_wait(
     bucket_stack: str,
 ) -> None:
-    inventory = targets.inventory_of(targets.Wanted(stack=bucket_stack))
+    inventory = inventory_of(targets.Wanted(stack=bucket_stack))
     gone, there = inventory.slices[0], dataclasses.replace(MAIN, name="there")
     direct = dataclasses.replace(MAIN, name="direct")
     both = Stack(

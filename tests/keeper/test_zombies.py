@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.inventory import Slice, to_json
 from infra import naming
@@ -17,7 +18,7 @@ from infra.cloud_tpu.retry import Backoff
 from keeper import reclaim
 from keeper.reclaim import known_of, limits
 from launch import inventories
-from launch.targets import Wanted, on_this_machine
+from launch.targets import Wanted
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.launch.test_costs import MAIN
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.inventory import NodePool
 from launch import costs, run_record
 from launch.runs import Run
-from launch.targets import on_this_machine
 from tests.launch.slices import make_slice
 
 WriteRun = Callable[..., Run]

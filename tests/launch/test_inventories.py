@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import local
 from contracts.errors import RequestError
 from contracts.inventory import InventoryError, Slice, slices_to_json, to_json
-from launch import inventories, targets
+from launch import inventories
 from tests.launch.slices import make_host, make_inventory, make_slice
 
 Program = Callable[[str, str], Path]
@@ -25,7 +26,7 @@ def refused() -> str:
 
 
 def test_a_stacks_output_is_its_inventory(tmp_path: Path, program: Program) -> None:
-    inventory = targets.local(2, "cpu", [0, 1]).inventory
+    inventory = local(2, "cpu", [0, 1]).inventory
     (tmp_path / "output").write_text(json.dumps({"image_repository": "x", "inventory": to_json(inventory)}))
     program("pulumi", f'[ "$*" = "stack output --json --stack dev" ] && cat {tmp_path}/output')
     assert inventories.read("dev") == inventory

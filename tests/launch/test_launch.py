@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from backends import environments, host_launcher
+from backends import host_launcher
+from backends.local import environments
+from backends.local.backend import on_this_machine
+from backends.targets import resolve
 from console import follow
 from contracts.errors import RequestError
 from contracts.run_directory import FOLDER
@@ -39,7 +42,7 @@ TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3
 
 def train(*, hosts: str | None = None, platform: str | None = None, **changed: Any) -> int:
     def open_target(like: Run | None) -> Target:
-        return targets.resolve(targets.Wanted(hosts=hosts, platform=platform), like)
+        return resolve(targets.Wanted(hosts=hosts, platform=platform), like)
 
     asked = launching.Request(
         job=changed.pop("job", "flax_mlm") or "",
@@ -128,7 +131,7 @@ def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
 
     def work_out(resume: Run | None = None, python: str | None = None, **asked: str) -> launching.Planned:
         request = launching.Request(job="jax_hello", arguments=(), name=None, resume=resume, **asked)  # type: ignore[arg-type]
-        return launching.work_out(request, targets.on_this_machine(hosts="2", platform="cpu", python=python))
+        return launching.work_out(request, on_this_machine(hosts="2", platform="cpu", python=python))
 
     first = work_out(framework="pytorch", processes_per_host="2")
     assert (first.plan.framework, first.plan.ranks_per_host, first.needs_environment) == ("pytorch", 2, True)
@@ -139,7 +142,7 @@ def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
         first.plan, first.config, name=None, processes_per_host=asked, now=now, before=None
     )
     first.directory.write_json("run.json", described)
-    again = work_out(resume=runs.find(targets.on_this_machine(hosts="2", platform="cpu").runs, "latest"))
+    again = work_out(resume=runs.find(on_this_machine(hosts="2", platform="cpu").runs, "latest"))
     assert (again.plan.framework, again.plan.ranks_per_host, again.processes_per_host) == ("pytorch", 2, "2")
     given = work_out(framework="pytorch", python="/my/python")
     assert (given.plan.target.python, given.needs_environment) == ("/my/python", False)
@@ -231,7 +234,7 @@ def test_a_launch_whose_slice_somebody_else_has_meanwhile_starts_nothing(
     run = earlier()
     monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
-    here = targets.on_this_machine(hosts="2", platform="cpu")
+    here = on_this_machine(hosts="2", platform="cpu")
     taken = dataclasses.replace(here, alone=lambda: contextlib.nullcontext(require))
     asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
     with pytest.raises(RequestError, match="taken over"):
@@ -246,7 +249,7 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
 ) -> None:
     """It was killed before run.json said so: that names the folder of the attempt before."""
     run = earlier()
-    here = targets.on_this_machine(hosts="2", platform="cpu")
+    here = on_this_machine(hosts="2", platform="cpu")
     asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
     planned = launching.work_out(asked, here)
     (folder,) = planned.bundles  # the code will do for one
@@ -265,7 +268,7 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
 def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
     earlier: Callable[..., Run], beat: Callable[..., dict[str, Any]]
 ) -> None:
-    here = targets.on_this_machine(hosts="2", platform="cpu")
+    here = on_this_machine(hosts="2", platform="cpu")
     started_s = runs.parse_time("2020-11-20T21:45:00Z")
     beats = [beat("stepping", rank=rank, time=started_s + 60 * rank) for rank in range(2)]
     for result, ended in (
@@ -294,7 +297,7 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     monkeypatch.chdir(tmp_path / "elsewhere")
     request = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     job = jobs.find("flax_mlm")
-    target = targets.on_this_machine(hosts="2", platform="cpu")
+    target = on_this_machine(hosts="2", platform="cpu")
     launching._check(request, job, job.parse(request.arguments), target, 1)
     assert Path.cwd() == tmp_path / "elsewhere"
 

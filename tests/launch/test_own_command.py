@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from backends import environments
 from backends.host_launcher import HostLauncher
+from backends.local import environments
+from backends.local.backend import on_this_machine
 from console import dry_run
 from contracts.errors import RequestError
 from contracts.ranks import decoded
@@ -28,7 +29,7 @@ from launch.launch import Planned
 from launch.own_command import Command, asked_for, bundle_folder
 from launch.plan import Container, Plan
 from launch.runs import Run
-from launch.targets import Target, on_this_machine
+from launch.targets import Target
 from tests.launch.slices import make_target
 
 OPTIONS = {"workdir": "", "framework": "", "processes_per_host": "", "progress": "", "python": ""}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import local
 from contracts.errors import RequestError
 from contracts.ranks import decoded
-from launch import plan, targets
+from launch import plan
 from launch.hosts import Agent, GoneLink
 from launch.plan import Container, Plan
 from tests.launch.slices import IMAGES, NO_STORAGE, make_target
@@ -266,7 +267,7 @@ def test_a_run_is_in_the_image_that_the_stack_has_or_in_that_in_which_it_began(
 
 
 def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here() -> None:
-    here = targets.local(2, "cpu", [0, 1])
+    here = local(2, "cpu", [0, 1])
     assert plan.choose_container(here, "jax", None, unasked) is None
     assert plan.choose_container(here, "jax", "docker", built) == Container(image=BUILT)
     with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.local.backend import on_this_machine
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from launch import runs
 from launch.hosts import Agent, GoneLink
 from launch.runs import Run
-from launch.targets import on_this_machine
 
 STARTED_S = 1605908700.0
 LONG_AFTER_S = STARTED_S + 3600

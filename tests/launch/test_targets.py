@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.remote_files import Buckets, HostFiles
+from backends.local.backend import gpus, on_this_machine, shares
+from backends.targets import of_inventory, resolve
 from console.hosts import verify
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import Inventory, from_json, to_json
-from launch import launch, targets
+from launch import launch
 from launch.hosts import HostError
 from launch.launch import Request
+from launch.remote_files import Buckets, HostFiles
 from launch.targets import Given, Target, Wanted
 from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice
 
@@ -29,7 +31,7 @@ STACK = make_inventory(MAIN, storage=SHARE)
 
 
 def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
-    return targets.of_inventory(inventory, Wanted(stack="dev", **wanted))
+    return of_inventory(inventory, Wanted(stack="dev", **wanted))
 
 
 def refused(inventory: Inventory = STACK, **wanted: Any) -> str:
@@ -157,7 +159,7 @@ def test_what_cannot_be_had_is_refused_with_what_there_is(
 )
 def test_of_this_machine_what_it_cannot_be_is_refused(wanted: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as error:
-        targets.resolve(Wanted(**wanted))
+        resolve(Wanted(**wanted))
     assert str(error.value) == said
 
 
@@ -177,11 +179,11 @@ def test_a_stack_that_looks_like_a_path_is_the_inventory_in_that_file(
     if text is not None:
         path.write_text(text)
     if said is None:
-        found = targets.resolve(Wanted(stack=str(path)))
+        found = resolve(Wanted(stack=str(path)))
         assert (found.inventory, found.pulumi_stack) == (STACK, None)
         return
     with pytest.raises(RequestError) as error:
-        targets.resolve(Wanted(stack=str(path)))
+        resolve(Wanted(stack=str(path)))
     assert str(path) in str(error.value)
     assert said in str(error.value)
 
@@ -197,16 +199,16 @@ def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> No
 def test_all_processors_are_used_and_none_twice_while_there_are_enough(
     processors: list[int], count: int
 ) -> None:
-    shares = targets.shares(processors, count)
-    assert len(shares) == count
-    assert all(shares)
-    used = [processor for share in shares for processor in share]
+    shared = shares(processors, count)
+    assert len(shared) == count
+    assert all(shared)
+    used = [processor for share in shared for processor in share]
     if count <= len(processors):
         assert used == processors
-        sizes = [len(share) for share in shares]
+        sizes = [len(share) for share in shared]
         assert max(sizes) - min(sizes) <= 1
     else:
-        assert {len(share) for share in shares} == {1}
+        assert {len(share) for share in shared} == {1}
         times = [used.count(processor) for processor in processors]
         assert max(times) - min(times) <= 1
 
@@ -215,7 +217,7 @@ def test_all_processors_are_used_and_none_twice_while_there_are_enough(
 def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
     runs_dir: Path, platform: str, count: int
 ) -> None:
-    found = targets.on_this_machine(hosts=None, platform=platform)
+    found = on_this_machine(hosts=None, platform=platform)
     assert (len(found.hosts), len(found.agents), len(found.cpus), found.devices) == (count,) * 4
     assert found.runs_url == str(runs_dir)
     assert all(cpus is None for cpus in found.cpus) == (platform != "cpu")
@@ -247,7 +249,7 @@ def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
     asked: str, there: str, files: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(runs: str | None) -> tuple[str, type]:
-        made = targets.on_this_machine(hosts="1", platform="cpu", runs=runs)
+        made = on_this_machine(hosts="1", platform="cpu", runs=runs)
         return made.runs_url, type(made.files)
 
     if files is not None:
@@ -271,4 +273,4 @@ def test_this_machine_has_the_gpus_that_its_processes_may_see(
     chosen: str | None, nodes: int, found: int
 ) -> None:
     environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-    assert targets.gpus(environ, [f"/dev/nvidia{index}" for index in range(nodes)]) == found
+    assert gpus(environ, [f"/dev/nvidia{index}" for index in range(nodes)]) == found

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from backends.local.backend import agents_of, on_this_machine
 from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from launch import launch as launching
-from launch import runs, targets
+from launch import runs
 from launch.hosts import Agent, stop_processes
 from launch.runs import Run
 
@@ -150,7 +151,7 @@ class Lab:
             max_usd=max_usd,
         )
         with mock.patch.dict(os.environ, self.environ):
-            target = targets.on_this_machine(hosts=str(hosts), platform="cpu")
+            target = on_this_machine(hosts=str(hosts), platform="cpu")
             if max_usd is not None:
                 dear = {"accelerator_type": "v5litepod-16", "zone": "us-central1-a", "capacity": "spot"}
                 target = dataclasses.replace(target, slice=dataclasses.replace(target.slice, **dear))  # type: ignore[arg-type]
@@ -243,7 +244,7 @@ class Lab:
 
     def _agents(self, run: Run) -> tuple[Agent, ...]:
         with mock.patch.dict(os.environ, self.environ):
-            return targets.agents_of(run.described)
+            return agents_of(run.described)
 
     def read(self, run: Run) -> Run:
         found = runs.read(run.directory)

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from launch import launch as launching
-from launch import targets
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, losses, result
 
@@ -151,9 +151,7 @@ def launch(lab: Lab, resume: Run | None = None, hosts: str = "2") -> Run:
     arguments = () if resume else ("--steps", "40", "--save-every", "1")
     request = launching.Request(job="jax_hello", arguments=arguments, name=None, resume=resume)
     with mock.patch.dict(os.environ, lab.environ):
-        return launching.launch(
-            request, targets.on_this_machine(hosts=hosts, platform="cpu"), lab.said.append
-        )
+        return launching.launch(request, on_this_machine(hosts=hosts, platform="cpu"), lab.said.append)
 
 
 @pytest.mark.nightly  # the same story as flax_mlm's in test_killed.py

@@ -13,9 +13,9 @@ from unittest import mock
 
 import pytest
 
-from backends import environments
+from backends.local import environments
+from backends.local.backend import on_this_machine
 from launch import launch as launching
-from launch import targets
 from launch.own_command import asked_for
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result
@@ -36,7 +36,7 @@ def launch(lab: Lab, words: Sequence[str] = (), resume: Run | None = None, **nam
     command = None if resume else asked_for(words, **{**options, **named})
     request = launching.Request(job="command", command=command, arguments=(), name=None, resume=resume)
     with mock.patch.dict(os.environ, lab.environ):
-        return launching.launch(request, targets.on_this_machine(hosts="2", platform="cpu"), lab.said.append)
+        return launching.launch(request, on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 
 
 def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_without_its_folder(

@@ -20,13 +20,14 @@ from unittest import mock
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from backends.pods import manifests
 from backends.pods.pods import AGENT, ROOT
 from contracts.errors import HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
 from launch import launch as launching
-from launch import runs, targets
+from launch import runs
 from launch.run_record import run_record
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, Losses, losses
@@ -63,7 +64,7 @@ class Pods:
         self.lab, self.folder, self.count = lab, folder, count
         pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="tpu-v5-lite-podslice", nodes=count)
         with mock.patch.dict(os.environ, lab.environ):
-            target = targets.on_this_machine(hosts=str(count), platform="cpu")
+            target = on_this_machine(hosts=str(count), platform="cpu")
             request = launching.Request(
                 job=lab.job, arguments=(*lab.options(), *more), name=None, resume=None
             )

@@ -23,9 +23,10 @@ from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.manifests import Options
 from backends.pods.pod_launcher import PodLauncher
 from backends.pods.pods import CONTAINER, INDEX, OURS, Object, name_of
+from backends.targets import of_inventory
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
-from launch import launch, own_command, runs, targets
+from launch import launch, own_command, runs
 from launch.bundles import Bundle
 from launch.hosts import HostError, HostsError, stop_processes
 from launch.jobs import SERVER
@@ -104,7 +105,7 @@ def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
                 service_account="trainer",
             ),
         )
-        return targets.of_inventory(inventory, Wanted(stack="dev.json", platform=platform, hosts=hosts))
+        return of_inventory(inventory, Wanted(stack="dev.json", platform=platform, hosts=hosts))
 
     return target
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from backends.vm.agent_session import AGENT_ROOT
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
@@ -19,7 +20,7 @@ from console import serve as serving
 from console.display import Plain
 from console.serve import Options
 from contracts.run_directory import ACTIVE
-from launch import runs, targets
+from launch import runs
 from launch.hosts import Agent
 from launch.output import terminal
 from tests.backends.vm.conftest import Server
@@ -41,7 +42,7 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     there = serve()
     transport = SshTransport(there.access, ssh)
     agent = Agent(host="h", link=transport, root=AGENT_ROOT)
-    here = targets.on_this_machine(hosts="1", platform="cpu")
+    here = on_this_machine(hosts="1", platform="cpu")
     stack = dataclasses.replace(
         here,
         name="dev",

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from backends.targets import keys_file, resolve
 from console.hosts import trust
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, to_json
-from launch import inventories, targets
+from launch import inventories
 from launch.hosts import HostError
 from launch.inventories import Trusted
 from launch.targets import Wanted
@@ -53,10 +54,10 @@ class Person:
             self.read.append(question)
             return says
 
-        target = targets.resolve(self.wanted)
+        target = resolve(self.wanted)
         return trust.trust(
             target,
-            targets.keys_file(self.wanted),
+            keys_file(self.wanted),
             hosts=hosts,
             instance=instance,
             fingerprint=mark,
@@ -66,7 +67,7 @@ class Person:
 
     def reaches(self, index: int) -> str:
         """How the host calls itself; raises HostError where it is not connected to."""
-        transport = targets.resolve(self.wanted).transports[index]
+        transport = resolve(self.wanted).transports[index]
         return transport.begin(["sh", "-c", "echo $SERVER"], "", timeout_s=60).result(60).stdout.strip()
 
 
@@ -96,8 +97,8 @@ def test_a_key_counts_after_it_was_confirmed_and_a_changed_one_is_asked_about_ag
     with pytest.raises(RequestError, match="nobody is there to be asked"):
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         trust.trust(
-            targets.resolve(ada.wanted),
-            targets.keys_file(ada.wanted),
+            resolve(ada.wanted),
+            keys_file(ada.wanted),
             hosts="0",
             instance=None,
             fingerprint=None,
@@ -156,7 +157,7 @@ def test_hosts_that_have_published_nothing_are_trusted_one_after_the_other_throu
         ada.reaches(1)
     assert ada.trusts("1", says="yes") == 0  # no tunnel to it can be had: through the first
     assert ada.reaches(1) == "1"
-    names = [each.name for each in targets.resolve(ada.wanted).hosts]
+    names = [each.name for each in resolve(ada.wanted).hosts]
     assert names == ["t1v-n-x-w-0", "t1v-n-x-w-1"]
 
 

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
-from backends.remote_files import Buckets, HostFiles
+from backends.local.backend import agents_here
 from bench.dashboard import make_run, run_id
 from console.dashboard.folders import Look, Place
 from console.dashboard.server import Dashboard
 from contracts.files import DiskFiles
 from jobs.runtime.bucket_files import BucketFiles
+from launch.remote_files import Buckets, HostFiles
 from launch.runs import RunsFolder
-from launch.targets import agents_here
 
 
 def place(folder: Path) -> Place:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import local
 from bench.dashboard import make_run, run_id
 from console.dashboard import server
 from contracts.errors import RequestError
-from launch import targets
 from launch.jobs import CHECKOUT
 from tests.console.dashboard.conftest import Serve
 
@@ -177,7 +177,7 @@ def test_the_command_prints_its_address_says_what_port_is_taken_and_ends_with_ct
         with pytest.raises(
             RequestError, match=f"--port {port}: cannot be listened on .*Address already in use"
         ):
-            server.serve([targets.local(1, "cpu", [0])], port=port)
+            server.serve([local(1, "cpu", [0])], port=port)
         fab.send_signal(signal.SIGINT)
         _, errors = fab.communicate(timeout=20)
     assert (fab.returncode, errors) == (0, "")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from backends.local.backend import local
 from console.doctor import doctor
 from console.doctor.check import Check, Finding, State, carry_out, ok, warn
 from contracts.errors import RequestError
-from launch import targets
 from launch.hosts import Agent, HostError, HostsError
 from launch.targets import Target
 from tests.console.doctor.test_workstation import machine
@@ -117,7 +117,7 @@ def test_the_text_of_the_first_day_has_both_numbers_of_every_process(
 ) -> None:
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert doctor.first_day(targets.local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
+    assert doctor.first_day(local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
     text = capsys.readouterr().out
     assert "RUN_PROCESS_ID and jax.process_index(): 0 and 0 (1 of 2 devices), 1 and 1" in text
     assert text.startswith("```\ntpu-stack ") and "\nids: user" in text

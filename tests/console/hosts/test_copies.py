@@ -12,10 +12,10 @@ from typing import get_args
 
 import pytest
 
+from backends.local.backend import local
 from console.hosts import copies
 from console.hosts.copies import Copy, Kind, Place, decide
 from contracts.errors import RequestError
-from launch import targets
 from launch.hosts import Completed, HostError, HostsError, LocalTransport, Transport
 from launch.targets import Target
 
@@ -56,7 +56,7 @@ class Full(Disk):
 
 
 def target_of(*transports: Transport) -> Target:
-    hosts = targets.local(len(transports), "cpu", [0])
+    hosts = local(len(transports), "cpu", [0])
     return dataclasses.replace(hosts, name="dev", transports=transports)
 
 
@@ -120,7 +120,7 @@ def test_a_file_arrives_under_its_own_name_whatever_that_is_and_of_one_host_wher
     for wanted, copy in (("there", "there/plain"), ("mine", "mine")):
         assert copies.get(target, "/disk/home/plain", str(tmp_path / wanted), force=False) == 0
         assert (tmp_path / copy).read_bytes() == (tree / "plain/plain").read_bytes()
-    here = targets.local(3, "cpu", [0])  # hosts that are this machine are copied to once
+    here = local(3, "cpu", [0])  # hosts that are this machine are copied to once
     assert copies.put(here, str(tree), str(tmp_path / "new"), force=False) == 0
     assert copies.get(here, str(tmp_path / "new"), str(tmp_path / "back"), force=False) == 0
     assert contents(tmp_path / "back") == contents(tree)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from backends.local.backend import local
 from console.hosts import execute
 from console.hosts.execute import Grouped, Prefixed, Terminal
 from contracts.errors import RequestError
-from launch import targets
 from launch.hosts import HostError, LocalTransport, Show, Transport
 from launch.jobs import CHECKOUT
 from launch.targets import Target
@@ -33,7 +33,7 @@ class Gone(LocalTransport):
 
 
 def target_of(*transports: Transport) -> Target:
-    hosts = targets.local(len(transports), "cpu", [0])
+    hosts = local(len(transports), "cpu", [0])
     return dataclasses.replace(hosts, transports=transports)
 
 
@@ -129,7 +129,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     program = (
-        "import sys; from console.hosts import execute; from launch.targets import local\n"
+        "import sys; from console.hosts import execute; from backends.local.backend import local\n"
         "try: execute.run(local(1, 'cpu', [0]), ['sh', '-c', sys.argv[1]], grouped=False, timeout_s=None)\n"
         "except BrokenPipeError: sys.stderr.write('gone')\n"
         "import os; os._exit(0)"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from backends.local.backend import local
 from console.hosts import notebook
-from launch import targets
 from launch.hosts import HostError
 from launch.targets import PYTHON, Target
 from tests.launch.processes import all_end
@@ -56,7 +56,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def target() -> Target:
-    return targets.local(1, "cpu", [0])
+    return local(1, "cpu", [0])
 
 
 @pytest.fixture

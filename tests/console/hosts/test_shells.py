@@ -18,14 +18,14 @@ from typing import Any
 import asyncssh
 import pytest
 
+from backends.local.backend import local
 from backends.vm.access import Access
 from console.hosts import shells
 from console.hosts.shells import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
 from contracts.errors import RequestError
 from contracts.inventory import Gateway
-from launch import targets
 from launch.hosts import HostError
-from launch.targets import Target, local
+from launch.targets import Target
 from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 
 KEY = "ssh-ed25519 AAAAC3Nz"
@@ -149,7 +149,7 @@ def test_a_users_settings_change_by_one_line_once_and_only_when_asked_to(
 
 def test_what_cannot_be_gone_to_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="this machine, which needs no SSH"):
-        shells.command(targets.local(2, "cpu", [0]), None)
+        shells.command(local(2, "cpu", [0]), None)
     with pytest.raises(RequestError, match="--host 7: the hosts are 0, 1, 2"):
         shells.command(target_of("direct"), 7)
     unknown = target_of("direct")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backends import environments
+from backends.local import environments
+from backends.local.backend import local, on_this_machine
 from console.hosts import verify
 from contracts.errors import RequestError
-from launch import targets
 from launch.hosts import Agent, GoneLink
 from launch.targets import Target
 from tests.launch.slices import make_target
@@ -22,7 +22,7 @@ from tests.launch.slices import make_target
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return targets.local(2, "cpu", sorted(os.sched_getaffinity(0)))
+    return local(2, "cpu", sorted(os.sched_getaffinity(0)))
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_two_hosts_compute_together_in_another_framework(
         pytest.skip(f"the environment of {framework} is not made")
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    here = targets.on_this_machine(hosts="2", platform="cpu", python=str(python))
+    here = on_this_machine(hosts="2", platform="cpu", python=str(python))
     assert verify.verify(here, framework, None) == 0
     assert "all is well: 2 devices on 2 hosts compute together" in capsys.readouterr().out
 

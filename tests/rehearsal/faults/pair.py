@@ -14,13 +14,14 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from backends import host_launcher
+from backends.targets import of_inventory
 from backends.vm import transport
 from backends.vm.connection import Limits, Ssh
 from contracts import inventory as contract
 from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
 from launch import launch as launching
-from launch import runs, targets
+from launch import runs
 from launch.hosts import stop_processes
 from launch.runs import Run
 from launch.targets import Given, Target, Wanted
@@ -89,7 +90,7 @@ class Pair:
                 python=PYTHON,
                 stand_in_devices=(DEVICE,),
             )
-            yield targets.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
+            yield of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""

@@ -12,10 +12,10 @@ import pytest
 from kubernetes import client, config
 
 from backends.pods.api_server import Connection
+from backends.targets import of_inventory
 from console.doctor import doctor
 from console.doctor.workstation import Answer, Machine
 from contracts.inventory import Cluster, Inventory, NodePool, Slice, Storage
-from launch import targets
 from launch.targets import Wanted
 from rehearsal.kubernetes.cluster import on_page
 from rehearsal.kubernetes.control_plane import LocalControlPlane
@@ -73,7 +73,7 @@ def findings(kubeconfig: Path, one_slice: Slice = SLICE) -> dict[str, tuple[str,
         cluster=dataclasses.replace(CLUSTER, kubeconfig=str(kubeconfig)),
     )
     home = kubeconfig.parent
-    target = targets.of_inventory(inventory, Wanted(stack="dev.json", runs=f"file://{home}/runs"))
+    target = of_inventory(inventory, Wanted(stack="dev.json", runs=f"file://{home}/runs"))
     here = Machine(environ={}, home=home, checkout=DOCS.parents[1], cache_dir=home, ask=silent)
     told = doctor.findings(here, lambda: target, wants_stack=False)
     return {each.name: (each.state, each.message) for each in told if each.area in ("cluster", "storage")}

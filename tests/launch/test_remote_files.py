@@ -16,10 +16,10 @@ import google.auth
 import google.auth.exceptions
 import pytest
 
-from backends import remote_files
-from backends.remote_files import Buckets, HostFiles, reach
 from jobs.runtime.bucket_files import BucketFiles
+from launch import remote_files
 from launch.hosts import Agent, HostError
+from launch.remote_files import Buckets, HostFiles, reach
 
 NoneFound: Callable[[str], Exception] = google.auth.exceptions.DefaultCredentialsError
 Expired: Callable[[str], Exception] = google.auth.exceptions.RefreshError

@@ -1,0 +1,1 @@
+"""This machine as hosts, and the environments of frameworks that are made on it."""

@@ -1,0 +1,143 @@
+"""This machine as the hosts of a target: processes beside each other, which share out its processors."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contracts.device_nodes import DEVICE_GLOBS
+from contracts.errors import RequestError
+from contracts.files import DiskFiles, is_url, unwritable
+from contracts.inventory import Host, Inventory, Slice, Storage
+from jobs.runtime.cache import user_cache_dir
+from launch.hosts import Agent, LocalTransport, ProcessLink
+from launch.jobs import CHECKOUT
+from launch.targets import LOCAL, Target
+
+RUNS = "TPU_STACK_RUNS"
+"""Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
+DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
+MOST_HOSTS = 64
+AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
+
+
+def on_this_machine(
+    *, hosts: str | None, platform: str, python: str | None = None, runs: str | None = None
+) -> Target:
+    """Return this machine as so many hosts. runs: a folder or URL (default: $TPU_STACK_RUNS, else runs/ here).
+
+    Raises:
+        RequestError: it cannot be so many.
+    """
+    count = DEFAULT_HOSTS[platform] if hosts is None else _count(hosts)
+    if platform != "cpu" and count > 1:
+        raise RequestError(
+            f"--hosts {count}: on this machine one process drives all its {platform.upper()}s; leave --hosts out"
+        )
+    target = local(count, platform, sorted(os.sched_getaffinity(0)), python)
+    return target if runs is None else dataclasses.replace(target, **_place(runs, "--runs"))
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MOST_HOSTS):
+        raise RequestError(f"--hosts {text}: must be a whole number from 1 to {MOST_HOSTS} on this machine")
+    return int(text)
+
+
+def local(count: int, platform: str, processors: Sequence[int], python: str | None = None) -> Target:
+    """Return this machine as `count` hosts, which share out `processors`."""
+    cache_dir = user_cache_dir(os.environ)
+    machine = socket.gethostname()
+    hosts = tuple(
+        Host(
+            index=index,
+            name=f"{machine}/{index}" if count > 1 else machine,
+            internal_address="127.0.0.1",
+            external_address=None,
+            user=None,
+            host_keys=(),
+            reach="local",
+        )
+        for index in range(count)
+    )
+    one_slice = Slice(
+        name=LOCAL,
+        accelerator_type=platform,
+        generation=platform,
+        topology=str(count),
+        zone=LOCAL,
+        capacity="on-demand",
+        origin=LOCAL,
+        count=1,
+        devices_per_host=gpus(os.environ, glob.glob(DEVICE_GLOBS["gpu"][0])) if platform == "gpu" else 1,
+        hosts=hosts,
+    )
+    storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
+    return Target(
+        name=LOCAL,
+        pulumi_stack=None,
+        inventory=Inventory(
+            stack=LOCAL, project=None, storage=storage, images={}, gateway=None, slices=(one_slice,)
+        ),
+        slice=one_slice,
+        hosts=hosts,
+        platform=platform,
+        transports=(LocalTransport(),) * count,
+        agents=agents_here([host.name for host in hosts], cache_dir),
+        find_agents=agents_of,
+        python=python or sys.executable,
+        python_is_given=python is not None,
+        **_place(os.environ.get(RUNS) or str(CHECKOUT / "runs"), f"${RUNS}"),
+        agent_root=str(cache_dir / "agent"),
+        cache_dir=str(cache_dir),
+        cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
+        coordinator_host="127.0.0.1",
+    )
+
+
+def gpus(environ: Mapping[str, str], nodes: Sequence[str]) -> int:
+    """Return how many GPUs this machine lets its processes see; 1 where that is none, which the preflight finds."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    seen = len(nodes) if chosen is None else len([each for each in chosen.split(",") if each.strip()])
+    return max(1, min(seen, len(nodes)))
+
+
+def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
+    """Return the agents of a run on this machine, which has the hosts of every run that was started on it."""
+    return agents_here([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
+
+
+def _place(runs: str, said: str) -> dict[str, Any]:
+    """Return where runs are kept, and how this machine reaches them.
+
+    Raises:
+        RequestError: it is a URL of a kind that runs are not kept at, or a path that is all but a URL.
+    """
+    if problem := unwritable(runs):
+        raise RequestError(f"{said} {runs}: {problem}")
+    runs = runs.removeprefix("file://")
+    if is_url(runs):
+        from launch.remote_files import Buckets
+
+        return {"runs_url": runs.rstrip("/"), "files": Buckets()}
+    return {"runs_url": os.path.abspath(os.path.expanduser(runs)), "files": DiskFiles()}
+
+
+def agents_here(hosts: Sequence[str], cache_dir: Path) -> tuple[Agent, ...]:
+    """Return the agents of hosts that are this machine: they share its one agent directory."""
+    link = ProcessLink(LocalTransport(), (sys.executable, "-S", "-E", str(AGENT)))
+    return tuple(Agent(host=host, link=link, root=str(cache_dir / "agent")) for host in hosts)
+
+
+def shares(processors: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Share out processors to `count` hosts: all are used, and none twice while there are enough."""
+    if count >= len(processors):
+        return tuple((processors[index % len(processors)],) for index in range(count))
+    bounds = [len(processors) * index // count for index in range(count + 1)]
+    return tuple(tuple(processors[bounds[index] : bounds[index + 1]]) for index in range(count))
