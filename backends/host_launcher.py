@@ -56,9 +56,6 @@ class HostLauncher:
     def begin(self, plan: Plan, say: Say) -> None:  # noqa: ARG002 - hosts start at once
         start(plan, plan.target.agents)
 
-    def joined(self, plan: Plan) -> None:
-        """What a host has started goes on by itself."""
-
 
 def _named(target: Target) -> str:
     names = [host.name for host in target.hosts]

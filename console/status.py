@@ -51,13 +51,13 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
         _tell_none(console, target, unreadable)
         return 0
     states = {run.run_id: runs.state_by(run, known) for run in chosen}
+    for index, run in enumerate(
+        chosen
+    ):  # a cluster forgets its pods in time, and keeps those that wait in vain
+        if states[run.run_id] == "lost" and (index == 0 or known.of(run).is_by_cluster):
+            chosen[index], states[run.run_id] = follow.concluded(run, "lost", target)
     if wanted is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
-    if (
-        target.cluster is not None and chosen and states[chosen[0].run_id] == "lost"
-    ):  # which forgets its pods in time
-        run, states[chosen[0].run_id] = follow.concluded(chosen[0], "lost", target)
-        chosen[0] = run
     chosen = [follow.with_agents_beats(run, known) for run in chosen]
     if as_json:
         return _print_json([_status(run, states[run.run_id], known) for run in chosen], known, unreadable)

@@ -104,6 +104,8 @@ FINISHING_LIMIT_S = 10.0
 SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a process on a host that does not answer counts as gone. The liveness
 server of the run has by then stopped whatever was left of it."""
+CLOCKS_DIFFER_S = 3600.0
+"""By how much the clocks of a launcher, a host and whoever looks at a run may differ."""
 PIECE_BYTES = 4 * 2**20
 """Of metrics.jsonl that are read at once."""
 COMMITTED = "commit_success.txt"

@@ -125,10 +125,6 @@ class Launcher(Protocol):
         """
         ...
 
-    def joined(self, plan: Plan) -> None:
-        """Be told that all processes have joined. Raises HostError: the run cannot go on, and has been stopped."""
-        ...
-
 
 def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], float] = time.time) -> Run:
     """Start the run on all hosts of the target, and return when every process has joined the group.
@@ -345,7 +341,6 @@ def _start_and_join(plan: Plan, launcher: Launcher, directory: RunDirectory, say
         attempt = f", attempt {plan.attempt}" if plan.attempt else ""
         say(f"started {plan.run_id}{attempt} in {directory.url}")
         join(plan, target.agents)
-        launcher.joined(plan)
     except (HostsError, HostError, RequestError) as error:  # what had been started has been stopped again
         if not isinstance(error, AtWorkError):  # the run is another launcher's
             finalize(_read(directory), "failed", str(error))

@@ -43,6 +43,7 @@ NO_RESTART_LIMIT_S = 15 * 60.0
 """The same of a run that has been at work: a registry that is away comes back."""
 REMOVE_LIMIT_S = 60.0
 """For a run to be gone, beyond its grace; and for an API server that is away to be back."""
+TOO_LATE = "its launcher was gone before all of its pods were there, and their time to begin is over"
 LOOK_S = 1.0
 BEGIN_POLL_S = 0.3
 BUCKET_POLL_S = 3.0
@@ -112,38 +113,51 @@ class ClusterRuns:
         return [{**entry, **ended} for entry in one.entries()]
 
     def _is_stuck(self, one: Seen) -> bool:
-        return max(map(self.in_vain_s, one.pods.values()), default=0.0) > NO_RESTART_LIMIT_S
+        waits_s = max(map(self.in_vain_s, one.pods.values()), default=0.0)
+        return waits_s > NO_RESTART_LIMIT_S or self._has_missed_its_time(one)
+
+    def _has_missed_its_time(self, one: Seen) -> bool:
+        """Return whether the pods of a run, whose launcher is gone, can begin no attempt any more, and never have."""
+        is_late = one.begins_pods and time.time() > one.begin_by_s + run_directory.CLOCKS_DIFFER_S
+        if not is_late or any("running" in main_of(pod) for pod in one.pods.values()):
+            return False
+        try:
+            described = self._directory(one.run_id).read_json(run_directory.RUN)
+        except (HostError, OSError):  # nothing is known of it just now
+            return False
+        return described is not None and "pod" not in described["attempts"][-1]
 
     def conclude(self, run_id: str) -> str | None:
-        """Return what the cluster says of a run that has ended without a word of its own; a pod that waits in vain is
-        removed with its run. None as well where somebody has just begun it anew."""
+        """Return what the cluster says of a run that has ended without a word of its own; one that waits in vain is
+        removed. None as well where somebody has just begun it anew."""
         now = self.of(run_id)
         if now.begins_pods and not self._is_stuck(now):
             return None
         said = [str(now.verdict.get("message") or now.verdict["reason"])] if now.verdict else []
+        said += [TOO_LATE] if self._has_missed_its_time(now) else []
         said += [
             f"process {index}: {found}" for index, pod in sorted(now.pods.items()) if (found := trouble(pod))
         ]
-        if said and now.begins_pods:
-            self.remove(run_id, wait_s=REMOVE_LIMIT_S)
+        if said and now.begins_pods and now.work is not None:
+            self.remove(run_id, wait_s=REMOVE_LIMIT_S, uid=now.work["metadata"]["uid"])
         return "; ".join(said) or None
 
     def session(self, pod: Object) -> _Session:
         with self._lock:
             return self._sessions.setdefault(pod["metadata"]["uid"], _Session(self.connection, pod))
 
+    def _directory(self, run_id: str) -> run_directory.RunDirectory:
+        return run_directory.RunDirectory(f"{self._url}/{run_id}", self._files)
+
     def heartbeat(self, run_id: str, attempt: int, index: int) -> dict[str, Any] | None:
         """Return what a process that has joined says of itself in the bucket; None: nothing yet."""
-        directory = run_directory.RunDirectory(f"{self._url}/{run_id}", self._files)
-        beat = directory.read_json(run_directory.heartbeat(index)) or {}
+        beat = self._directory(run_id).read_json(run_directory.heartbeat(index)) or {}
         has_joined = beat.get("attempt") == attempt and beat.get("state") not in (None, "starting")
         return beat if has_joined else None
 
     def attempt(self, run_id: str) -> int | None:
         """Return the latest attempt of a run, as its directory tells it."""
-        described = run_directory.RunDirectory(f"{self._url}/{run_id}", self._files).read_json(
-            run_directory.RUN
-        )
+        described = self._directory(run_id).read_json(run_directory.RUN)
         return None if described is None else int(described["attempts"][-1]["attempt"])
 
     def read_log(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,13 @@ def rights(*, several: bool) -> list[tuple[str, str, str]]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """restarts: how often each pod may be started again after a failure. queue: the Kueue queue that admits the run.
-    suspended: made, and not begun yet."""
+    suspended: made, and not begun yet. begin_by_s: when its first attempt has to begin at the latest, in Unix seconds;
+    None: at any time."""
 
     restarts: int = 10
     queue: str | None = None
     suspended: bool = False
+    begin_by_s: int | None = None
 
 
 def labels_of(plan: Plan) -> dict[str, str]:
@@ -212,7 +214,7 @@ def _job(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Man
         "kind": "Job",
         "metadata": {"name": name, "labels": {**labels, **_queued(options)}},
         "spec": {
-            **_job_spec(plan, name, labels),
+            **_job_spec(plan, options, name, labels),
             "suspend": _is_suspended(options),
             # Of each pod, as they fail together: a limit of the whole Job would count one lost peer once a pod, and
             # the pause before the next start doubles with each.
@@ -259,7 +261,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
                     "replicas": slices_of(plan),
                     "template": {
                         "metadata": {"labels": labels},
-                        "spec": {**_job_spec(plan, name, labels), "backoffLimit": 0},
+                        "spec": {**_job_spec(plan, options, name, labels), "backoffLimit": 0},
                     },
                 }
             ],
@@ -267,7 +269,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
     }
 
 
-def _job_spec(plan: Plan, name: str, labels: dict[str, str]) -> Manifest:
+def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Manifest:
     nodes, several = _nodes(plan), slices_of(plan) > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     # What makes no checkpoints that can be counted would go on so for ever: of it this counts as a failure.
@@ -280,7 +282,7 @@ def _job_spec(plan: Plan, name: str, labels: dict[str, str]) -> Manifest:
         "podReplacementPolicy": "Failed",  # two processes of one rank would be two too many
         # In a JobSet every failure has to end the Job, which is started again with the others.
         "podFailurePolicy": {"rules": [final] if several else [disrupted, *saved, final]},
-        "template": {"metadata": {"labels": labels}, "spec": _pod(plan, name)},
+        "template": {"metadata": {"labels": labels}, "spec": _pod(plan, options, name)},
     }
 
 
@@ -288,7 +290,7 @@ def _codes(*codes: int) -> Manifest:
     return {"containerName": CONTAINER, "operator": "In", "values": sorted(codes)}
 
 
-def _pod(plan: Plan, name: str) -> Manifest:
+def _pod(plan: Plan, options: Options, name: str) -> Manifest:
     cluster = _cluster(plan)
     assert plan.container is not None, "a pod runs an image"
     environment = [_variable(key, text) for key, text in sorted(cluster.pod_environment.items())]
@@ -332,7 +334,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
                 "name": CONTAINER,
                 "image": plan.container.image,
                 "command": [*agent, "_pod"],
-                "env": [*environment, *_told(plan)],
+                "env": [*environment, *_told(plan, options)],
                 "resources": {"requests": {**chips, **LEAST}, "limits": chips},
                 "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],
                 "securityContext": main,
@@ -354,10 +356,10 @@ def _pod(plan: Plan, name: str) -> Manifest:
     }
 
 
-def _told(plan: Plan) -> list[Manifest]:
+def _told(plan: Plan, options: Options) -> list[Manifest]:
     """What the pod's process 1 finds in its environment: all that it is told, and what only the cluster knows."""
     target = plan.target
-    told = json.dumps(pod_request(plan), separators=(",", ":"))
+    told = json.dumps(pod_request(plan, begin_by_s=options.begin_by_s), separators=(",", ":"))
     found: list[Manifest] = [
         _variable("TPU_STACK_POD", told),
         {"name": "TPU_STACK_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -378,11 +380,11 @@ def _variable(name: str, text: str) -> Manifest:
     return {"name": name, "value": text.replace("$", "$$")}
 
 
-def pod_request(plan: Plan) -> dict[str, Any]:
+def pod_request(plan: Plan, *, begin_by_s: int | None = None) -> dict[str, Any]:
     """Return what `host.agent.pod` is told: the start request of process 0, which each pod makes its own.
 
-    ranks: how the pods' environments differ by more than their index, where they do. nodes: of each slice.
-    needs_progress: whether attempts without a new checkpoint come to nothing, as with a job that saves.
+    ranks: how the pods' environments differ by more than their index, where they do. nodes: of each slice. limits: as
+    `jobs.runtime.attempts.Limits` has them.
     """
     start = {**plans.start(plan, 0), "container": None, "root": plan.target.agent_root}
     one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
@@ -391,11 +393,17 @@ def pod_request(plan: Plan) -> dict[str, Any]:
         "ranks": dataclasses.asdict(plan.ranks) if one_rank else None,
         "nodes": _nodes(plan),
         "port": GATHER_PORT,
-        "needs_progress": _needs_progress(plan),
+        "limits": {
+            "budget_s": start.get("budget_s"),
+            "budget_reason": start.get("budget_reason"),
+            "needs_progress": _needs_progress(plan),
+            "begin_by_s": begin_by_s,
+        },
     }
 
 
 def _needs_progress(plan: Plan) -> bool:
+    """Whether attempts without a new checkpoint come to nothing, as with a job that saves."""
     return plan.job not in (OWN_COMMAND, SERVER)
 
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,12 +25,23 @@ from backends.pods.api_server import (
 )
 from backends.pods.cluster_runs import LOOK_S, REMOVE_LIMIT_S, ClusterRuns, unless
 from backends.pods.manifests import Options
-from backends.pods.pods import GRACE_S, MANAGED_BY, OURS, Object, Seen, name_of, trouble
+from backends.pods.pods import (
+    BEGIN_BY,
+    GRACE_S,
+    LAUNCH_TOKEN,
+    MANAGED_BY,
+    OURS,
+    RUN_LABEL,
+    Object,
+    Seen,
+    trouble,
+)
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.run_directory import CLOCKS_DIFFER_S
 from launch.bundles import Bundle
 from launch.hosts import HostError, HostsError
-from launch.plan import JOIN_LIMIT_S, Plan
+from launch.plan import Plan
 from launch.runs import AtWorkError
 from launch.targets import Target
 
@@ -39,8 +51,8 @@ WAIT_S = 15 * 60.0
 """For nodes to be there: an autoscaler takes some minutes to make them."""
 QUEUE_WAIT_S = 12 * 3600.0
 """The same where pods wait in a queue, Kueue's or Google's for flex-start."""
-DEADLINE_LATER_S = 120
-"""After which the cluster ends a Job whose launcher was to take it away, and has not: somebody killed it."""
+BEGIN_LATER_S = CLOCKS_DIFFER_S + 3600
+"""Beyond the wait for nodes, in which the pods of a launcher that was killed may begin: they fetch an image first."""
 NOT_YET = "the cluster has not come to it yet"
 
 
@@ -169,6 +181,7 @@ class PodLauncher:
 
     def _clear(self, run_id: str) -> None:
         """Take away what is left of a run that has ended. Raises HostError: it cannot be, or the run goes on."""
+        self.runs.conclude(run_id)  # what waits in vain
         until_s = time.monotonic() + REMOVE_LIMIT_S
         # The cluster says a little later than the run that it is over.
         while (now := self.runs.of(run_id)).begins_pods:
@@ -190,50 +203,55 @@ class PodLauncher:
             HostsError: they have none within the limit, and why.
             ApiError: the cluster refuses it, or cannot be reached.
         """
-        uid = None
+        begin_by_s = round(time.time() + self.wait_s + BEGIN_LATER_S)
+        # A queue may begin it before the others are made; pods wait for each other, and by their names.
+        waiting = dataclasses.replace(self.options, suspended=True, begin_by_s=begin_by_s)
+        first, *others = manifests.manifests(plan, waiting)
+        marks = {LAUNCH_TOKEN: secrets.token_hex(16), BEGIN_BY: str(begin_by_s)}
+        first["metadata"]["annotations"] = {**first["metadata"].get("annotations", {}), **marks}
         try:
-            # A queue may begin it before the others are made; pods wait for each other, and by their names.
-            waiting = dataclasses.replace(self.options, suspended=True)
-            first, *others = manifests.manifests(plan, waiting)
-            if first["kind"] == "Job":  # for a launcher that is killed before all have joined
-                limit_s = self.wait_s + JOIN_LIMIT_S[plan.target.platform]
-                first["spec"]["activeDeadlineSeconds"] = round(limit_s) + DEADLINE_LATER_S
             try:
-                owner = self._create(first)
+                owner = patiently(lambda: self._create_once(first), limit_s=REMOVE_LIMIT_S)
             except TakenError:
                 raise AtWorkError(
                     f"{plan.run_id} is being launched by another process; `fab status` shows it"
                 ) from None
-            uid = owner["metadata"]["uid"]
             for manifest in others:
                 self._create(manifests.owned(manifest, owner))
-            path = self._connection.path(_kind(first), first["metadata"]["name"])
             if self.options.queue is None:
-                self._patch(path, {"spec": {"suspend": False}})
+                path = self._connection.path(_kind(first), first["metadata"]["name"])
+                self._connection.ask("PATCH", path, {"spec": {"suspend": False}}, content=MERGE)
             self._await_nodes(plan, say)
-        except BaseException as error:
-            # Where the first was refused nothing was made; what has its name is another launcher's.
-            was_refused = isinstance(error, RequestError) or (isinstance(error, ApiError) and error.is_final)
-            if uid is not None or not was_refused:
-                self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S, uid=uid)
-            raise
-
-    def joined(self, plan: Plan) -> None:
-        """Let a run go on for as long as it takes. Raises ApiError: it cannot be told; it has been taken away again."""
-        if manifests.slices_of(plan) > 1:
-            return
-        path, end = (
-            self._connection.path("jobs", name_of(plan.run_id)),
-            {"spec": {"activeDeadlineSeconds": None}},
-        )
-        try:
-            patiently(lambda: self._patch(path, end), limit_s=REMOVE_LIMIT_S)
         except BaseException:
-            self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S)
+            own = patiently(lambda: self._find_own(first), limit_s=REMOVE_LIMIT_S)
+            if own is not None:
+                self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S, uid=own["metadata"]["uid"])
             raise
 
-    def _patch(self, path: str, changed: Object) -> None:
-        self._connection.ask("PATCH", path, changed, content=MERGE)
+    def _create_once(self, manifest: Object) -> Object:
+        """Return what the cluster has made of a manifest, also where the answer to an earlier request was lost.
+
+        Raises:
+            TakenError: another launch has made an object of that name.
+        """
+        try:
+            return self._create(manifest)
+        except TakenError:
+            if (own := self._find_own(manifest)) is None:
+                raise
+            return own
+
+    def _find_own(self, manifest: Object) -> Object | None:
+        """Return the object that has been made of this manifest by this launch, which its token shows."""
+        metadata = manifest["metadata"]
+        selector = f"{RUN_LABEL}={metadata['labels'][RUN_LABEL]}"
+        for found in self._connection.get(self._connection.path(_kind(manifest)), labelSelector=selector)[
+            "items"
+        ]:
+            annotations = found["metadata"].get("annotations") or {}
+            if annotations.get(LAUNCH_TOKEN) == metadata["annotations"][LAUNCH_TOKEN]:
+                return {**manifest, **found}
+        return None
 
     def _create(self, manifest: Object, **query: str) -> Object:
         try:

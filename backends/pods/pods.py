@@ -26,6 +26,9 @@ LONGEST_NAME = 40
 """Of 63 characters (RFC 1123), less what Job and JobSet add for a pod: "-slice-0-1234-abcde"."""
 LONGEST_LABEL = 63
 RUN_LABEL = "tpu-stack/run"
+BEGIN_BY, LAUNCH_TOKEN = "tpu-stack/begin-by", "tpu-stack/launch"
+"""Annotations of a run's Job or JobSet: when its first attempt has to begin at the latest, in Unix seconds, and the
+launch that has made it."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "tpu-stack"}
 OURS = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -83,6 +86,12 @@ class Seen:
         """The condition by which the run is over for the cluster."""
         conditions = ((self.work or {}).get("status") or {}).get("conditions") or ()
         return next((each for each in conditions if each["type"] in OVER and each["status"] == "True"), None)
+
+    @property
+    def begin_by_s(self) -> float:
+        """When the first attempt has to begin at the latest, in Unix seconds."""
+        annotations = ((self.work or {}).get("metadata") or {}).get("annotations") or {}
+        return float(annotations.get(BEGIN_BY, "inf"))
 
     def entries(self) -> list[dict[str, Any]]:
         """Return each process as an agent's `status` does, of the latest attempt (None). pod: its name, or None."""

@@ -200,7 +200,7 @@ class Pod:
     def _look(self, others: list[Channel], missing: list[int]) -> None:
         """End, and tell the others, where the run is over. Where that cannot be known just now it is waited on."""
         try:
-            self._ask(self._program(), {"look": True, "missing": missing}, LOOK_LIMIT_S)
+            self._ask(self._program(), {**self._request(), "missing": missing}, LOOK_LIMIT_S)
         except Over as over:
             tell_over(others, over)
             raise
@@ -226,6 +226,9 @@ class Pod:
             raise Over(answer["over"], answer["reason"])
         return answer
 
+    def _request(self) -> Json:
+        return {"first": self._start["attempt"], "pod": self._name, "limits": self._told["limits"]}
+
     def _program(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [self._start["argv"][0], "-P", "-m", "jobs.runtime.attempts", self._start["env"]["RUN_DIR"]],
@@ -243,15 +246,9 @@ class Pod:
         channels: list[Channel] = []
         try:
             channels = self._gather() if self._size > 1 else []
-            request = {
-                "first": self._start["attempt"],
-                "pod": self._name,
-                "budget_s": self._start.get("budget_s"),
-                "budget_reason": self._start.get("budget_reason"),
-                "needs_progress": self._told["needs_progress"],
-            }
             try:
-                agreed = {**self._ask(program, request, BEGIN_LIMIT_S), "token": os.urandom(16).hex()}
+                answer = self._ask(program, self._request(), BEGIN_LIMIT_S)
+                agreed = {**answer, "token": os.urandom(16).hex()}
             except Over as over:
                 tell_over(channels, over)
                 raise

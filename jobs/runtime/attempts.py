@@ -1,25 +1,25 @@
 """Begins the next attempt of a run whose pods start themselves: `python -m jobs.runtime.attempts RUN_DIR`.
 
-The request is JSON on stdin: {"first": the attempt that the launcher made ready, "pod": who asks, "budget_s",
-"budget_reason": of that attempt and all that follow, "needs_progress": whether attempts without a new checkpoint come
-to nothing}. The answer on stdout is {"attempt", "budget_s"}; where nothing is left to do {"over": exit code, "reason"}.
-run.json and result.json are then as after a resume by a launcher. The request {"look": true, "missing": processes}
-begins nothing and is answered {"over"} where the run is done, or can never be, as one that is missing was done with its
-part; else {}. Imports nothing heavy.
+The request is JSON on stdin: {"first": the attempt that the launcher made ready, "pod": who asks, "limits": of that
+attempt and all that follow, see `Limits`}. The answer on stdout is {"attempt", "budget_s"}; where nothing is left to do
+{"over": exit code, "reason"}. run.json and result.json are then as after a resume by a launcher. A request with
+"missing", processes that are waited for, begins nothing and is answered {"over"} where the run is done, or can never
+be: one that is missing was done with its part, or the first attempt can begin no more; else {}. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts import run_directory, run_records
 from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, is_final
 from contracts.run_costs import MOMENT, number, wall_s
-from contracts.run_directory import RunDirectory
+from contracts.run_directory import Outcome, RunDirectory
 from jobs.runtime.bucket_files import files_of
 
 MOST_WITHOUT_PROGRESS = 3
@@ -27,65 +27,158 @@ MOST_WITHOUT_PROGRESS = 3
 outside was away do not count: the cluster limits them by the Job's restarts, with growing pauses."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a launch allows the attempts of its pods.
+
+    budget_s: seconds of all attempts together; budget_reason: what is said when they are spent. needs_progress: whether
+    attempts without a new checkpoint come to nothing. begin_by_s: when the first one has to begin at the latest, in
+    Unix seconds. None: no limit.
+    """
+
+    budget_s: float | None
+    budget_reason: str | None
+    needs_progress: bool
+    begin_by_s: float | None
+
+    def budget_left_s(self, attempts: Sequence[Mapping[str, Any]]) -> int | None:
+        if self.budget_s is None:
+            return None
+        return int(self.budget_s - sum(number(attempt.get("wall_s")) or 0 for attempt in attempts))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class End:
+    """Why a run has no further attempt.
+
+    code: the exit code of its pods. outcome, error: of the result that says so; None: the run's own result does.
+    """
+
+    code: int
+    reason: str | None
+    outcome: Outcome | None = None
+    error: str | None = None
+
+
+def end_of_run(
+    limits: Limits,
+    attempts: Sequence[Mapping[str, Any]],
+    result: Mapping[str, Any] | None,
+    newest_checkpoint: int | None,
+    now_s: float,
+) -> End | None:
+    """Return why no further attempt is to begin, or None: one is. Pure.
+
+    attempts: those of the launch that have begun, as run.json has them, each with its outcome. result: of the last one.
+    """
+    if not attempts:
+        if limits.begin_by_s is None or now_s <= limits.begin_by_s:
+            return None
+        moment = time.strftime(MOMENT, time.gmtime(limits.begin_by_s))
+        reason = f"not all of its pods were there by {moment}, long after --wait was over; launch it again"
+        return End(code=FAILED, reason=reason, outcome="failed", error=reason)
+    outcome, result = attempts[-1]["outcome"], result or {}
+    if outcome == "done":
+        return End(code=DONE, reason="the run is done")
+    if result.get("out_of_budget"):
+        return End(code=INTERRUPTED, reason=result.get("reason"))
+    # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
+    if outcome == "failed" and is_final(code := result.get("exit_code")):
+        return End(code=WRONG_REQUEST if code == WRONG_REQUEST else FAILED, reason=result.get("error"))
+    left_s = limits.budget_left_s(attempts)
+    if left_s is not None and left_s <= 0:
+        return End(code=INTERRUPTED, reason=limits.budget_reason, outcome="stopped")
+    tried = [attempt for attempt in attempts if not attempt.get("was_outage")][-MOST_WITHOUT_PROGRESS:]
+    is_in_vain = len(tried) == MOST_WITHOUT_PROGRESS and all(
+        attempt["checkpoint"] == newest_checkpoint for attempt in tried
+    )
+    if not limits.needs_progress or not is_in_vain:
+        return None
+    since = (
+        "there is no checkpoint"
+        if newest_checkpoint is None
+        else f"the last checkpoint is still that of step {newest_checkpoint}"
+    )
+    reason = f"given up after {len(tried)} attempts: {since}"
+    last_error = result.get("error") or "nothing is known of its end"
+    return End(
+        code=FAILED, reason=reason, outcome="failed", error=f"{reason}\nthe last of them: {last_error}"
+    )
+
+
 def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dict[str, Any]:
     """Begin an attempt, and put the end of the last one on record; return the answer."""
     described = directory.read_json(run_directory.RUN)
     if described is None:
         return {"over": FAILED, "reason": f"{directory.path(run_directory.RUN)} is not there"}
+    limits = Limits(**request["limits"])
     attempts = described["attempts"]
-    last = attempts[-1]
-    if request.get("look"):
-        return look(directory, last["attempt"], request.get("missing", ()), now_s)
-    first = request["first"]
-    if "pod" in last and last["attempt"] >= first:
-        newest, _ = run_records.result(directory.read_json(run_directory.RESULT) or {}, run_directory.RESULT)
-        result = newest if newest.get("attempt") == last["attempt"] else None
-        names = [run_directory.heartbeat(index) for index in range(last["processes"])]
-        read = [run_records.heartbeat(beat or {}, "")[0] for beat in directory.read_jsons(names)]
-        beats = [beat for beat in read if beat is not None and beat.get("attempt") == last["attempt"]]
-        outcome = run_directory.state(
-            started_s=0.0,
-            result=result,
-            heartbeats=beats,
-            processes=[],
-            knowing=last["processes"],
-            now_s=float("inf"),
-        )
-        last |= {"outcome": outcome, "wall_s": wall_s(last, result, beats)}
-        if (result or {}).get("exit_code") == UNAVAILABLE:
-            last["was_outage"] = True
+    last, launched = (
+        attempts[-1],
+        [attempt for attempt in attempts if "pod" in attempt and attempt["attempt"] >= request["first"]],
+    )
+    if "missing" in request:
+        return look(directory, limits, launched, last["attempt"], request["missing"], now_s)
+    result = conclude(directory, last) if launched else None
+    saved = directory.checkpoint_steps()
+    newest = saved[-1] if saved else None
+    if launched:
         directory.write_json(run_directory.RUN, described)
-        if outcome == "done":
-            return {"over": DONE, "reason": "the run is done"}
-        if result is not None and result.get("out_of_budget"):
-            return {"over": INTERRUPTED, "reason": str(result.get("reason"))}
-        # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
-        if result is not None and outcome == "failed" and is_final(code := result.get("exit_code")):
-            return {"over": WRONG_REQUEST if code == WRONG_REQUEST else FAILED, "reason": result.get("error")}
-        if (over := given_up(directory, request, described, result, now_s)) is not None:
-            return over
+    if (end := end_of_run(limits, launched, result, newest, now_s)) is not None:
+        return close(directory, end, last["attempt"], now_s, result)
+    if launched:
         last = {**last, "attempt": last["attempt"] + 1}
         attempts.append(last)
-    left_s = budget_left_s(request, attempts[:-1])
-    saved = directory.checkpoint_steps()
     last |= {
         "pod": request["pod"],
         "started": time.strftime(MOMENT, time.gmtime(now_s)),
-        "checkpoint": saved[-1] if saved else None,
+        "checkpoint": newest,
         "outcome": None,
     }
     for name in ("wall_s", "was_outage"):
         last.pop(name, None)
     directory.remove(run_directory.RESULT)
     directory.write_json(run_directory.RUN, described)
-    return {"attempt": last["attempt"], "budget_s": left_s}
+    return {"attempt": last["attempt"], "budget_s": limits.budget_left_s(launched)}
 
 
-def look(directory: RunDirectory, attempt: int, missing: Sequence[int], now_s: float) -> dict[str, Any]:
-    """Return the answer to whoever waits for other pods; where they have left for good, put that on record."""
+def conclude(directory: RunDirectory, last: dict[str, Any]) -> dict[str, Any] | None:
+    """Note in the record of the last attempt how it ended; return its result."""
+    newest, _ = run_records.result(directory.read_json(run_directory.RESULT) or {}, run_directory.RESULT)
+    result = newest if newest.get("attempt") == last["attempt"] else None
+    names = [run_directory.heartbeat(index) for index in range(last["processes"])]
+    read = [run_records.heartbeat(beat or {}, "")[0] for beat in directory.read_jsons(names)]
+    beats = [beat for beat in read if beat is not None and beat.get("attempt") == last["attempt"]]
+    outcome = run_directory.state(
+        started_s=0.0,
+        result=result,
+        heartbeats=beats,
+        processes=[],
+        knowing=last["processes"],
+        now_s=float("inf"),
+    )
+    last |= {"outcome": outcome, "wall_s": wall_s(last, result, beats)}
+    if (result or {}).get("exit_code") == UNAVAILABLE:
+        last["was_outage"] = True
+    return result
+
+
+def look(
+    directory: RunDirectory,
+    limits: Limits,
+    launched: Sequence[Mapping[str, Any]],
+    attempt: int,
+    missing: Sequence[int],
+    now_s: float,
+) -> dict[str, Any]:
+    """Return the answer to a pod that waits for others; where they can come no more, put that on record."""
     found = directory.read_json(run_directory.RESULT) or {}
     if found.get("outcome") == "done" and found.get("attempt") == attempt:
         return {"over": DONE, "reason": "the run is done"}
+    if not launched:
+        # Pod 0 may be beginning the first attempt: this ends nothing that it may still begin.
+        end = end_of_run(limits, [], None, None, now_s - run_directory.CLOCKS_DIFFER_S)
+        return {} if end is None else close(directory, end, attempt, now_s, None)
     beats = directory.read_jsons([run_directory.heartbeat(index) for index in missing])
     left = [
         index
@@ -95,60 +188,29 @@ def look(directory: RunDirectory, attempt: int, missing: Sequence[int], now_s: f
     if not left:
         return {}
     reason = f"process {left[0]} was done when another one was lost, and its pod is not started again"
-    error = "\n".join(filter(None, [reason, found.get("error") if found.get("attempt") == attempt else None]))
-    write_end(directory, "failed", attempt, now_s, error=error, failed_host=found.get("failed_host"))
-    return {"over": FAILED, "reason": reason}
+    mine = found if found.get("attempt") == attempt else {}
+    error = "\n".join(filter(None, [reason, mine.get("error")]))
+    end = End(code=FAILED, reason=reason, outcome="failed", error=error)
+    return close(directory, end, attempt, now_s, found)
 
 
-def of_pods(request: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The attempts that pods have begun since the launcher made the first of them ready."""
-    return [each for each in attempts if "pod" in each and each["attempt"] >= request["first"]]
-
-
-def budget_left_s(request: dict[str, Any], before: Sequence[dict[str, Any]]) -> int | None:
-    if request["budget_s"] is None:
-        return None
-    return int(
-        request["budget_s"] - sum(number(each.get("wall_s")) or 0 for each in of_pods(request, before))
-    )
-
-
-def given_up(
-    directory: RunDirectory,
-    request: dict[str, Any],
-    described: dict[str, Any],
-    result: dict[str, Any] | None,
-    now_s: float,
-) -> dict[str, Any] | None:
-    """Say that the run ends here, and why, where another attempt would be of no use; None where it goes on."""
-    begun, last = of_pods(request, described["attempts"]), described["attempts"][-1]
-    left_s, saved = budget_left_s(request, begun), directory.checkpoint_steps()
-    newest = saved[-1] if saved else None
-    if left_s is not None and left_s <= 0:
-        spent = run_directory.out_of_budget(request["budget_reason"])
-        write_end(directory, "stopped", last["attempt"], now_s, measured=spent)
-        return {"over": INTERRUPTED, "reason": request["budget_reason"]}
-    tried = [each for each in begun if not each.get("was_outage")][-MOST_WITHOUT_PROGRESS:]
-    is_in_vain = len(tried) == MOST_WITHOUT_PROGRESS and all(each["checkpoint"] == newest for each in tried)
-    if not request["needs_progress"] or not is_in_vain:
-        return None
-    since = (
-        "there is no checkpoint" if newest is None else f"the last checkpoint is still that of step {newest}"
-    )
-    reason = f"given up after {len(tried)} attempts: {since}"
-    said, host = (result or {}).get("error"), (result or {}).get("failed_host")
-    error = f"{reason}\nthe last of them: {said or 'nothing is known of its end'}"
-    write_end(directory, "failed", last["attempt"], now_s, error=error, failed_host=host)
-    return {"over": FAILED, "reason": reason}
-
-
-def write_end(directory: RunDirectory, outcome: str, attempt: int, now_s: float, **more: Any) -> None:
-    """Write a result that no process of the attempt could. more: as `run_directory.result` takes it."""
-    saved = directory.checkpoint_steps()
-    ended = run_directory.result(
-        outcome, attempt=attempt, steps=saved[-1] if saved else 0, time=now_s, **more
-    )
-    directory.write_json(run_directory.RESULT, ended)
+def close(
+    directory: RunDirectory, end: End, attempt: int, now_s: float, result: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the answer that a run is over; write its result, where no process of the attempt could."""
+    if end.outcome is not None:
+        saved = directory.checkpoint_steps()
+        written = run_directory.result(
+            end.outcome,
+            attempt=attempt,
+            steps=saved[-1] if saved else 0,
+            time=now_s,
+            error=end.error,
+            failed_host=(result or {}).get("failed_host") if end.outcome == "failed" else None,
+            measured=run_directory.out_of_budget(str(end.reason)) if end.outcome == "stopped" else None,
+        )
+        directory.write_json(run_directory.RESULT, written)
+    return {"over": end.code, "reason": end.reason}
 
 
 def main(arguments: Sequence[str]) -> int:

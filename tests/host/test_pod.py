@@ -53,7 +53,7 @@ TOLD: dict[str, Any] = {
     "ranks": None,
     "nodes": 2,
     "port": 8578,
-    "needs_progress": True,
+    "limits": {},
 }
 AGREED = {"attempt": 3, "token": "t", "budget_s": 40}
 

@@ -14,17 +14,21 @@ import pytest
 
 from contracts import run_directory
 from contracts.run_directory import RunDirectory
-from jobs.runtime.attempts import begin
+from jobs.runtime.attempts import End, Limits, begin, end_of_run
 
 STARTED = "2026-11-23T12:00:00Z"
 START_S = float(calendar.timegm(time.strptime(STARTED, "%Y-%m-%dT%H:%M:%SZ")))
-REQUEST: dict[str, Any] = {
-    "first": 0,
-    "pod": "name-0-abcde",
+LIMITS: dict[str, Any] = {
     "budget_s": None,
     "budget_reason": "its budget is spent",
     "needs_progress": True,
+    "begin_by_s": None,
 }
+REQUEST: dict[str, Any] = {"first": 0, "pod": "name-0-abcde", "limits": LIMITS}
+
+
+def looking(*missing: int, **limits: Any) -> dict[str, Any]:
+    return {**REQUEST, "limits": {**LIMITS, **limits}, "missing": list(missing)}
 
 
 def begun(number: int, checkpoint: int | None = None, **more: Any) -> dict[str, Any]:
@@ -112,32 +116,120 @@ def test_the_next_attempt_follows_and_the_last_one_s_end_is_on_record(
 def test_a_run_that_is_done_is_not_begun_again(tmp_path: Path) -> None:
     directory = a_run(tmp_path, begun(0), result={"outcome": "done", "wall_s": 5.0})
     assert begin(directory, REQUEST, START_S)["over"] == 0
-    assert begin(directory, {"look": True}, START_S)["over"] == 0
+    assert begin(directory, looking(), START_S)["over"] == 0
     assert [each["outcome"] for each in attempts(directory)] == ["done"]
     assert directory.read_json("result.json") is not None
 
 
-@pytest.mark.parametrize(
-    ("code", "over"), [(1, 1), (2, 2), (7, 1), (69, None), (76, None), (137, None), (None, None)]
+def ended(
+    checkpoint: int | None, outcome: str = "failed", wall_s: float | None = 10.0, **more: Any
+) -> dict[str, Any]:
+    return {"checkpoint": checkpoint, "outcome": outcome, "wall_s": wall_s, **more}
+
+
+FIVE_TIMES_THREE = [ended(5)] * 3
+SINCE_5 = "given up after 3 attempts: the last checkpoint is still that of step 5"
+SINCE_START = "given up after 3 attempts: there is no checkpoint"
+LOST = {"error": "host 1: lost"}
+TOO_LATE = (
+    "not all of its pods were there by 2026-11-23T12:00:00Z, long after --wait was over; launch it again"
 )
-def test_a_program_error_or_a_wrong_request_would_come_again(
-    tmp_path: Path, code: int | None, over: int | None
-) -> None:
-    result = {"outcome": "failed", "exit_code": code, "error": "host 1: no such file"}
-    directory = a_run(tmp_path, begun(0), result=result, saved=(5,))
-    found = begin(directory, REQUEST, START_S)
-    assert found == (
-        {"attempt": 1, "budget_s": None} if over is None else {"over": over, "reason": result["error"]}
-    )
-    assert (directory.read_json("result.json") is None) == (over is None)
+ENDS: dict[
+    str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]
+] = {
+    # limits, attempts, result of the last one, newest checkpoint, end
+    "nothing has begun": ({}, [], None, None, None),
+    "it may still begin": ({"begin_by_s": START_S + 60}, [], None, None, None),
+    "its time to begin is over": (
+        {"begin_by_s": START_S},
+        [],
+        None,
+        None,
+        End(code=1, reason=TOO_LATE, outcome="failed", error=TOO_LATE),
+    ),
+    "what has begun in time goes on later": ({"begin_by_s": START_S}, [ended(None, "lost")], None, 5, None),
+    "done": ({}, [ended(None, "done")], {"outcome": "done"}, 5, End(code=0, reason="the run is done")),
+    "a program error": ({}, [ended(None)], {"exit_code": 1, **LOST}, 5, End(code=1, reason="host 1: lost")),
+    "a wrong request": ({}, [ended(None)], {"exit_code": 2, **LOST}, 5, End(code=2, reason="host 1: lost")),
+    "another code": ({}, [ended(None)], {"exit_code": 7, **LOST}, 5, End(code=1, reason="host 1: lost")),
+    "an outage": ({}, [ended(None)], {"exit_code": 69, **LOST}, 5, None),
+    "a lost peer": ({}, [ended(None)], {"exit_code": 76, **LOST}, 5, None),
+    "a signal": ({}, [ended(None)], {"exit_code": 137, **LOST}, 5, None),
+    "an end that nobody knows": ({}, [ended(None)], None, 5, None),
+    "preempted": ({}, [ended(None, "preempted")], {"exit_code": None}, 5, None),
+    "a budget that is left": ({"budget_s": 21.0}, [ended(None), ended(5)], None, 6, None),
+    "a budget that is spent": (
+        {"budget_s": 20.5},
+        [ended(None), ended(5)],
+        None,
+        6,
+        End(code=130, reason="its budget is spent", outcome="stopped"),
+    ),
+    "a budget that its pods have found spent": (
+        {"budget_s": 100.0},
+        [ended(None, "stopped")],
+        {"out_of_budget": True, "reason": "spent"},
+        5,
+        End(code=130, reason="spent"),
+    ),
+    "three attempts that saved nothing new": (
+        {},
+        [ended(None), *FIVE_TIMES_THREE],
+        LOST,
+        5,
+        End(code=1, reason=SINCE_5, outcome="failed", error=f"{SINCE_5}\nthe last of them: host 1: lost"),
+    ),
+    "three attempts that saved nothing at all": (
+        {},
+        [ended(None, "lost")] * 3,
+        None,
+        None,
+        End(
+            code=1,
+            reason=SINCE_START,
+            outcome="failed",
+            error=f"{SINCE_START}\nthe last of them: nothing is known of its end",
+        ),
+    ),
+    "the last one has saved": ({}, FIVE_TIMES_THREE, LOST, 10, None),
+    "only two": ({}, FIVE_TIMES_THREE[1:], LOST, 5, None),
+    "it never saves": ({"needs_progress": False}, FIVE_TIMES_THREE, LOST, 5, None),
+    "one of them was an outage": ({}, [ended(5), ended(5, was_outage=True), ended(5)], LOST, 5, None),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_run_goes_on_for_as_long_as_that_can_be_of_use(case: str) -> None:
+    limits, attempts_, result, newest, end = ENDS[case]
+    assert end_of_run(Limits(**{**LIMITS, **limits}), attempts_, result, newest, START_S + 1) == end
+
+
+def test_an_attempt_that_may_not_begin_is_put_on_record(tmp_path: Path) -> None:
+    late = {**REQUEST, "first": 1, "limits": {**LIMITS, "begin_by_s": START_S}}
+    directory = a_run(tmp_path, begun(0, outcome="stopped"), made_ready(1), saved=(5,))
+    # Whoever waits for others leaves it time: the first pod may be beginning.
+    assert begin(directory, looking(1, begin_by_s=START_S) | {"first": 1}, START_S + 3600) == {}
+    assert begin(directory, looking(1, begin_by_s=START_S) | {"first": 1}, START_S + 3601)["over"] == 1
+    directory.remove("result.json")
+    assert begin(directory, late, START_S + 1) == {"over": 1, "reason": TOO_LATE}
+    result = directory.read_json("result.json")
+    assert result is not None
+    assert (result["outcome"], result["attempt"], result["steps"]) == ("failed", 1, 5)
+    assert attempts(directory)[1] == made_ready(1)
+
+
+def test_an_outage_is_noted_with_its_attempt(tmp_path: Path) -> None:
+    directory = a_run(tmp_path, begun(0), result={"outcome": "failed", "exit_code": 69}, saved=(5,))
+    assert begin(directory, REQUEST, START_S) == {"attempt": 1, "budget_s": None}
+    assert attempts(directory)[0]["was_outage"] and "was_outage" not in attempts(directory)[1]
 
 
 def test_a_process_that_is_done_does_not_come_back_to_one_that_was_lost(tmp_path: Path) -> None:
     beats = ({"state": "stepping"}, {"state": "done"})
     lost = {"outcome": "failed", "error": "host 0: out of memory", "failed_host": 0}
     directory = a_run(tmp_path, begun(0), beats=beats, saved=(5,), result=lost)
-    assert begin(directory, {"look": True, "missing": [0]}, START_S) == {}
-    found = begin(directory, {"look": True, "missing": [1]}, START_S)
+    assert begin(directory, looking(0), START_S) == {}
+    found = begin(directory, looking(1), START_S)
     result = directory.read_json("result.json")
     assert found["over"] == 1 and result is not None
     assert (result["outcome"], result["steps"], result["failed_host"]) == ("failed", 5, 0)
@@ -147,12 +239,12 @@ def test_a_process_that_is_done_does_not_come_back_to_one_that_was_lost(tmp_path
 def test_who_only_looks_begins_nothing(tmp_path: Path) -> None:
     directory = a_run(tmp_path, begun(0), result={"outcome": "failed"})
     before = directory.read_text("run.json")
-    assert begin(directory, {"look": True}, START_S) == {}
+    assert begin(directory, looking(), START_S) == {}
     assert directory.read_text("run.json") == before
 
 
 def test_a_budget_lasts_for_all_attempts_of_the_job(tmp_path: Path) -> None:
-    request = {**REQUEST, "budget_s": 100, "first": 1}
+    request = {**REQUEST, "limits": {**LIMITS, "budget_s": 100}, "first": 1}
     earlier = begun(0, outcome="failed", wall_s=1000.0)  # of another launch, which the budget has left out
     directory = a_run(tmp_path, earlier, begun(1), result={"outcome": "preempted", "wall_s": 30.5})
     assert begin(directory, request, START_S) == {"attempt": 2, "budget_s": 69}
@@ -183,21 +275,10 @@ def test_three_attempts_that_saved_nothing_new_are_enough(tmp_path: Path) -> Non
     assert result["error"] == f"{reason}\nthe last of them: host 1: lost"
 
 
-@pytest.mark.parametrize(
-    ("request_", "saved", "count"),
-    [
-        pytest.param({}, (5, 10), 4, id="the last one has saved"),
-        pytest.param({"needs_progress": False}, (5,), 4, id="it never saves"),
-        pytest.param({"first": 2}, (5,), 4, id="somebody has launched it anew since"),
-        pytest.param({}, (5,), 3, id="there were only two"),
-    ],
-)
-def test_a_run_goes_on_where_that_can_be_of_use(
-    tmp_path: Path, request_: dict[str, Any], saved: tuple[int, ...], count: int
-) -> None:
-    before = [begun(0, checkpoint=None)] + [begun(number, checkpoint=5) for number in range(1, count)]
-    directory = a_run(tmp_path, *before, result={"outcome": "failed"}, saved=saved)
-    assert begin(directory, {**REQUEST, **request_}, START_S) == {"attempt": count, "budget_s": None}
+def test_a_new_launch_counts_its_own_attempts_only(tmp_path: Path) -> None:
+    before = [begun(number, checkpoint=5) for number in range(4)]
+    directory = a_run(tmp_path, *before, result={"outcome": "failed"}, saved=(5,))
+    assert begin(directory, {**REQUEST, "first": 2}, START_S) == {"attempt": 4, "budget_s": None}
 
 
 def test_a_run_directory_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def test_a_pod_is_told_the_start_request_of_process_0_with_the_pods_names_as_hos
     found = told(made("four hosts"))
     start = found.pop("start")
     host = "flax-mlm-20261123-120000-abcd-0.flax-mlm-20261123-120000-abcd"
-    assert found == {"ranks": None, "nodes": 4, "port": 8578, "needs_progress": True}
+    limits = {"budget_s": None, "budget_reason": None, "needs_progress": True, "begin_by_s": None}
+    assert found == {"ranks": None, "nodes": 4, "port": 8578, "limits": limits}
     assert start["argv"] == ["python", "-P", "-u", "-m", "jobs.flax_mlm", "--steps", "5"]
     assert (start["container"], start["run_dir"], start["root"]) == (None, None, "/tpu-stack/agent")
     assert (start["liveness_host"], start["liveness_port"], start["cwd"]) == (host, 8577, "/tpu-stack/cache")
@@ -264,7 +265,7 @@ def test_an_own_command_finds_its_folder_and_every_rank_of_the_others() -> None:
     fetched = pod_of(job)["initContainers"][0]["command"][5:]
     assert fetched == ["code.tar.gz.base64", CODE, "folder.tar.gz.base64", FOLDER]
     found = told(job)
-    assert not found["needs_progress"]
+    assert not found["limits"]["needs_progress"]
     rules = job["spec"]["podFailurePolicy"]["rules"]
     assert [rule["action"] for rule in rules if "onExitCodes" in rule] == ["FailJob"], "75 is a failure too"
     spec = decoded(found["start"]["argv"][-1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
 import json
 import os
 import threading
@@ -18,12 +19,13 @@ from typing import Any
 import pytest
 
 from backends.pods import manifests
-from backends.pods.api_server import Connection
-from backends.pods.cluster_runs import ClusterRuns
+from backends.pods.api_server import ApiError, Connection
+from backends.pods.cluster_runs import TOO_LATE, ClusterRuns
 from backends.pods.manifests import Options
 from backends.pods.pod_launcher import PodLauncher
-from backends.pods.pods import CONTAINER, INDEX, OURS, Object, name_of
+from backends.pods.pods import BEGIN_BY, CONTAINER, INDEX, OURS, Object, name_of
 from backends.targets import of_inventory
+from console.status import status
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
 from launch import launch, own_command, runs
@@ -32,6 +34,7 @@ from launch.hosts import HostError, HostsError, stop_processes
 from launch.jobs import SERVER
 from launch.launch import Planned, Request
 from launch.plan import Plan
+from launch.run_record import run_record
 from launch.runs import AtWorkError
 from launch.targets import Target, Wanted
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
@@ -303,8 +306,11 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     begun = in_background(lambda: launcher(planned, wait_s=20.0).begin(plan, said.append))
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["starting", "starting"])
     eventually(lambda: api.get(api.path("jobs", pods.name))["spec"].get("suspend"), False)
-    deadline_s = api.get(api.path("jobs", pods.name))["spec"]["activeDeadlineSeconds"]
-    assert deadline_s == 20 + 600 + 120, "the launcher may die"
+    begin_by_s = cluster.of(plan.run_id).begin_by_s
+    assert begin_by_s == pytest.approx(time.time() + 20 + 2 * 3600, abs=20), "the launcher may die"
+    assert "activeDeadlineSeconds" not in api.get(api.path("jobs", pods.name))["spec"], (
+        "it may train for long"
+    )
     names = [pods.make(0, node="n0"), pods.make(1)]
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     pods.say(names[1], "Pending", conditions=[unplaced])
@@ -319,9 +325,6 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
         for kind in ("services", "networkpolicies")
     ]
     assert owners == [pods.name] * 2, "who removes the Job removes all"
-    launcher(planned).joined(plan)
-    assert "activeDeadlineSeconds" not in api.get(api.path("jobs", pods.name))["spec"]
-
     pods.say(names[0], "Running", RUNNING)
     pods.say(names[1], "Running", RUNNING)
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["running", "running"])
@@ -403,6 +406,77 @@ def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., 
     ended.join(10)
     (error,) = errors
     assert "1 of 1 pods could not be placed; all" in str(error) and "removed by somebody else" in str(error)
+
+
+@pytest.mark.parametrize("whose", ["its own", "another's"])
+def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_alone(
+    make: Callable[..., Target], whose: str
+) -> None:
+    target = make(nodes=1)
+    planned = launch.work_out(BASIC, target)
+    pods, cluster, api = Pods(target, planned), of(target), of(target).connection
+    check(planned)
+    jobs, ask = api.path("jobs"), api.ask
+    ended: list[threading.Thread] = []
+
+    def losing(method: str, path: str, body: Any = None, **more: Any) -> Object:
+        if (method, path) != ("POST", jobs) or ended:
+            return ask(method, path, body, **more)
+        if whose == "another's":
+            body = manifests.manifests(planned.plan, Options(suspended=True))[0]
+        ask(method, path, body, **more)
+        ended.append(in_background(pods.end_what_is_deleted))
+        raise ApiError(host=api.name, reason="no answer")
+
+    api.ask = losing  # type: ignore[method-assign]
+    error = HostsError if whose == "its own" else AtWorkError
+    with pytest.raises(error, match="1 of 1 pods could not be placed within 1 s|by another process"):
+        launcher(planned, wait_s=1.0).begin(planned.plan, lambda _: None)
+    api.ask = ask  # type: ignore[method-assign]
+    if whose == "another's":
+        assert "deletionTimestamp" not in api.get(api.path("jobs", pods.name))["metadata"]
+        cluster.remove(planned.plan.run_id, wait_s=0)
+    ended[0].join(10)
+    eventually(lambda: cluster.of(planned.plan.run_id).work, None)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "attempt", "is_removed"),
+    [
+        pytest.param(-60.0, {}, False, id="its pods may still begin"),
+        pytest.param(60.0, {}, False, id="the clock of whoever looks may be an hour ahead"),
+        pytest.param(3660.0, {"pod": "r-0-abcde"}, False, id="it has begun, and waits for a node again"),
+        pytest.param(3660.0, {}, True, id="its pods can begin no more"),
+    ],
+)
+def test_a_run_whose_launcher_died_is_removed_by_a_look_when_its_pods_can_begin_no_more(
+    late_s: float,
+    attempt: dict[str, Any],
+    is_removed: bool,
+    make: Callable[..., Target],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = make(nodes=1)
+    planned = launch.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
+    pods, cluster, api = Pods(target, planned), of(target), of(target).connection
+    launcher(planned)._require_namespace()
+    launched = datetime.datetime.fromtimestamp(time.time() - 3 * 3600, datetime.UTC)
+    described = run_record(planned.plan, planned.config, name=None, now=launched, before=None)
+    described["attempts"][0] |= attempt
+    (tmp_path / "runs" / RUN_ID).mkdir(parents=True)
+    planned.directory.write_json("run.json", described)
+    job = manifests.manifests(planned.plan, Options(suspended=True))[0]
+    job["metadata"]["annotations"] = {BEGIN_BY: str(time.time() - late_s)}
+    launcher(planned)._create(job)
+    eventually(lambda: cluster.of(RUN_ID).begins_pods, True)
+    assert status(target, None) == 0
+    shown = capsys.readouterr().out
+    is_going = "deletionTimestamp" in api.get(api.path("jobs", pods.name))["metadata"]
+    assert (is_going, f"{RUN_ID}  failed" in shown, TOO_LATE in shown) == (is_removed,) * 3, shown
+    ended = in_background(pods.end_what_is_deleted)
+    cluster.remove(RUN_ID, wait_s=0)
+    ended.join(10)
 
 
 def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(

@@ -22,8 +22,6 @@ import kubernetes.client
 import kubernetes.config
 import pytest
 
-from backends.pods.pod_launcher import DEADLINE_LATER_S
-from launch.plan import JOIN_LIMIT_S
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.kubernetes.cluster import NAMESPACE
@@ -57,7 +55,6 @@ NOT_HEARD = re.compile(
 )
 CUT_S = 100.0  # 20 until the node is not ready, 60 until its pods are given up
 BUDGET_USD = 0.2  # 98 seconds of 8 chips
-DEADLINE_S = DEADLINE_LATER_S + JOIN_LIMIT_S["cpu"]
 EATER = """
 found = []
 while True:
@@ -259,17 +256,19 @@ def test_what_cannot_be_had_ends_the_run_with_the_reason(
     assert done.returncode == 1 and "for want of memory" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_cluster_ends_a_run_whose_launcher_was_killed_while_its_pods_waited(
-    person: Person, cluster: Cluster, tmp_path: Path
+def test_a_run_whose_launcher_was_killed_while_its_pods_waited_begins_when_they_are_there(
+    person: Person, right: dict[int, float], tmp_path: Path
 ) -> None:
     person.act("quota", amount="4")
     log = tmp_path / "train.log"
-    with begun(person, f"{TRAIN} --wait 5 --args '--steps 100 {SIZES}'", log):
+    with begun(person, f"{TRAIN} --wait 300 --args '{OPTIONS}'", log):
         until(lambda: "waiting for 1 of 2 pods" in log.read_text(), LIMIT_S, pause_s=LOOK_S)
-    assert cluster.left() != []
-    until(lambda: cluster.left() == [], DEADLINE_S + LIMIT_S, pause_s=LOOK_S)
+    listed = json.loads(person.succeed("fab runs --stack rehearsal --json"))["runs"]
+    (run,) = (each["run"] for each in listed if each["state"] == "starting")
     person.act("no-quota")
-    assert re.search(r" failed .*deadline", status(person), re.DOTALL), status(person)
+    until_step(person, 200)
+    until(lambda: has_ended(status(person)), ENDS_LIMIT_S, pause_s=LOOK_S)
+    assert losses_in_the_bucket(person, run) == right
 
 
 def test_what_a_run_has_learned_is_served_from_a_pod(
