@@ -5,14 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contracts.durations import spoken
+from contracts.errors import RequestError
 from launch import plan as plans
 from launch.bundles import Bundle
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
 from launch.plan import Plan
 from launch.targets import Target
+
+if TYPE_CHECKING:
+    from launch.launch import Request
 
 Say = Callable[[str], None]
 
@@ -28,6 +32,9 @@ class HostLauncher:
     """A `launch.launch.Launcher` of runs on hosts: preflight, code and image at all of them, then all processes."""
 
     record: Mapping[str, Any] = {}
+
+    def documents(self, plan: Plan) -> list[dict[str, Any]]:  # noqa: ARG002 - each host is told by itself
+        return []
 
     def placed(self, plan: Plan) -> Plan:
         return plan
@@ -55,6 +62,15 @@ class HostLauncher:
 
     def begin(self, plan: Plan, say: Say) -> None:  # noqa: ARG002 - hosts start at once
         start(plan, plan.target.agents)
+
+
+def launcher_of(target: Target, request: Request) -> HostLauncher:
+    """Return the launcher of a request. Raises RequestError: it asks for what hosts that stay do not have."""
+    if request.queue is not None or request.wait_s is not None:
+        raise RequestError(
+            f"--queue, --wait: the slice {target.slice.name} is no node pool of a cluster; leave them out"
+        )
+    return HostLauncher()
 
 
 def _named(target: Target) -> str:

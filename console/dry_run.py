@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 import yaml
 
-from backends.pods.manifests import manifests
-from backends.pods.pod_launcher import PodLauncher
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from launch import costs
@@ -28,12 +26,12 @@ PORT = 1
 
 def lines(planned: Planned, target: Target) -> Iterator[str]:
     """Return the lines; the same plan gives the same lines."""
-    launcher = planned.launcher
-    plan = planned.plan if isinstance(launcher, PodLauncher) else _as_if_settled(planned.plan)
+    documents = planned.launcher.documents(planned.plan)
+    plan = planned.plan if documents else _as_if_settled(planned.plan)
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
     hosts = counted(plan.processes, "host")
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {hosts}"
-    yield f"cost: {'nothing, this machine is yours' if target.is_local else costs.an_hour(target.slice)}"
+    yield f"cost: {costs.an_hour(target.slice) if target.capabilities.is_billed else 'nothing, this machine is yours'}"
     if plan.budget is not None:
         yield plan.budget.text
     image = (
@@ -49,9 +47,8 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     for title, bundle in zip(TITLES, planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
     yield from left_out_lines(planned.bundles)
-    if isinstance(launcher, PodLauncher):
-        found = manifests(plan, launcher.options)
-        yield from yaml.dump_all(found, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()
+    if documents:
+        yield from yaml.dump_all(documents, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()
         return
     for index, (name, address, _) in enumerate(target.addresses):
         told = plans.start(plan, index)

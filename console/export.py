@@ -124,7 +124,7 @@ def fetch(target: Target, run: Run, into: Path, names: tuple[str, ...] = ()) -> 
         HostError: the bucket or the host where it is cannot be reached.
     """
     path, is_remote = run.directory.path(EXPORT), run.directory.is_remote
-    if target.is_local and not is_remote:
+    if target.capabilities.shares_files and not is_remote:
         copy_folder(Path(path), into, follow_links=True)
         return
     note(f"copying {path}{'' if is_remote else f' from {target.hosts[0].name}'}")

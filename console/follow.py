@@ -63,12 +63,12 @@ def train(
     """Start or resume a run and, unless `detach`, follow it to its end.
 
     asked: its job is "" where none was named. resume: the run that it is to resume. restarts: how often the run may be
-    started again, in a cluster by the cluster; None: the default. track: as it was asked for. dry_run: only print what
-    would be done. hand_over: gets the run once it has started.
+    started again, by its backend where that does so; None: the default. track: as it was asked for. dry_run: only
+    print what would be done. hand_over: gets the run once it has started.
     """
     console = terminal()
     target = open_target(None)
-    if detach and restarts and target.cluster is None:
+    if detach and restarts and not target.capabilities.restarts_runs:
         raise RequestError(
             f"--detach --max-restarts {restarts}: a run is started again only while `fab train` follows it; leave one "
             "of the two out, or take --keep where the stack has a keeper"
@@ -76,14 +76,14 @@ def train(
     if hand_over is not None:
         hand_over.check(target)
     old = resumed(target, resume, asked.job or None) if resume else None
-    target = open_target(old) if old and target.is_local else target
+    target = open_target(old) if old and target.capabilities.hosts_follow_run else target
     if old is None:
         require_job(asked)
     request = dataclasses.replace(
         asked,
         job=asked.job or (old.described["job"] if old else ""),
         resume=old,
-        restarts=restarts if target.cluster is not None else None,
+        restarts=restarts if target.capabilities.restarts_runs else None,
         track=tracking.asked_for(track, os.environ, old.described.get("track", ()) if old else None),
     )
     if dry_run:
@@ -92,7 +92,7 @@ def train(
         for line in showing.lines(launching.work_out(request, target), target):
             console.print(line, soft_wrap=True)
         return DONE
-    by_us = 0 if target.cluster is not None else restarts or 0
+    by_us = 0 if target.capabilities.restarts_runs else restarts or 0
     return _carry_out(console, request, target, open_target, by_us, detach=detach, hand_over=hand_over)
 
 
@@ -143,7 +143,7 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     console = terminal()
     target = repaired(open_target(None), lambda: open_target(None), say(console))
     run = runs.find(target.runs, wanted)
-    target = open_target(run) if target.is_local else target
+    target = open_target(run) if target.capabilities.hosts_follow_run else target
     decision = decide(runs.state_now(target.find_agents(run.described), run), run)
     say(console)(f"{run.run_id}: {decision.reason}")
     if not decision.resume:
@@ -203,7 +203,7 @@ def _notify(run: Run, what: State | Literal["recovered"], say: Callable[[str], N
 
 
 def _how_to_come_back(run: Run, target: Target) -> str:
-    where = "" if target.is_local else f" --stack {target.name}"
+    where = target.stack_option
     return (
         f"it goes on by itself: `fab status{where}`, `fab logs{where} --follow`, "
         f"`fab stop {run.run_id}{where}`"
@@ -220,7 +220,7 @@ def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
         return follow(run, target.agents, shown)
     except KeyboardInterrupt:
         shown.close()
-        if not target.is_local:
+        if not target.capabilities.stops_with_launcher:
             say(console)(f"no longer following; {_how_to_come_back(run, target)}")
             return None
         console.print("stopping, so that the run can be resumed (Ctrl-C again: do not wait for it)")
@@ -231,10 +231,10 @@ def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
 
 
 def concluded(run: Run, state: State, target: Target) -> tuple[Run, State]:
-    """Return a run that has ended with its result, and how it ended: what a cluster says of a lost one is a failure."""
+    """Return a run that has ended with its result, and how it ended: what is known of a lost one is a failure."""
     try:
         run = runs.read(run.directory) or run
-        why = target.cluster.conclude(run.run_id) if state == "lost" and target.cluster is not None else None
+        why = target.backend.conclude(run.run_id) if state == "lost" else None
         if why is not None:
             return finalize(run, "failed", why), "failed"
         return (run if state in ("done", "lost") else finalize(run, state, None)), state

@@ -65,7 +65,7 @@ def remarks(target: Target) -> Iterator[str]:
         if used_s(each, ()) is not None
         and now_s - max(used_s(each, ()) or 0.0, seen.get(each.name, 0.0)) > limit_s(target)
     ]
-    if target.is_local or not candidates:
+    if not target.capabilities.is_billed or not candidates:
         return
     try:
         several = within(LOOK_LIMIT_S, target.name, lambda: runs.list_runs(target.runs))

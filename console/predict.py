@@ -105,7 +105,7 @@ def run_that_predicts(target: Target, wanted: str, also: Sequence[str] = ()) -> 
 
 def _on_this_machine(target: Target, run: Run, job: Job) -> str:
     """Return the export as a folder of this machine; one of a bucket or a host is copied into the cache."""
-    if target.is_local and not run.directory.is_remote:
+    if target.capabilities.shares_files and not run.directory.is_remote:
         return run.directory.path(EXPORT)
     ended = int((run.current_result() or {}).get("time") or 0)
     copied = user_cache_dir(os.environ) / "exports" / f"{run.run_id}-{run.attempt}-{ended}"

@@ -71,7 +71,7 @@ def kept(
     resumed_by: the ids of runs that somebody resumes later, and how that is ended.
     """
     known = runs.look_at_all(target.agents_of_all(going))
-    by_cluster = target.cluster is not None
+    by_cluster = target.capabilities.restarts_runs
     reasons = {run.run_id: reason for run in going if (reason := _active(run, known, by_cluster=by_cluster))}
     ids = {run.run_id for run in going}
     reasons |= {run_id: reason for run_id, reason in resumed_by.items() if run_id in ids - {*reasons}}
@@ -143,7 +143,7 @@ def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
 
 def _remove_from_hosts(target: Target, run: Run) -> list[str]:
     """Remove what an own command has on its hosts; return what could not be removed. A pod's disk goes with the pod."""
-    if not run.is_own_command or target.cluster is not None:
+    if not run.is_own_command or not target.capabilities.hosts_outlive_runs:
         return []
     agents = target.find_agents(run.described)
     problems = []

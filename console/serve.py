@@ -79,7 +79,7 @@ def serve(target: Target, wanted: str, options: Options) -> int:
     except launch.LaunchFailed as failure:
         return _report(console, failure.run, runs.state_now(target.agents, failure.run))
     if options.detach:
-        where = "" if target.is_local else f" --stack {target.name}"
+        where = target.stack_option
         say(console)(
             f"it goes on by itself: `fab serve{where} {served.run_id}` leads to it, "
             f"`fab stop {served.run_id}{where}` stops it"
@@ -106,13 +106,13 @@ def _request(target: Target, run: Run, options: Options) -> Request:
     if target.platform == "tpu" and framework != "jax":
         raise RequestError(f"--platform tpu: exports of {job} are served on CPUs; add --platform cpu")
     given = {"job": job, "run": run.run_id, "export": run.directory.path(EXPORT)}
-    if not target.is_local and (options.address or options.token_file):
+    if not target.capabilities.shares_files and (options.address or options.token_file):
         raise RequestError(
             f"--address, --token-file: a server on {target.name} listens on its host's loopback, and is reached "
             "through the tunnel only; leave them out"
         )
     given["port"] = str(options.port or 0)
-    if target.is_local:
+    if target.capabilities.shares_files:
         given |= _listening(options)
     elif options.port:
         raise RequestError(f"--port {options.port}: through a tunnel it is a free one; leave it out")
@@ -183,13 +183,8 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
             if told is None or told in known:  # it has failed before, or is led to
                 return []
             tunnel.close()  # to a pod that another one has replaced
-            address = told["address"] if target.is_local else HERE
-            way = (
-                target.transports[0].forward(HERE, told["port"])
-                if target.cluster is None
-                else target.cluster.forward(run.run_id, 0, told["port"])
-            )
-            port = tunnel.enter_context(way)
+            address = told["address"] if target.capabilities.shares_files else HERE
+            port = tunnel.enter_context(target.backend.forward(target, run.run_id, 0, told["port"]))
             known[:] = [told]
             return lines(run, told, address, port, stops=stops)
 

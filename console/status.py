@@ -173,7 +173,9 @@ def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines:
         )
 
     all_answered = show_attempt(run, lines)
-    while keep_on and target.cluster is not None and (again := _started_again(target, run)) is not None:
+    while (
+        keep_on and target.capabilities.restarts_runs and (again := _started_again(target, run)) is not None
+    ):
         print(f"attempt {again.attempt}", file=sys.stderr, flush=True)
         run, all_answered = again, show_attempt(again, 0)
     return 0 if all_answered else 1
@@ -336,14 +338,10 @@ def stop(
     agents = target.find_agents(run.described)
     known = runs.look(agents, run)
     before = runs.state_by(run, known)
-    if known.errors and target.cluster is not None:  # which alone knows, and does not say it just now
+    if known.errors and target.capabilities.restarts_runs:  # its cluster alone knows, and is silent
         raise known.errors[0]
     # Between two attempts the first has ended, and its Job goes on to the next.
-    begins_again = (
-        before not in run_directory.ACTIVE
-        and target.cluster is not None
-        and target.cluster.of(run.run_id).begins_pods
-    )
+    begins_again = before not in run_directory.ACTIVE and target.backend.begins_again(run.run_id)
     if before not in run_directory.ACTIVE and not begins_again:
         is_kept = before != "done" and by_keeper(run.run_id)
         end = "; the keeper does not resume it any more" if is_kept else ""
@@ -362,7 +360,7 @@ def stop(
             say(console)(f"  {agent.host}: process{pid} {entry['how']}{note}")
     all_answered = not any(isinstance(answer, HostError) for answer in answers)
     fresh = runs.read(run.directory) or run
-    if target.cluster is not None and all_answered and "pod" not in fresh.described["attempts"][-1]:
+    if target.capabilities.restarts_runs and all_answered and "pod" not in fresh.described["attempts"][-1]:
         finalize(fresh, "stopped", None)  # no pod had begun it, which would have said so
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
     while (after := runs.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:

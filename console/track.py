@@ -39,7 +39,7 @@ from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import LOCAL, Target
 
 TRACKERS = ("mlflow", "wandb")
 NONE = "none"
@@ -98,7 +98,7 @@ def start(run: Run, target: Target, tell: Say) -> None:
     """Start the mirrors of a run in the background, where they outlive this process and its terminal."""
     for tracker in run.described.get("track") or ():
         words = ["track", run.run_id, "--to", tracker, "--stack", target.name, "--runs", target.runs_url]
-        words += [] if target.is_local else ["--slice", target.slice.name]
+        words += [] if target.name == LOCAL else ["--slice", target.slice.name]
         program = "from fabfile.command_line import main; main()"
         log = os.open(_place(f"{run.run_id}-{tracker}", "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -179,7 +179,8 @@ class Mirror:
 
     def __init__(self, target: Target, run: Run, tracker: str, limit_s: float) -> None:
         self._target, self._run, self._tracker, self._limit_s = target, run, tracker, limit_s
-        local = Path(target.runs_url) if target.is_local and target.runs_on_share else CHECKOUT / "runs"
+        is_here = target.capabilities.shares_files and target.runs_on_share
+        local = Path(target.runs_url) if is_here else CHECKOUT / "runs"
         self._folder = local / tracker
         self._client: _Client | None = None
         self._begun: int | None = None
@@ -228,7 +229,7 @@ class Mirror:
 
     @property
     def _is_far(self) -> bool:
-        return self._run.directory.is_remote or not self._target.is_local
+        return self._run.directory.is_remote or not self._target.capabilities.shares_files
 
     def _send(self, ended: tuple[str, float] | None) -> None:
         run = self._run

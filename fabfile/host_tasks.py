@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-from contracts.errors import RequestError
 from fabfile import options
-from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, hosts_of, reported, task, whole
+from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
 
 @task(
@@ -32,7 +30,7 @@ def deploy(
     """Prepare every host for runs, and report changes."""
     from backends.vm import deploy as deployment
 
-    target = hosts_of(options.target(stack, slice, hosts, python=python), "deploy")
+    target = options.target(stack, slice, hosts, python=python).require("deploy")
     return deployment.deploy(target, with_comforts=comforts, runtime=runtime or None)
 
 
@@ -62,9 +60,7 @@ def verify(
     from console.hosts import verify as verification
 
     target = options.target(stack, slice, hosts, platform=platform, python=python)
-    return verification.verify(
-        hosts_of(target, "verify"), framework, runtime or None, container_access or None
-    )
+    return verification.verify(target.require("verify"), framework, runtime or None, container_access or None)
 
 
 @task(
@@ -109,7 +105,7 @@ def trust(
 
     wanted = options.wanted(stack, slice)
     return trusting.trust(
-        hosts_of(resolve(wanted), "trust"),
+        resolve(wanted).require("trust"),
         keys_file(wanted),
         hosts=host,
         instance=instance or None,
@@ -140,7 +136,7 @@ def run(
 
     argv = execute.argv_of(options.after_dashes(c), command)
     timeout_s = whole("--timeout", timeout, least=1)
-    target = hosts_of(options.target(stack, slice, hosts), "run")
+    target = options.target(stack, slice, hosts).require("run")
     return execute.run(target, argv, grouped=group, timeout_s=timeout_s)
 
 
@@ -159,7 +155,7 @@ def put(
     """Copy a file or folder to all hosts."""
     from console.hosts import copies
 
-    return copies.put(hosts_of(options.target(stack, slice, hosts), "put"), source, target, force=force)
+    return copies.put(options.target(stack, slice, hosts).require("put"), source, target, force=force)
 
 
 @task(
@@ -177,7 +173,7 @@ def get(
     """Copy a file or folder from all hosts."""
     from console.hosts import copies
 
-    return copies.get(hosts_of(options.target(stack, slice, hosts), "get"), source, target, force=force)
+    return copies.get(options.target(stack, slice, hosts).require("get"), source, target, force=force)
 
 
 @task(
@@ -193,27 +189,16 @@ def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "
     from console.hosts import shells
 
     index = whole("--host", host, least=0)
-    target = options.target(stack, slice, hosts)
-    if target.cluster is None:
-        if run:
-            raise RequestError(
-                f"{run}: a shell of a run is for pods, and these hosts have shells whatever runs; name one with "
-                "--host, such as --host 0"
-            )
-        argv = shells.command(target, index)
-        sys.stdout.flush()
-        # In place of this process, so that the terminal, its signals and its size are ssh's own.
-        os.execvp(argv[0], argv)
-    return shells.in_pod(target, run or None, index or 0)
+    return shells.open_shell(options.target(stack, slice, hosts), index, run or None)
 
 
 @task(help={**WHERE, "write": "write it to ~/.ssh, where ssh and VS Code find it"})
 @reported
 def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write: bool = False) -> int:
     """Print a configuration of the hosts for ssh and VS Code."""
-    from console.hosts import shells
+    from backends.vm import ssh_config as configuration
 
-    return shells.show_config(hosts_of(options.target(stack, slice, hosts), "ssh-config"), write=write)
+    return configuration.show_config(options.target(stack, slice, hosts).require("ssh-config"), write=write)
 
 
 @task(
@@ -237,5 +222,5 @@ def jupyter(
     """Serve notebooks from the first host, for this machine only."""
     from console.hosts import notebook
 
-    target = hosts_of(options.target(stack, slice, hosts, python=python), "jupyter")
+    target = options.target(stack, slice, hosts, python=python).require("jupyter")
     return notebook.serve(target, module, browser=browser)

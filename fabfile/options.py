@@ -55,37 +55,13 @@ def target(
     from backends.targets import resolve
 
     found = resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
-    if not found.is_local and (stacks := opened.get(None)) is not None:
+    if found.capabilities.is_billed and (stacks := opened.get(None)) is not None:
         stacks[found.name] = found
     if found.inventory.keeper is None:
         return found
     from keeper import store  # most stacks have none
 
     return dataclasses.replace(found, alone=functools.partial(store.alone, found))
-
-
-ON_PODS = {
-    "deploy": "an image has all that they need: `fab build`, `fab push`, then `pulumi up`",
-    "verify": "`fab doctor` looks at the cluster, and a run says when its devices are not there",
-    "trust": "the cluster's API leads to them, and there is no SSH key to trust",
-    "run": "`fab ssh` opens a shell in one of an active run; a job of every pod is `fab train -- COMMAND …`",
-    "put": "put data into the stack's bucket, which every job reads as gs://…",
-    "get": "what a run leaves is in its run directory, in the stack's bucket",
-    "ssh-config": "`fab ssh` opens a shell in one of an active run",
-    "submit": "`fab train --queue NAME` waits in a queue of the cluster's Kueue",
-    "jupyter": "take a slice of TPU VMs for notebooks",
-}
-"""What to do instead of the commands for hosts that stay."""
-
-
-def hosts_of(target: Target, command: str) -> Target:
-    """Return the target. Raises RequestError: its hosts are pods, and the command has no meaning there."""
-    if target.cluster is None:
-        return target
-    raise RequestError(
-        f"fab {command}: the hosts of {target.slice.name} are pods, which are there as long as a run is; "
-        f"{ON_PODS[command]}"
-    )
 
 
 def any_target(stack: str = "", slice: str = "", *, runs: str = "") -> Target:

@@ -139,8 +139,8 @@ def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, lis
     }
     wanted = options.wanted(given["stack"], given["slice"], **where)
     targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]
-    on_hosts = [target for target in targets if target.cluster is None]
-    targets = on_hosts or [options.hosts_of(target, "submit") for target in targets]
+    able = [target for target in targets if "submit" not in target.capabilities.instead]
+    targets = able or [target.require("submit") for target in targets]
     restarts = whole("--max-restarts", given["max_restarts"], least=0) or 0
     return (
         asked,

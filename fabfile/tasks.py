@@ -775,7 +775,7 @@ def images(c: Any, stack: str = "", prune: bool = False) -> int:
     if prune:
         return local_images.prune(environ=os.environ)
     target = options.target(stack)
-    references = None if target.is_local else target.inventory.images
+    references = None if target.capabilities.has_local_images else target.inventory.images
     return local_images.show(folder=target.runs, references=references, environ=os.environ)
 
 

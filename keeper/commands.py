@@ -22,7 +22,7 @@ from keeper.store import Wanted
 from launch import runs, targets
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import LOCAL, Target
 
 SHOWN_ACTS = 3
 
@@ -43,9 +43,9 @@ class HandOver:
         Raises:
             RequestError: its stack has no keeper, or the slice is none that it could make again.
         """
-        if target.is_local:
+        if not target.capabilities.is_billed:
             return
-        if target.cluster is not None:
+        if target.capabilities.restarts_runs:
             raise RequestError(
                 f"{target.slice.name}: the keeper has nothing to do on node pools, where the cluster starts each lost "
                 "pod again, --max-restarts times; leave --keep out"
@@ -177,7 +177,7 @@ def _meant(entries: Sequence[Wanted], wanted: str) -> str:
 
 def stop(target: Target, run_id: str) -> bool:
     """Let the keeper stop a run that it keeps, at its next look, and not bring it back; False: it keeps no such run."""
-    if target.inventory.keeper is None and not target.is_local:
+    if target.inventory.keeper is None and target.name != LOCAL:
         return False
 
     def change(now: Wanted | None) -> Wanted | None:

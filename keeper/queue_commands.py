@@ -85,7 +85,7 @@ def submit_sweep(
     if name in there or name in _sweeps(targets[0]):
         raise RequestError(f"--name {name}: is a sweep already; choose another name")
     code = _add(targets, members, wishes)
-    where = "" if targets[0].is_local else f" --stack {targets[0].name}"
+    where = targets[0].stack_option
     say(terminal())(f"sweep {name}: {len(members)} runs; `fab compare --sweep {name}{where}` compares them")
     return code
 
@@ -126,7 +126,7 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     added = queue.add(entries, [*bundles.values()])
     before = sum(entry.state == "waiting" for entry in queue.entries()) - len(added)
     numbers = f"entry {added[0].number}" + (f" to {added[-1].number}" if len(added) > 1 else "")
-    where = "" if targets[0].is_local else f" --stack {targets[0].name}"
+    where = targets[0].stack_option
     tell = say(terminal())
     for line in left_out:
         tell(line)

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from backends.host_launcher import HostLauncher
-from backends.local import environments
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
@@ -27,7 +25,7 @@ from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.cache import user_cache_dir
-from launch import costs, jobs, runs
+from launch import costs, jobs, remote_files, runs
 from launch import plan as plans
 from launch.bundles import Bundle, left_out_lines
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
@@ -105,6 +103,10 @@ class Launcher(Protocol):
     @property
     def record(self) -> Mapping[str, Any]: ...
 
+    def documents(self, plan: Plan) -> Sequence[Mapping[str, Any]]:
+        """Return what a cluster is given of the plan; nothing where each host is told what to start. Pure."""
+        ...
+
     def placed(self, plan: Plan) -> Plan:
         """Return the plan with the hosts that the run will have. Pure. Raises RequestError: it cannot have any."""
         ...
@@ -140,7 +142,7 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
     target = plan.target
     if planned.needs_environment:
-        environments.ensure(plan.framework, say)
+        target.backend.make_environment(plan.framework, say)
     only = only_launch_of(run_id) if request.resume else contextlib.nullcontext()
     with only, target.alone() as require_alone:
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
@@ -187,7 +189,7 @@ class Planned:
     """A request worked out, before any host was asked.
 
     bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
-    environment on this machine has to be there. processes_per_host: as it was asked for when the run began.
+    environment has to be made where it is missing. processes_per_host: as it was asked for when the run began.
     """
 
     plan: Plan
@@ -223,11 +225,11 @@ def work_out(request: Request, target: Target) -> Planned:
         per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
-    launcher = _launcher(request, target)
+    launcher = target.backend.launcher(target, request)
     box = _container(request, job, config, target, cwd)
     python = command.config.python if command else target.python if target.python_is_given else None
-    needs_environment = python is None and box is None and target.is_local
-    python = python or environments.interpreter(target, job.framework, in_container=box is not None)
+    needs_environment = python is None and box is None
+    python = python or target.interpreter(job.framework, in_container=box is not None)
     code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
     bundles, note = [code], None
     if command is not None:
@@ -265,22 +267,6 @@ def work_out(request: Request, target: Target) -> Planned:
         needs_environment=needs_environment,
         processes_per_host=asked,
     )
-
-
-def _launcher(request: Request, target: Target) -> Launcher:
-    """Choose what launches a request. Raises RequestError: it asks for what is not to be had there."""
-    if target.cluster is not None:
-        from backends.pods.pod_launcher import PodLauncher  # few runs are in a cluster
-
-        before = (request.resume.described.get("pods") or {}) if request.resume else {}
-        asked = {"restarts": request.restarts, "queue": request.queue}
-        given = {name: value for name, value in asked.items() if value is not None}
-        return PodLauncher.of(target, {**before, **given}, wait_s=request.wait_s)
-    if request.queue is not None or request.wait_s is not None:
-        raise RequestError(
-            f"--queue, --wait: the slice {target.slice.name} is no node pool of a cluster; leave them out"
-        )
-    return HostLauncher()
 
 
 def _with_exports(job: Job, config: Any, target: Target) -> Any:
@@ -379,7 +365,7 @@ def _container(
     box = plans.choose_container(
         target, job.framework, request.runtime, plans.built_here, before, request.container_access
     )
-    if box is None or not target.is_local or job.name == run_directory.OWN_COMMAND:
+    if box is None or not target.capabilities.shares_files or job.name == run_directory.OWN_COMMAND:
         return box
     return plans.container_with_files(box, dataclasses.asdict(config), cwd)
 
@@ -398,7 +384,7 @@ def _check(
         if unread and all(error.is_outage for error in unread):
             raise Unreachable("\n".join(map(str, unread)))
         problems = [str(error) for error in unread]
-    if not problems and target.is_local and isinstance(job, Job):
+    if not problems and target.capabilities.shares_files and isinstance(job, Job):
         problems = _data_problems(request, job, config, target)
     if request.resume is not None:
         changes = job.changes_on_resume(request.resume.described["config"], config)
@@ -422,13 +408,12 @@ def _urls_of(config: Any) -> list[tuple[str, str]]:
 
 
 def _unread_buckets(config: Any, target: Target) -> list[HostError]:
-    """Return why the bucket of the runs cannot be read and, on this machine, those in options; a stack's hosts have
-    their own rights."""
+    """Return why the bucket of the runs cannot be read, and those in options where the hosts have this machine's
+    rights."""
     wanted = [(target.runs_url, target.runs_url)] if is_url(target.runs_url) else []
-    wanted += _urls_of(config) if target.is_local else []
+    wanted += _urls_of(config) if target.capabilities.shares_files else []
     if not wanted:
         return []
-    from launch import remote_files
 
     def problem(url: str, asked: str) -> HostError | None:
         try:
@@ -457,7 +442,7 @@ def _cwd(request: Request, target: Target) -> str:
         return str(request.resume.described["cwd"])
     if request.submitted:
         return request.submitted.cwd
-    return os.getcwd() if target.is_local else plans.HOME
+    return os.getcwd() if target.capabilities.shares_files else plans.HOME
 
 
 def _settle(directory: RunDirectory) -> None:

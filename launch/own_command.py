@@ -330,7 +330,7 @@ def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_
             found.append(
                 f"-- {program}: may not be executed; `chmod +x` it, or name its interpreter before it"
             )
-    elif target.is_local and not in_container:
+    elif target.capabilities.shares_files and not in_container:
         path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
         is_made = os.path.exists(python)  # a framework's environment is made later
         if is_made and program not in PIPS and shutil.which(program, path=path) is None:

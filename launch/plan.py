@@ -127,11 +127,10 @@ class Plan:
 def _python_remedy(target: Target, framework: str) -> str:
     if framework != "jax":
         return "install it there, or leave --python out"
-    if target.is_local:
-        own = target.python == sys.executable
-        return "`make install`" if own else "name one that has the job's packages, or leave --python out"
+    if target.capabilities.shares_files and target.python == sys.executable:
+        return "`make install`"
     runtime = " --runtime bare" if framework in target.inventory.images else ""
-    return f"`fab deploy --stack {target.name}{runtime}` installs it"
+    return target.capabilities.python_remedy.format(stack=target.name, runtime=runtime)
 
 
 PER_CHIP = "per-chip"
@@ -193,7 +192,7 @@ def ranks_of_job(framework: str, target: Target, asked: str | None) -> int:
 
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
     """Return the agent's preflight request for one host. Every host has to reach the first one."""
-    target, alone = plan.target, not plan.target.is_local
+    target, alone = plan.target, not plan.target.capabilities.shares_host
     name, host, port = target.addresses[0]
     request: dict[str, Any] = {
         "python": target.python,
@@ -224,9 +223,9 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
     """Return the plan with what the preflight found: free ports of the first host, and each host's home directory."""
     coordinator_port, liveness_port, *others = facts[0]["free_ports"]
-    # The hosts of this machine have one address, so the first one's answer serves all.
-    count, local = plan.ranks_per_host, plan.target.is_local
-    free = [others[index * count :] if local else fact["free_ports"][2:] for index, fact in enumerate(facts)]
+    # Hosts that are one machine have one address, so the first one's answer serves all.
+    count, shared = plan.ranks_per_host, plan.target.capabilities.shares_host
+    free = [others[index * count :] if shared else fact["free_ports"][2:] for index, fact in enumerate(facts)]
     return dataclasses.replace(
         plan,
         rank_ports=tuple(tuple(ports[:count]) for ports in free) if plan.finds_peers_by_rank else (),
@@ -274,7 +273,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
 
 def _ports_of_host(plan: Plan) -> int:
     """How many free ports a host is asked for: of the coordinator, of the liveness server, of each rank."""
-    return 2 + plan.ranks_per_host * (plan.processes if plan.target.is_local else 1)
+    return 2 + plan.ranks_per_host * (plan.processes if plan.target.capabilities.shares_host else 1)
 
 
 def _module(plan: Plan, process_id: int) -> list[str]:
@@ -440,7 +439,9 @@ def choose_container(
         image = before["image"] if before["runtime"] == "docker" else None
     elif wanted == "docker":
         image = (
-            find_image(framework, target.platform) if target.is_local else _of_inventory(target, framework)
+            find_image(framework, target.platform)
+            if target.capabilities.has_local_images
+            else _of_inventory(target, framework)
         )
     else:
         image = target.inventory.images.get(framework) if wanted is None else None

@@ -76,7 +76,7 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:
     silent = runs.look_at_all(target.agents).errors
     if not silent:
         return target
-    if target.cluster is not None:  # its nodes are the cluster's, which brings them back
+    if not target.capabilities.hosts_outlive_runs:  # their nodes are the cluster's, which brings them back
         raise silent[0]
     for error in silent:
         say(f"no answer from {error}")
@@ -104,9 +104,7 @@ def prepared(
     fresh = reopen()
     wait_for_hosts(fresh, require_there)
     say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
-    from backends.vm.deploy import deploy  # few runs ever need it
-
-    if deploy(fresh, with_comforts=False) != 0:
+    if not fresh.backend.prepare(fresh):
         raise RequestError("not every host could be prepared; fix what is listed, then `fab recover` again")
     return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
 

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ def run_record(
     before: its content so far, for a run that is resumed. of_launcher: its `record`.
     """
     target, own = plan.target, plan.command
+    runs_here = target.capabilities.shares_files and target.python == sys.executable
     if submitted is not None:
         git, metrics = dict(submitted.code), submitted.metric_definitions
     else:
@@ -90,9 +92,7 @@ def run_record(
         "container_access": plan.container.access if plan.container is not None else None,
         "hang_limit_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
-        "versions": versions()
-        if target.is_local and plan.container is None and plan.framework == "jax"
-        else {},
+        "versions": versions() if runs_here and plan.container is None and plan.framework == "jax" else {},
         "slice": dataclasses.asdict(target.slice),
         "hosts": [
             {"index": host.index, "name": host.name, "address": host.internal_address}

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from contracts.errors import RequestError
 from contracts.files import Files, is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice
+from launch.backend import Backend, Capabilities
 from launch.hosts import Agent, GoneLink, Transport, address_and_port
 from launch.runs import Run, RunsFolder
 
 if TYPE_CHECKING:
-    from backends.pods.cluster_runs import ClusterRuns
     from infra.catalogue import Accelerator
 
 LOCAL = "local"
+OWN_FRAMEWORK = "jax"
+"""The one that this checkout's own environment has, and that `fab deploy` installs."""
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
 """Where `fab deploy` puts the interpreter that has what the jobs need."""
 CACHE_DIR = "~/.cache/tpu-stack"
@@ -41,7 +43,7 @@ class Target:
     stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
     alone: inside it nobody else changes the slice or starts a run on it; raises RequestError where somebody does. What
     it gives raises once that is over, as when this machine was suspended and somebody else went on meanwhile.
-    cluster: where the hosts are pods, what it has of runs; `transports` is empty then, and `agents` of all runs.
+    backend: what starts runs on the hosts. Where these end with a run, `transports` is empty, and `agents` are of all.
     """
 
     name: str
@@ -60,18 +62,45 @@ class Target:
     cache_dir: str
     cpus: tuple[tuple[int, ...] | None, ...]
     coordinator_host: str
+    backend: Backend
     python_is_given: bool = False
     cpu_devices: int = 1
     stand_in_devices: tuple[str, ...] | None = None
     alone: Callable[[], AbstractContextManager[Callable[[], object]]] = lambda: contextlib.nullcontext(
         lambda: None
     )
-    cluster: ClusterRuns | None = None
 
     @property
-    def is_local(self) -> bool:
-        """Whether the hosts are processes of this machine: it sees their files, and several runs share it."""
-        return self.name == LOCAL
+    def capabilities(self) -> Capabilities:
+        return self.backend.capabilities
+
+    def require(self, command: str) -> Target:
+        """Return the target. Raises RequestError: a command has no meaning on its backend."""
+        if (instead := self.capabilities.instead.get(command)) is not None:
+            raise RequestError(instead.format(slice=self.slice.name))
+        return self
+
+    @property
+    def stack_option(self) -> str:
+        """How a command that is to be typed names the stack, with a blank before it; "" for the default."""
+        return "" if self.name == LOCAL else f" --stack {self.name}"
+
+    def interpreter(self, framework: str, *, in_container: bool) -> str:
+        """Return the interpreter on the hosts that has a framework's packages.
+
+        Raises:
+            RequestError: the hosts have nothing of the framework.
+        """
+        if in_container or framework == OWN_FRAMEWORK:
+            return self.python
+        made = self.backend.environment(self.platform, framework)
+        if made is None:
+            raise RequestError(
+                f"--framework {framework}: the stack {self.name} has no image of it; `fab build --framework "
+                f"{framework}`, `fab push --stack {self.name} --framework {framework}`, then `pulumi up`; "
+                "or name an interpreter of the hosts with --python"
+            )
+        return made
 
     @property
     def devices(self) -> int:
@@ -91,7 +120,7 @@ class Target:
 
         A TPU's runtime waits for every host of its slice, and tells nobody: "Expected 4 worker addresses, got 1".
         """
-        if self.platform != "tpu" or self.is_local:
+        if self.platform != "tpu" or self.capabilities.shares_host:
             return None
         there, type_name = len(self.slice.hosts), self.slice.accelerator_type
         known = _in_catalogue(type_name)
@@ -115,8 +144,8 @@ class Target:
         return tuple((host.name, *address_and_port(host.internal_address)) for host in self.hosts)
 
     def agents_of_all(self, several: Sequence[Run]) -> tuple[Agent, ...]:
-        """Return all agents that may know of these runs; on this machine also those of runs with other hosts."""
-        if not self.is_local:
+        """Return all agents that may know of these runs; where hosts follow a run, those of each run's hosts."""
+        if not self.capabilities.hosts_follow_run:
             return self.agents
         return tuple(agent for run in several for agent in self.find_agents(run.described))
 

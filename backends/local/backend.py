@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import os
@@ -9,22 +10,87 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from backends.host_launcher import HostLauncher, launcher_of
+from backends.local import environments
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
+from launch.backend import Capabilities, Say
 from launch.hosts import Agent, LocalTransport, ProcessLink
 from launch.jobs import CHECKOUT
 from launch.targets import LOCAL, Target
+
+if TYPE_CHECKING:
+    from launch.launch import Request
 
 RUNS = "TPU_STACK_RUNS"
 """Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
 DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
 MOST_HOSTS = 64
+HERE = "127.0.0.1"
+NO_SSH = "the hosts are this machine, which needs no SSH; say --stack as well"
 AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
+
+
+class LocalBackend:
+    """Processes of this machine."""
+
+    capabilities = Capabilities(
+        shares_files=True,
+        shares_host=True,
+        has_local_images=True,
+        is_billed=False,
+        hosts_outlive_runs=True,
+        hosts_follow_run=True,
+        restarts_runs=False,
+        stops_with_launcher=True,
+        python_remedy="name one that has the job's packages, or leave --python out",
+        checks=("hosts", "storage"),
+        instead={
+            "ssh": NO_SSH,
+            "ssh-config": NO_SSH,
+            "trust": "fab trust: the hosts are this machine, which has no host keys to trust; say --stack",
+        },
+    )
+
+    def environment(self, platform: str, framework: str) -> str:
+        if platform != "cpu":
+            raise RequestError(
+                f"--framework {framework}: on this machine its environment is for CPUs only; name an "
+                f"interpreter that computes on the {platform.upper()} with --python"
+            )
+        return str(environments.python_of(framework))
+
+    def make_environment(self, framework: str, say: Say) -> None:
+        environments.ensure(framework, say)
+
+    def prepare(self, target: Target) -> bool:  # noqa: ARG002 - it has what this checkout has
+        return True
+
+    def launcher(self, target: Target, request: Request) -> HostLauncher:
+        return launcher_of(target, request)
+
+    def conclude(self, run_id: str) -> None:  # noqa: ARG002 - its agents have said all
+        return None
+
+    def begins_again(self, run_id: str) -> bool:  # noqa: ARG002
+        return False
+
+    def forward(
+        self,
+        target: Target,
+        run_id: str,  # noqa: ARG002 - a host is led to whatever runs
+        index: int,
+        port: int,
+    ) -> contextlib.AbstractContextManager[int]:
+        return target.transports[index].forward(HERE, port)
+
+    def open_shell(self, target: Target, index: int | None, run_id: str | None) -> int:  # noqa: ARG002
+        raise RequestError(NO_SSH)
 
 
 def on_this_machine(
@@ -58,7 +124,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         Host(
             index=index,
             name=f"{machine}/{index}" if count > 1 else machine,
-            internal_address="127.0.0.1",
+            internal_address=HERE,
             external_address=None,
             user=None,
             host_keys=(),
@@ -97,7 +163,8 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         agent_root=str(cache_dir / "agent"),
         cache_dir=str(cache_dir),
         cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
-        coordinator_host="127.0.0.1",
+        coordinator_host=HERE,
+        backend=LocalBackend(),
     )
 
 

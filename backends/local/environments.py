@@ -19,15 +19,14 @@ from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
 from launch.jobs import CHECKOUT
-from launch.targets import Target
+from launch.targets import OWN_FRAMEWORK
 
 Say = Callable[[str], None]
 MAKE_LIMIT_S = 3600.0
 WHOLE = "whole"
 """The file that says of an environment that everything was installed, and by its time when it was last used."""
 UNUSED_DAYS = 30
-OWN = "jax"
-"""The framework that this checkout's own environment has."""
+OWN = OWN_FRAMEWORK
 STUBS = CHECKOUT / "images" / "cuda_free" / "stubs.py"
 STUBS_NEED = ("gcc", "objdump", "nm")
 TORCH_INDEX = "TORCH_CPU_INDEX"
@@ -41,28 +40,6 @@ def python_of(framework: str) -> Path:
         RequestError: there is no lock of that framework for CPUs.
     """
     return Path(sys.executable) if framework == OWN else _home(framework) / "bin" / "python"
-
-
-def interpreter(target: Target, framework: str, *, in_container: bool) -> str:
-    """Return the interpreter on the hosts of a target that has a framework's packages.
-
-    Raises:
-        RequestError: the hosts have nothing of the framework.
-    """
-    if in_container or framework == OWN:
-        return target.python
-    if not target.is_local:
-        raise RequestError(
-            f"--framework {framework}: the stack {target.name} has no image of it; `fab build --framework "
-            f"{framework}`, `fab push --stack {target.name} --framework {framework}`, then `pulumi up`; "
-            "or name an interpreter of the hosts with --python"
-        )
-    if target.platform != "cpu":
-        raise RequestError(
-            f"--framework {framework}: on this machine its environment is for CPUs only; name an "
-            f"interpreter that computes on the {target.platform.upper()} with --python"
-        )
-    return str(python_of(framework))
 
 
 def ensure(framework: str, say: Say) -> None:

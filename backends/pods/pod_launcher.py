@@ -78,13 +78,14 @@ class PodLauncher:
     wait_s: float
 
     @classmethod
-    def of(cls, target: Target, options: Mapping[str, Any], *, wait_s: float | None) -> PodLauncher:
+    def of(
+        cls, runs: ClusterRuns, target: Target, options: Mapping[str, Any], *, wait_s: float | None
+    ) -> PodLauncher:
         """Return the launcher for a target. options: as `Options` takes them. wait_s: None is the usual time."""
-        assert target.cluster is not None
         chosen = Options(**options)
         in_queue = chosen.queue is not None or target.slice.capacity == "flex-start"
         usual_s = QUEUE_WAIT_S if in_queue else WAIT_S
-        return cls(runs=target.cluster, options=chosen, wait_s=usual_s if wait_s is None else wait_s)
+        return cls(runs=runs, options=chosen, wait_s=usual_s if wait_s is None else wait_s)
 
     @property
     def record(self) -> Mapping[str, Any]:
@@ -93,6 +94,9 @@ class PodLauncher:
     @property
     def _connection(self) -> Connection:
         return self.runs.connection
+
+    def documents(self, plan: Plan) -> list[Object]:
+        return manifests.manifests(plan, self.options)
 
     def placed(self, plan: Plan) -> Plan:
         """Return the plan with the run's pods as its hosts. Raises RequestError: they have no image."""

@@ -1,17 +1,83 @@
-"""Hosts that are reached over SSH, as the hosts of a target."""
+"""Hosts that are reached over SSH: what they are like, and a slice of them as a target."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import sys
+from typing import TYPE_CHECKING
 
+from backends.host_launcher import HostLauncher, launcher_of
 from backends.vm.agent_session import AGENT_ROOT
 from backends.vm.transport import transports_of
 from contracts.files import is_url
 from contracts.inventory import Inventory, Slice
 from launch import inventories
+from launch.backend import Capabilities, Say
 from launch.hosts import Agent, address_and_port
 from launch.remote_files import Buckets, HostFiles
 from launch.targets import CACHE_DIR, PYTHON, Target, Wanted, choose_hosts, known_or_gone, place_of_runs
+
+if TYPE_CHECKING:
+    from launch.launch import Request
+
+LOOPBACK = "127.0.0.1"
+
+
+class SshBackend:
+    """Hosts that are reached over SSH, such as TPU VMs."""
+
+    capabilities = Capabilities(
+        shares_files=False,
+        shares_host=False,
+        has_local_images=False,
+        is_billed=True,
+        hosts_outlive_runs=True,
+        hosts_follow_run=False,
+        restarts_runs=False,
+        stops_with_launcher=False,
+        python_remedy="`fab deploy --stack {stack}{runtime}` installs it",
+        checks=("ssh", "hosts", "storage"),
+        instead={},
+    )
+
+    def environment(self, platform: str, framework: str) -> None:  # noqa: ARG002 - images have the frameworks
+        return None
+
+    def make_environment(self, framework: str, say: Say) -> None:
+        """There is none to be made."""
+
+    def prepare(self, target: Target) -> bool:
+        from backends.vm.deploy import deploy  # few runs ever need it
+
+        return deploy(target, with_comforts=False) == 0
+
+    def launcher(self, target: Target, request: Request) -> HostLauncher:
+        return launcher_of(target, request)
+
+    def conclude(self, run_id: str) -> None:  # noqa: ARG002 - its agents have said all
+        return None
+
+    def begins_again(self, run_id: str) -> bool:  # noqa: ARG002
+        return False
+
+    def forward(
+        self,
+        target: Target,
+        run_id: str,  # noqa: ARG002 - a host is led to whatever runs
+        index: int,
+        port: int,
+    ) -> contextlib.AbstractContextManager[int]:
+        return target.transports[index].forward(LOOPBACK, port)
+
+    def open_shell(self, target: Target, index: int | None, run_id: str | None) -> int:  # noqa: ARG002
+        from backends.vm import ssh_config
+
+        argv = ssh_config.command(target, index)
+        sys.stdout.flush()
+        # In place of this process, so that the terminal, its signals and its size are ssh's own.
+        os.execvp(argv[0], argv)
 
 
 def target_of(inventory: Inventory, one_slice: Slice, wanted: Wanted) -> Target:
@@ -42,5 +108,6 @@ def target_of(inventory: Inventory, one_slice: Slice, wanted: Wanted) -> Target:
         cache_dir=CACHE_DIR,
         cpus=(None,) * len(hosts),
         coordinator_host=address_and_port(hosts[0].internal_address)[0],
+        backend=SshBackend(),
         stand_in_devices=given.stand_in_devices if given else None,
     )

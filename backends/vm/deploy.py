@@ -82,7 +82,7 @@ def steps(
     """Return what each host of a target needs, in order. contained, bare: there are runs in containers, and others."""
     modules = MODULES_OF_FRAMEWORK[FRAMEWORK]
     own = [target.agent_root, target.cache_dir]
-    if target.is_local:
+    if target.capabilities.shares_files:
         return (
             folders([*own, target.runs_url]),
             python_environment.found(target.python, modules, "`make install`"),
@@ -117,8 +117,10 @@ def _carry_out(
     reached: Sequence[HostError | None],
     tell: Say,
 ) -> list[Outcome]:
-    # The local target's hosts are one machine.
-    errors = python_environment.install(target.agents, lock, reached)[: 1 if target.is_local else None]
+    # Hosts may be one machine.
+    errors = python_environment.install(target.agents, lock, reached)[
+        : 1 if target.capabilities.shares_host else None
+    ]
     telling = threading.Lock()
 
     def begin(index: int, error: HostError | None) -> Deployment:

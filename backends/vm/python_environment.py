@@ -120,7 +120,7 @@ def needed(target: Target, checkout: Path) -> Lock | None:
     Raises:
         RequestError: the checkout has no lock for the platform.
     """
-    if target.is_local or target.python != f"{OURS}/bin/python":
+    if target.python != f"{OURS}/bin/python":
         return None
     return lock_of(LOCK_OF_PLATFORM[target.platform], checkout, target.agent_root)
 

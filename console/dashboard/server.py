@@ -109,7 +109,7 @@ def places_of(targets: Sequence[Target]) -> list[Place]:
     """Return where the targets' runs lie, each place once, with keys that an address may hold."""
     places: dict[str, Place] = {}
     for target in targets:
-        is_elsewhere = target.runs_on_share and not target.is_local
+        is_elsewhere = target.runs_on_share and not target.capabilities.shares_files
         where = f"{target.name} {target.runs_url}" if is_elsewhere else target.runs_url
         key = re.sub(r"[^A-Za-z0-9]+", "-", target.name).strip("-")
         key = f"{key}-{len(places) + 1}" if key in {"", *(place.key for place in places.values())} else key

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from backends.pods.api_server import Connection
 from backends.vm.deploy import FRAMEWORK, named
 from console.doctor import cluster, slice_hosts, workstation
 from console.doctor.check import Check, Finding, carry_out
@@ -85,33 +86,41 @@ def findings(here: Machine, open_target: Open, *, wants_stack: bool) -> Iterator
         yield Finding(area="stack", name="inventory", state="fail", message=str(error))
         yield from carry_out([gcloud, ssh_keys, os_login] if wants_stack else [])
         return
-    if target.cluster is not None:
-        yield from _cluster(target, here, gcloud)
-        return
-    if not target.is_local:
-        yield from carry_out([ssh_keys])
-        if (project := target.inventory.project) is not None:
-            credentials = Check(area, "credentials", lambda: workstation.default_credentials(here.environ))
-            roles = Check(area, "roles", lambda: workstation.roles(project, here.environ))
-            yield from carry_out([gcloud, credentials])
-            yield from carry_out([os_login] if any(host.user is None for host in target.hosts) else [])
-            yield from carry_out([roles] if any(host.reach == "iap" for host in target.hosts) else [])
-        yield from carry_out(slice_hosts.stack_checks(target, here.ask))
-    yield from _hosts(target)
+    looks = {"ssh": _ssh, "cluster": _cluster, "hosts": _hosts, "storage": _storage}
+    for check in target.capabilities.checks:
+        yield from looks[check](target, here)
+
+
+def _ssh(target: Target, here: Machine) -> Iterator[Finding]:
+    """Of what leads to hosts over SSH."""
+    area = workstation.AREA
+    yield from carry_out([Check(area, "ssh keys", lambda: workstation.usable(here))])
+    if (project := target.inventory.project) is not None:
+        gcloud = Check(area, "gcloud", lambda: workstation.gcloud(here.ask))
+        credentials = Check(area, "credentials", lambda: workstation.default_credentials(here.environ))
+        os_login = Check(area, "os login", lambda: workstation.os_login(here))
+        roles = Check(area, "roles", lambda: workstation.roles(project, here.environ))
+        yield from carry_out([gcloud, credentials])
+        yield from carry_out([os_login] if any(host.user is None for host in target.hosts) else [])
+        yield from carry_out([roles] if any(host.reach == "iap" for host in target.hosts) else [])
+    yield from carry_out(slice_hosts.stack_checks(target, here.ask))
+
+
+def _storage(target: Target, here: Machine) -> Iterator[Finding]:  # noqa: ARG001 - as the others
     yield from carry_out(slice_hosts.checks(target))
 
 
-def _cluster(target: Target, here: Machine, gcloud: Check) -> Iterator[Finding]:
+def _cluster(target: Target, here: Machine) -> Iterator[Finding]:
     """Of a slice whose hosts are the pods of a run, so that there is no host to ask before."""
-    assert target.cluster is not None and target.slice.pool is not None
-    if target.inventory.cluster is not None and target.inventory.cluster.endpoint is not None:
-        credentials = Check(
-            workstation.AREA, "credentials", lambda: workstation.default_credentials(here.environ)
-        )
+    its_cluster, pool = target.inventory.cluster, target.slice.pool
+    assert its_cluster is not None and pool is not None, "a target on pods has both"
+    if its_cluster.endpoint is not None:
+        area = workstation.AREA
+        gcloud = Check(area, "gcloud", lambda: workstation.gcloud(here.ask))
+        credentials = Check(area, "credentials", lambda: workstation.default_credentials(here.environ))
         yield from carry_out([gcloud, credentials])
-    connection = target.cluster.connection
     asked = cluster.Asked(
-        ask=connection.ask, cluster=connection.cluster, one_slice=target.slice, pool=target.slice.pool
+        ask=Connection(its_cluster).ask, cluster=its_cluster, one_slice=target.slice, pool=pool
     )
     yield from carry_out(
         [Check("stack", "regions", lambda: slice_hosts.regions(target.inventory, target.slice))]
@@ -124,7 +133,7 @@ def _cluster(target: Target, here: Machine, gcloud: Check) -> Iterator[Finding]:
     yield from carry_out([runs])
 
 
-def _hosts(target: Target) -> Iterator[Finding]:
+def _hosts(target: Target, here: Machine) -> Iterator[Finding]:  # noqa: ARG001 - as the others
     """The first by itself, for all others may be reached through it; those that do not answer are asked no more."""
     everyone = list(range(len(target.hosts)))
     first = Check("network", "first host", lambda: slice_hosts.reached(target, everyone[:1]))

@@ -213,7 +213,7 @@ def _check(check: Mapping[str, Any], host: str, busy_with: str | None) -> Findin
 
 def _facts(facts: Mapping[str, Any], host: str, target: Target) -> list[Finding]:
     """Return facts that no run needs today and somebody may look for. Absent facts say nothing."""
-    if target.is_local or not target.inventory.images or "docker" not in facts:
+    if not target.inventory.images or "docker" not in facts:
         return []
     if facts["docker"]:
         return [ok("docker is there", host=host, name="docker")]
@@ -259,7 +259,7 @@ def checks(target: Target) -> list[Check]:
     """Return the checks that runs can be written, from here and from the hosts."""
     bucket = target.inventory.storage.bucket_url
     found = [Check(AREA, "runs", lambda: from_here(target.files, target.runs_url))]
-    if target.runs_on_share and not target.is_local and len(target.hosts) > 1:
+    if target.runs_on_share and not target.capabilities.shares_host and len(target.hosts) > 1:
         found.append(Check(AREA, "share", lambda: shared(target)))
     if bucket is not None and not target.runs_url.startswith(f"{bucket}/"):
         # What lies on a share is reached through the hosts; the bucket is not.

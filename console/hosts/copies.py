@@ -101,9 +101,9 @@ def get(target: Target, source: str, wanted: str, *, force: bool) -> int:
 
 
 def _different(target: Target) -> list[tuple[Host, Transport]]:
-    """Return the hosts that have a disk of their own; those that are this machine share one."""
+    """Return the hosts that have a disk of their own; those that are one machine share one."""
     both = list(zip(target.hosts, target.transports, strict=True))
-    return both[:1] if target.is_local else both
+    return both[:1] if target.capabilities.shares_host else both
 
 
 def _count(hosts: Sequence[object]) -> str:

@@ -50,10 +50,7 @@ def trust(
         RequestError: there is no such host, nobody can be asked, or the fingerprint is another.
         HostError: a host does not show its key.
     """
-    if target.is_local:
-        raise RequestError(
-            "fab trust: the hosts are this machine, which has no host keys to trust; say --stack"
-        )
+    target.require("trust")
     if fingerprint is not None and not FINGERPRINT.fullmatch(fingerprint):
         raise RequestError(
             f'--fingerprint: "{fingerprint}" is not a fingerprint; write it as `ssh-keygen -l` prints it, SHA256:…'

@@ -17,7 +17,6 @@ from typing import Any
 from rich.table import Table
 
 from backends import host_launcher
-from backends.local import environments
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
@@ -77,9 +76,9 @@ def gather(
     box = plans.choose_container(target, framework, runtime, plans.built_here, access=container_access)
     python = target.python
     if not target.python_is_given:
-        python = environments.interpreter(target, framework, in_container=box is not None)
-        if box is None and target.is_local:
-            environments.ensure(framework, say(terminal()))
+        python = target.interpreter(framework, in_container=box is not None)
+        if box is None:
+            target.backend.make_environment(framework, say(terminal()))
     plan = _plan(dataclasses.replace(target, python=python), framework, box)
     failures = _carry_out(plan, plan.target)
     per_host = plan.ranks_per_host
@@ -105,7 +104,7 @@ def of_host(reports: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | 
 
 def clear(target: Target, plan: Plan) -> None:
     """Leave nothing behind of what went well."""
-    if target.is_local:
+    if target.capabilities.shares_files:
         shutil.rmtree(plan.run_dir, ignore_errors=True)
         return
     with contextlib.suppress(HostError, OSError):  # a few kilobytes that stay are no reason to fail

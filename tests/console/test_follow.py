@@ -17,6 +17,7 @@ import pytest
 
 from backends.local.backend import on_this_machine
 from backends.vm import deploy as deployment
+from backends.vm.backend import SshBackend
 from console import follow
 from console.display import Progress
 from contracts import run_directory
@@ -282,7 +283,9 @@ def pulumi(tmp_path: Path, program: Program) -> Callable[[int], Path]:
 
 def target(agent: Agent, pulumi_stack: str | None = "dev") -> Target:
     here = on_this_machine(hosts="1", platform="cpu")
-    return dataclasses.replace(here, name="dev", pulumi_stack=pulumi_stack, agents=(agent,))
+    return dataclasses.replace(
+        here, name="dev", backend=SshBackend(), pulumi_stack=pulumi_stack, agents=(agent,)
+    )
 
 
 def well(verb: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from backends.local.backend import on_this_machine
+from backends.vm.backend import SshBackend
 from console import predict as predicting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
@@ -94,7 +95,7 @@ def test_from_a_share_the_export_is_copied_once_and_again_when_the_run_has_gone_
     write_run: WriteRun, asked: list[tuple[str, dict[str, Any]]]
 ) -> None:
     run = exported(write_run(result={"outcome": "done", "attempt": 0, "time": 5.0}))
-    elsewhere = dataclasses.replace(here(), name="dev")
+    elsewhere = dataclasses.replace(here(), name="dev", backend=SshBackend())
     predict(elsewhere, run.run_id, "a")
     run.directory.write_text("export/config.json", "changed behind its back")
     predict(elsewhere, run.run_id, "a")

@@ -13,6 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from backends.local.backend import on_this_machine
+from backends.pods.backend import PodsBackend
+from backends.vm.backend import SshBackend
 from console import removal
 from contracts.errors import RequestError
 from jobs.runtime.bucket_files import BucketFiles
@@ -60,7 +62,9 @@ def placed(request: pytest.FixtureRequest, write_run: WriteRun, tmp_path: Path) 
     (old / "linked").symlink_to(outside)
     (old / "checkpoints" / "linked").symlink_to(outside / "data")
     if request.param == "hosts":
-        return dataclasses.replace(here(), name="dev", files=HostFiles(here().agents)), outside
+        return dataclasses.replace(
+            here(), name="dev", backend=SshBackend(), files=HostFiles(here().agents)
+        ), outside
     return here(), outside
 
 
@@ -160,7 +164,8 @@ def test_a_run_on_pods_that_may_still_wait_stays_while_its_cluster_does_not_answ
     preempted = write_run(IDS["c"], **began("c", result={"outcome": "preempted", "attempt": 0}, pods=pods))
     everything = [waiting, ended, preempted]
     cluster: Any = object()
-    reasons = removal.kept(dataclasses.replace(here(), cluster=cluster), everything, everything, {})
+    on_pods = dataclasses.replace(here(), backend=PodsBackend(cluster))
+    reasons = removal.kept(on_pods, everything, everything, {})
     assert {*reasons} == {IDS["a"], IDS["c"]}
     assert not removal.kept(here(), everything, everything, {}), "other hosts say nothing of a cluster"
     assert "its API server cannot be reached" in reasons[IDS["a"]]

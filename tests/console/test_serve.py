@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from backends.local.backend import on_this_machine
+from backends.vm.backend import SshBackend
 from console import serve as serving
 from console.serve import Options
 from contracts.errors import RequestError
@@ -160,11 +161,15 @@ def test_an_export_that_cannot_be_loaded_is_told_and_nothing_is_resumed(
     ("changed", "options", "said"),
     [
         (
-            {"platform": "tpu", "name": "dev"},
+            {"platform": "tpu", "name": "dev", "backend": SshBackend()},
             {"address": "10.0.0.1"},
             "a server on dev listens on its host's loopback",
         ),
-        ({"name": "dev"}, {"port": 80}, "--port 80: through a tunnel it is a free one"),
+        (
+            {"name": "dev", "backend": SshBackend()},
+            {"port": 80},
+            "--port 80: through a tunnel it is a free one",
+        ),
         ({}, {"address": "203.0.113.9"}, "--address 203.0.113.9 --port 8000: cannot be listened on"),
         ({}, {"address": "203.0.113.9"}, "; name an address that this machine has"),
         ({}, {"address": "0.0.0.0:80"}, "--address 0.0.0.0:80: is no address; write one of this machine's"),
@@ -192,7 +197,7 @@ def test_a_tpu_serves_what_jax_has_trained_and_only_one_of_a_single_host(write_r
     for each in (run, torch):
         each.directory.write_text("export/config.json", "{}")
     slice_ = dataclasses.replace(here().slice, accelerator_type="v5litepod-16", name="main")
-    tpu = dataclasses.replace(here(), name="dev", platform="tpu")
+    tpu = dataclasses.replace(here(), name="dev", backend=SshBackend(), platform="tpu")
     with pytest.raises(RequestError, match="exports of torch_glue are served on CPUs; add --platform cpu"):
         serving.serve(tpu, torch.run_id, Options())
     with pytest.raises(RequestError, match="one process on one host, and the TPU of main has"):

@@ -23,6 +23,7 @@ from filelock import FileLock
 
 from backends.local import environments
 from backends.local.backend import on_this_machine
+from backends.vm.backend import SshBackend
 from console import track, tracker_client
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
@@ -186,7 +187,9 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
     assert (record["complete"], record["step"], record["problem"]) == (True, 40, None)
     run.directory.remove("trackers/mlflow.json")  # nobody needs to remember what was sent
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs_dir}/mlflow/mlflow.db")
-    elsewhere = dataclasses.replace(target, name="dev", files=HostFiles(target.agents))  # as on a stack
+    elsewhere = dataclasses.replace(
+        target, name="dev", backend=SshBackend(), files=HostFiles(target.agents)
+    )  # as on a stack
     with another_mirror(track._place(f"{run.run_id}-mlflow", "lock")):
         assert track.track(elsewhere, run.run_id, "mlflow", limit_s=LIMIT_S) == 0
     assert "waiting for the process that mirrors it to mlflow already" in capsys.readouterr().out

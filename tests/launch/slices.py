@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from backends.vm.backend import SshBackend
 from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.hosts import Agent, Transport
 from launch.targets import Target
@@ -78,5 +79,6 @@ def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), *
         "cache_dir": "~/.cache/tpu-stack",
         "cpus": (None,) * len(agents),
         "coordinator_host": "10.0.0.0",
+        "backend": SshBackend(),
     }
     return Target(**{**given, **changed})

@@ -173,11 +173,11 @@ def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() 
     with pytest.raises(
         RequestError, match="the stack .* has no image of it; `fab build --framework pytorch`"
     ):
-        environments.interpreter(STACK, "pytorch", in_container=False)
+        STACK.interpreter("pytorch", in_container=False)
     with pytest.raises(
         RequestError, match=r"its environment is for CPUs only; name an interpreter .* the GPU"
     ):
-        environments.interpreter(on_this_machine(hosts="1", platform="gpu"), "pytorch", in_container=False)
+        on_this_machine(hosts="1", platform="gpu").interpreter("pytorch", in_container=False)
 
 
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_stacks_hosts_are_a_tpus_with_their_runs_on_the_share() -> None:
     found = target()
     assert [host.index for host in found.hosts] == [0, 1, 2, 3]
     assert (len(found.transports), len(found.agents), len(found.cpus)) == (4, 4, 4)
-    assert (found.platform, found.devices, found.is_local) == ("tpu", 16, False)
+    assert (found.platform, found.devices, found.capabilities.is_billed) == ("tpu", 16, True)
     assert (found.runs_url, found.mount) == ("/share/runs", "/share")
     assert found.coordinator_host == "10.0.0.0"
     assert isinstance(found.files, HostFiles)

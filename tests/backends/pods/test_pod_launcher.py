@@ -20,6 +20,7 @@ import pytest
 
 from backends.pods import manifests
 from backends.pods.api_server import ApiError, Connection
+from backends.pods.backend import PodsBackend
 from backends.pods.cluster_runs import TOO_LATE, ClusterRuns
 from backends.pods.manifests import Options
 from backends.pods.pod_launcher import PodLauncher
@@ -114,8 +115,8 @@ def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
 
 
 def of(target: Target) -> ClusterRuns:
-    assert target.cluster is not None
-    return target.cluster
+    assert isinstance(target.backend, PodsBackend)
+    return target.backend.runs
 
 
 def launcher(planned: Planned, **changed: Any) -> PodLauncher:

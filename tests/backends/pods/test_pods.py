@@ -13,6 +13,7 @@ import pytest
 
 from backends.pods import api_server, cluster_runs
 from backends.pods.api_server import ApiError
+from backends.pods.backend import PodsBackend
 from backends.pods.cluster_runs import ClusterRuns, PodLink
 from backends.pods.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, Seen, seen, trouble
 from console import follow, overview
@@ -228,7 +229,7 @@ def test_a_run_ends_with_the_reason_where_its_pod_waits_in_vain_for_long(
         return runs.state(run, [entry], knowing=1, now_s=BEGAN_S + 10 * 3600)
 
     assert state() == "starting"
-    target = type("Target", (), {"cluster": cluster})()
+    target = type("Target", (), {"backend": PodsBackend(cluster)})()
     # Whoever saw no pod of it yet is not to end what a launcher has begun meanwhile.
     _, now = follow.concluded(run, "lost", target)
     assert (now, run.directory.read_json(RESULT), cluster.removed) == ("lost", None, [])

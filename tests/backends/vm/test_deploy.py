@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from backends.local.backend import LocalBackend
 from backends.vm import deploy, login
 from backends.vm.access import Access
 from backends.vm.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Reader, State, parse
@@ -81,7 +82,9 @@ def test_the_image_of_any_framework_needs_docker_and_without_one_of_jax_its_jobs
 
 
 def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
-    target = make_target(agents, name="local", python="/venv/bin/python", runs_url="/runs")
+    target = make_target(
+        agents, name="local", backend=LocalBackend(), python="/venv/bin/python", runs_url="/runs"
+    )
     found = deploy.steps(target, with_comforts=True, contained=False, bare=True, lock=None)
     assert [step.name for step in found] == ["folders", "python"]
     assert not any(step.root for step in found) and found[1].change == ""

@@ -14,6 +14,7 @@ import pytest
 
 from backends.local.backend import on_this_machine
 from backends.vm.agent_session import AGENT_ROOT
+from backends.vm.backend import SshBackend
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from console import serve as serving
@@ -46,6 +47,7 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     stack = dataclasses.replace(
         here,
         name="dev",
+        backend=SshBackend(),
         transports=(transport,),
         agents=(agent,),
         find_agents=lambda _described: (agent,),

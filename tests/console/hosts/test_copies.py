@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from backends.local.backend import local
+from backends.vm.backend import SshBackend
 from console.hosts import copies
 from console.hosts.copies import Copy, Kind, Place, decide
 from contracts.errors import RequestError
@@ -57,7 +58,7 @@ class Full(Disk):
 
 def target_of(*transports: Transport) -> Target:
     hosts = local(len(transports), "cpu", [0])
-    return dataclasses.replace(hosts, name="dev", transports=transports)
+    return dataclasses.replace(hosts, name="dev", backend=SshBackend(), transports=transports)
 
 
 @pytest.fixture

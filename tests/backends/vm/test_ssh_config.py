@@ -19,9 +19,9 @@ import asyncssh
 import pytest
 
 from backends.local.backend import local
+from backends.vm import ssh_config
 from backends.vm.access import Access
-from console.hosts import shells
-from console.hosts.shells import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
+from backends.vm.ssh_config import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
 from contracts.errors import RequestError
 from contracts.inventory import Gateway
 from launch.hosts import HostError
@@ -88,7 +88,7 @@ def settings(path: str | Path, alias: str) -> dict[str, str]:
 def test_a_shell_goes_straight_to_its_host_and_takes_no_other_host_key(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = shells.command(target_of("direct"), 2)
+    argv = ssh_config.command(target_of("direct"), 2)
     assert argv[:2] == ["ssh", "-F"]
     assert argv[3:] == ["tpu-dev-main-2"]
     found = settings(argv[2], argv[3])
@@ -98,7 +98,7 @@ def test_a_shell_goes_straight_to_its_host_and_takes_no_other_host_key(
     assert (found["stricthostkeychecking"], found["updatehostkeys"]) == ("true", "false")
     assert Path(found["userknownhostsfile"]).read_text() == f"tpu-dev-main-2 {KEY}\n"
     monkeypatch.setenv("TPU_STACK_SSH_KEY", "/my keys/%one")
-    found = settings(shells.command(target_of("direct"), None)[2], "tpu-dev-main-0")
+    found = settings(ssh_config.command(target_of("direct"), None)[2], "tpu-dev-main-0")
     assert (found["identityfile"], found["identitiesonly"]) == ("/my keys/%%one", "yes"), (
         "no key but the named one"
     )
@@ -107,12 +107,12 @@ def test_a_shell_goes_straight_to_its_host_and_takes_no_other_host_key(
 def test_behind_a_gateway_the_way_leads_through_it_and_behind_iap_each_host_has_a_tunnel(
     gcloud: Path, capsys: Captured
 ) -> None:
-    argv = shells.command(target_of("gateway"), 1)
+    argv = ssh_config.command(target_of("gateway"), 1)
     assert settings(argv[2], argv[3])["proxyjump"] == "tpu-dev-gateway"
     found = settings(argv[2], "tpu-dev-gateway")
     assert found["hostname"] == "10.0.0.9"
     assert Path(found["userknownhostsfile"]).read_text() == f"tpu-dev-gateway {KEY}\ntpu-dev-main-1 {KEY}\n"
-    assert shells.show_config(target_of("iap", user=None, project="my-project"), write=True) == 0
+    assert ssh_config.show_config(target_of("iap", user=None, project="my-project"), write=True) == 0
     for index in range(3):
         found = settings(Path.home() / ".ssh/tpu-stack/dev-main.conf", f"tpu-dev-main-{index}")
         assert found["user"] == "sa_me"
@@ -126,7 +126,7 @@ def test_behind_a_gateway_the_way_leads_through_it_and_behind_iap_each_host_has_
 def test_a_users_settings_change_by_one_line_once_and_only_when_asked_to(
     home: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert shells.show_config(target_of("direct"), write=False) == 0
+    assert ssh_config.show_config(target_of("direct"), write=False) == 0
     assert os.listdir(home / ".ssh") == ["id_ed25519"]
     out = capsys.readouterr().out
     assert out.count("\nHost ") + out.startswith("Host ") == 3
@@ -136,7 +136,7 @@ def test_a_users_settings_change_by_one_line_once_and_only_when_asked_to(
     (tmp_path / "dotfiles").chmod(0o640)
     (home / ".ssh/config").symlink_to(tmp_path / "dotfiles")
     for _ in range(2):
-        assert shells.show_config(target_of("direct"), write=True) == 0
+        assert ssh_config.show_config(target_of("direct"), write=True) == 0
     assert "includes it already" in capsys.readouterr().out
     assert (home / ".ssh/config").is_symlink()
     written = b"Include tpu-stack/*.conf\n\n# \xff\nHost mine\n    User other\n"
@@ -148,18 +148,16 @@ def test_a_users_settings_change_by_one_line_once_and_only_when_asked_to(
 
 
 def test_what_cannot_be_gone_to_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="this machine, which needs no SSH"):
-        shells.command(local(2, "cpu", [0]), None)
     with pytest.raises(RequestError, match="--host 7: the hosts are 0, 1, 2"):
-        shells.command(target_of("direct"), 7)
+        ssh_config.command(target_of("direct"), 7)
     unknown = target_of("direct")
     hosts = tuple(dataclasses.replace(host, host_keys=()) for host in unknown.hosts)
     unknown = dataclasses.replace(unknown, slice=dataclasses.replace(unknown.slice, hosts=hosts))
     with pytest.raises(HostError, match="its host key is not known"):
-        shells.command(unknown, 0)
+        ssh_config.command(unknown, 0)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RequestError, match="`ssh` is not on PATH"):
-        shells.command(target_of("direct"), 0)
+        ssh_config.command(target_of("direct"), 0)
 
 
 NO_KEYS = Keys(files=(), only=False)
