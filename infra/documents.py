@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from contracts import atomic
 from contracts.errors import Unreachable
@@ -57,6 +57,10 @@ class MissingError(DocumentsError):
     """There is no such bucket (any more)."""
 
 
+class ContentError(DocumentsError):
+    """The document is there, and is none."""
+
+
 class ChangedError(DocumentsError):
     """Somebody else has written or deleted the document since it was read."""
 
@@ -75,11 +79,9 @@ class Documents:
     A name may have slashes. Every method raises DocumentsError where the place does not answer or refuses.
     """
 
-    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S, place: Place | None = None) -> None:
         self.url = url.rstrip("/")
-        self._place: _Bucket | _Folder = (
-            _Bucket(self.url, patience_s) if is_url(url) else _Folder(Path(self.url))
-        )
+        self._place = place or (_Bucket(self.url, patience_s) if is_url(url) else _Folder(Path(self.url)))
 
     def read(self, name: str) -> Found:
         """Return the document; one that is no JSON is an error."""
@@ -89,7 +91,7 @@ class Documents:
         try:
             return Found(value=json.loads(data), version=version)
         except ValueError as error:
-            raise DocumentsError(
+            raise ContentError(
                 f"{self.url}/{name} is not JSON ({error}); remove it if nobody needs it"
             ) from None
 
@@ -137,6 +139,12 @@ class Documents:
         """Return the names of the documents that begin so, sorted."""
         return sorted(self._place.names(prefix))
 
+    def versions(self, prefixes: tuple[str, ...]) -> dict[str, int]:
+        """Return the version of each document whose name begins with one of `prefixes`; a bucket is listed once."""
+        return {
+            name: version for name, version in self._place.versions().items() if name.startswith(prefixes)
+        }
+
     def clear(self) -> None:
         """Delete every document, whatever it holds. Raises ChangedError where somebody writes meanwhile."""
         for name in self.names():
@@ -153,6 +161,24 @@ class Documents:
         They need not be documents. A bucket is asked once for some hundred folders.
         """
         return self._place.ages_s(folders, names)
+
+
+class Place(Protocol):
+    """Where the bytes of documents are. ahead_s: of its clock, over this machine's."""
+
+    ahead_s: float
+
+    def read(self, name: str) -> tuple[bytes | None, int]: ...
+
+    def write(self, name: str, data: bytes, version: int) -> int: ...
+
+    def delete(self, name: str, version: int) -> None: ...
+
+    def names(self, prefix: str) -> list[str]: ...
+
+    def versions(self) -> dict[str, int]: ...
+
+    def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]: ...
 
 
 def top_of(bucket: str) -> list[str]:
@@ -186,7 +212,7 @@ class _Folder:
         except OSError as error:
             raise DocumentsError(f"{path} cannot be read: {error.strerror}") from None
         except ValueError:
-            raise DocumentsError(
+            raise ContentError(
                 f"{path} has no version in its first line; remove it if nobody needs it"
             ) from None
 
@@ -213,6 +239,13 @@ class _Folder:
         found = (path for path in self._folder.rglob("*") if path.is_file() and path.name[0] != ".")
         every = (path.relative_to(self._folder).as_posix() for path in found)
         return [name for name in every if name.startswith(prefix)]
+
+    def versions(self) -> dict[str, int]:
+        found = {}
+        for name in self.names(""):
+            with contextlib.suppress(OSError, ValueError), open(self._folder / name, "rb") as file:
+                found[name] = int(file.readline(30))
+        return found
 
     def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
         found = {}
@@ -312,6 +345,10 @@ class _Bucket:
 
     def names(self, prefix: str) -> list[str]:
         return [each["name"].removeprefix(self._folder) for each in self.listed(prefix)]
+
+    def versions(self) -> dict[str, int]:
+        listed = self.listed("", "name,generation")
+        return {each["name"].removeprefix(self._folder): int(each["generation"]) for each in listed}
 
     def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
         # What stands for Google's server knows no patterns and returns all.

@@ -1,0 +1,431 @@
+"""What to do about a run and its slice, by what people want and what is observed. Pure, and standard library only.
+
+`next_action` decides about a run, `next_slice_action` about a slice, `assignments` which of those that wait gets which
+slice. Nothing else decides whether a run waits, starts, is started again, is given up or stopped, and whether a slice
+is requested or given back. `fab train --max-restarts` and `fab recover` ask `judge`, the part about a run that has
+ended; so does the first process of a run on pods.
+
+What is observed is present, absent or unknown. On unknown nothing is started, given up, deleted or called lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from contracts.durations import spoken
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST
+from contracts.run_directory import ENDED, State
+from launch.control import Attempt, Outcome, Run, Slice
+
+Presence = Literal["present", "absent", "unknown"]
+Standing = Literal["fixed", "active", "doubled", "waiting", "overdue", "lost", "absent", "unknown"]
+"""Of a slice. fixed: nothing here can make it again, as this machine. doubled: active, and another of its zones has a
+request too. overdue: it waits for capacity, and the next of its zones is to be tried."""
+USABLE: tuple[Standing, ...] = ("fixed", "active", "doubled")
+GONE: tuple[Standing, ...] = ("waiting", "overdue", "lost", "absent")
+Cause = Literal[
+    "done", "stopped", "over budget", "wrong request", "outside", "preempted", "failed", "hung", "lost"
+]
+OWN: tuple[Cause, ...] = ("failed", "hung", "lost")
+"""Causes that may be the job's own, and would repeat themselves."""
+
+SILENT_S = 90.0
+"""Since the last heartbeat was written; one is written every 10 s, and a host is given up after a minute."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+MOST_FAILED_STARTS = 5
+MOST_PREPARES = 12
+"""With the growing pauses some seven hours."""
+MOST_LOSSES = 5
+"""Losses of the hosts in a row, with no new checkpoint between, that take no restart."""
+MOST_OUTAGES = 24
+"""In a row; with the growing pauses about a day."""
+STARTING_LIMIT_S = 900.0
+"""For so long after an attempt was begun it may still start, where whoever began it was interrupted."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SliceObserved:
+    """created: when it was created, as its API says it; "" where that is not known."""
+
+    standing: Standing
+    created: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What a listing shows of a run's directory. beat_age_s: of the newest heartbeat of process 0; None: there is
+    none."""
+
+    beat_age_s: float | None
+    has_result: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunObserved:
+    """A run that was examined: its directory was read, and its hosts were asked.
+
+    living: whether processes of its latest attempt are. attempt: the latest that its directory knows of, -1 for none.
+    silent: hosts that did not answer. checkpoint: the newest step, -1 for none. error: in a line. cost_usd: of all its
+    attempts, None where that is not known. max_usd: as its latest attempt was started with.
+    """
+
+    living: Presence
+    state: State = "lost"
+    cause: Cause = "lost"
+    attempt: int = -1
+    silent: int = 0
+    checkpoint: int = -1
+    error: str = ""
+    cost_usd: float | None = None
+    max_usd: float | None = None
+
+
+Do = Literal["wait", "examine", "start", "stop", "end", "request", "prepare", "release"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Action:
+    """outcome: of `end`."""
+
+    do: Do
+    reason: str = ""
+    outcome: Outcome = "failed"
+
+
+STOPPED = "`fab stop` has ended it"
+
+
+def cause_of(state: State, result: Mapping[str, object] | None) -> Cause:
+    """Return why a run that has ended did so. result: of its latest attempt."""
+    result = result or {}
+    if state == "done":
+        return "done"
+    if result.get("out_of_budget"):
+        return "over budget"
+    if state == "stopped":
+        return "stopped"
+    if result.get("request") or result.get("exit_code") == WRONG_REQUEST:
+        return "wrong request"
+    if result.get("exit_code") == UNAVAILABLE:
+        return "outside"
+    return "preempted" if state == "preempted" else "hung" if state == "hung" else (
+        "failed" if state == "failed" else "lost"
+    )  # fmt: skip
+
+
+def pause_s(failures: int) -> float:
+    """Return the pause before the next try, after so many failures in a row; it doubles."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, min(failures, 20) - 1)))
+
+
+# --- a run ----------------------------------------------------------------------------------------------------------
+
+
+def next_action(
+    run: Run,
+    of_slice: Slice,
+    place: SliceObserved,
+    signs: Signs | None,
+    observed: RunObserved | None,
+    now_s: float,
+) -> Action:
+    """Decide about a run. signs: None where its directory cannot be listed. observed: None: it was not examined."""
+    if run.end is not None:
+        return Action(do="wait")
+    if run.desired == "unmanaged":
+        return Action(do="end", outcome="unmanaged", reason="`fab unkeep` has taken it back")
+    if run.slice is None:
+        return _unassigned(run, now_s)
+    if place.standing == "unknown":
+        return Action(do="wait", reason=f"whether {run.slice} is there cannot be seen now")
+    if place.standing in GONE:
+        return _without_slice(run, of_slice, place, observed, now_s)
+    if run.attempt is None and run.submission is not None:
+        return _first_start(run, of_slice, now_s)
+    if observed is None:
+        is_well = signs is not None and not signs.has_result and (signs.beat_age_s or 0.0) <= SILENT_S
+        is_fresh = is_well and signs is not None and signs.beat_age_s is not None
+        if is_fresh and run.desired == "running" and run.seen == "running":
+            return Action(do="wait")
+        return Action(do="examine")
+    if observed.living == "present":
+        return Action(do="stop" if run.desired == "stopped" else "wait", reason=f"it is {observed.state}")
+    if observed.living == "unknown" and of_slice.refused:
+        return Action(do="end", outcome="lost", reason=of_slice.refused)
+    if observed.living == "unknown":
+        return Action(do="wait", reason=f"{observed.silent or 'some'} of its hosts do not answer")
+    return judge(run, observed, now_s, of_slice=of_slice, created=place.created)
+
+
+def judge(
+    run: Run, observed: RunObserved, now_s: float, *, of_slice: Slice | None = None, created: str = ""
+) -> Action:
+    """Decide about a run of which nothing lives: whether it has ended, waits, or is started again.
+
+    created: of its slice now; another one than of its attempt tells that the hosts of that are lost.
+    """
+    attempt = run.attempt
+    is_begun = attempt is not None and attempt.number > observed.attempt
+    if attempt is not None and is_begun and run.desired != "running" and now_s < attempt.starting_until_s:
+        # Whoever began it may have been frozen, and then no newer attempt fences it off.
+        return Action(do="wait", reason="it is being started, and is stopped then")
+    if run.desired == "stopped":
+        outcome: Outcome = "stopped" if observed.attempt >= 0 else "cancelled"
+        return Action(do="end", outcome=outcome if observed.cause != "done" else "done", reason=STOPPED)
+    if not is_begun and (ending := _ending(observed)) is not None:
+        return ending
+    cause = "lost" if is_begun else observed.cause
+    is_new = attempt is None or observed.checkpoint > attempt.checkpoint
+    is_slice_lost = attempt is not None and bool(attempt.created) and attempt.created != created
+    if is_slice_lost and cause in OWN:
+        cause = "preempted"
+    how = ENDED.get(observed.state, "ended") if not is_begun else "was not started"
+    if run.failed_starts >= MOST_FAILED_STARTS:
+        return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries to start it: {run.reason}")
+    if cause in OWN and not is_begun and not is_new and run.failures >= 1:
+        return Action(
+            do="end",
+            outcome="hung" if cause == "hung" else "lost" if cause == "lost" else "failed",
+            reason=f"it {observed.state} twice from {_where(observed)}, with no new checkpoint between"
+            f"{_colon(observed.error)}",
+        )
+    if cause == "outside" and run.failures >= MOST_OUTAGES and not is_new:
+        return Action(
+            do="end", reason=f"given up after {MOST_OUTAGES} outages in a row{_colon(observed.error)}"
+        )
+    if of_slice is not None and of_slice.refused:
+        return Action(do="end", reason=of_slice.refused)
+    if refusal := refused(run, now_s, observed):
+        return Action(do="end", reason=refusal)
+    limits = run.limits
+    if (
+        limits.restarts is not None
+        and limits.restarts <= 0
+        and not is_begun
+        and takes_restart(run, cause, is_new=is_new)
+    ):
+        return Action(
+            do="end",
+            outcome=observed.state if observed.state in ("hung", "lost", "preempted") else "failed",
+            reason=f"it {how}{_colon(observed.error)}",
+        )
+    if run.not_before_s > now_s:
+        return Action(do="wait", reason=f"it {how}, and is started again after a pause")
+    return Action(do="start", reason=f"it {how}, and goes on from {_where(observed)}")
+
+
+def _ending(observed: RunObserved) -> Action | None:
+    """Return the end of a run that ended for good, whatever it may still cost or try."""
+    if observed.cause == "done":
+        return Action(do="end", outcome="done", reason="it is done")
+    if observed.cause in ("stopped", "over budget"):
+        return Action(do="end", outcome="stopped", reason=f"it was stopped{_colon(observed.error)}")
+    if observed.cause == "wrong request":
+        return Action(do="end", outcome="failed", reason=f"it would fail again{_colon(observed.error)}")
+    return None
+
+
+def takes_restart(run: Run, cause: Cause, *, is_new: bool) -> bool:
+    """Return whether starting a run again takes one of its restarts: what happened may be the job's own fault, or it
+    has been lost again and again without getting on."""
+    if cause == "outside":
+        return False
+    if cause in ("failed", "hung"):
+        return True
+    return not is_new and run.failures >= MOST_LOSSES
+
+
+def refused(run: Run, now_s: float, observed: RunObserved | None = None) -> str:
+    """Return why a run may not be started any more; "" where it may."""
+    limits = run.limits
+    max_usd = observed.max_usd if observed is not None and observed.max_usd is not None else limits.max_usd
+    cost_usd = observed.cost_usd if observed is not None else None
+    if limits.attempts is not None and limits.attempts <= 0:
+        return "it has no attempts left"
+    if limits.deadline_s is not None and now_s > limits.deadline_s:
+        return f"its deadline was {spoken(now_s - limits.deadline_s)} ago"
+    if max_usd is not None and cost_usd is not None and cost_usd >= max_usd:
+        return f"it has cost {cost_usd:.2f} USD of at most {max_usd:.2f}"
+    return ""
+
+
+def begun(run: Run, observed: RunObserved | None, created: str, now_s: float) -> Run:
+    """Return the run as it is written before an attempt is started: the attempt is counted before it starts, so a
+    crash cannot repeat it. observed: None: it has never run."""
+    limits, before = run.limits, run.attempt
+    number = max(observed.attempt if observed else -1, before.number if before else -1) + 1
+    checkpoint, failed_starts = observed.checkpoint if observed else -1, run.failed_starts
+    if observed is None or (observed.attempt < 0 and before is None):
+        fresh, failures = limits, 0
+    else:
+        is_new = before is None or checkpoint > before.checkpoint
+        is_slice_lost = before is not None and bool(before.created) and before.created != created
+        is_begun = before is not None and before.number > observed.attempt
+        cause = "preempted" if (is_slice_lost and observed.cause in OWN) or is_begun else observed.cause
+        failures = 1 if is_new else run.failures + 1
+        takes = takes_restart(run, cause, is_new=is_new)
+        counts = cause != "outside"
+        failed_starts += is_begun
+        fresh = dataclasses.replace(
+            limits,
+            attempts=None if limits.attempts is None else limits.attempts - counts,
+            restarts=None if limits.restarts is None else max(0, limits.restarts - takes),
+        )
+    return dataclasses.replace(
+        run,
+        attempt=Attempt(
+            number=number,
+            created=created,
+            checkpoint=checkpoint,
+            starting_until_s=now_s + STARTING_LIMIT_S,
+        ),
+        limits=fresh,
+        failures=failures,
+        failed_starts=failed_starts,
+        not_before_s=now_s + pause_s(failures),
+        seen="",
+    )
+
+
+def not_begun(before: Run, counted: Run, now_s: float, *, counts: bool) -> Run:
+    """Return a run whose attempt could not be started, and nothing of it lives. before: as it was before `begun`.
+    counts: it was no fault of somebody else at work there."""
+    if not counts:
+        pause = max(counted.not_before_s, now_s + FIRST_PAUSE_S)
+        return dataclasses.replace(
+            counted,
+            attempt=before.attempt,
+            limits=before.limits,
+            failures=before.failures,
+            not_before_s=pause,
+        )
+    failed = counted.failed_starts + 1
+    return dataclasses.replace(
+        counted,
+        attempt=before.attempt,
+        failed_starts=failed,
+        not_before_s=max(counted.not_before_s, now_s + pause_s(failed)),
+    )
+
+
+def _unassigned(run: Run, now_s: float) -> Action:
+    if run.desired == "stopped":
+        return Action(do="end", outcome="cancelled", reason=run.reason or STOPPED)
+    if refusal := refused(run, now_s):
+        return Action(do="end", reason=refusal)
+    return Action(do="wait", reason=f"it waits for {' or '.join(run.slices)}")
+
+
+def _without_slice(
+    run: Run, of_slice: Slice, place: SliceObserved, observed: RunObserved | None, now_s: float
+) -> Action:
+    """Decide about a run whose hosts are gone. observed: as its directory tells, where that can be read."""
+    if run.desired == "stopped":
+        outcome: Outcome = "stopped" if run.attempt is not None or run.submission is None else "cancelled"
+        return Action(do="end", outcome=outcome, reason=STOPPED)
+    is_seen = observed is not None and not (run.attempt and run.attempt.number > observed.attempt)
+    if is_seen and observed is not None and (ending := _ending(observed)) is not None:
+        return ending
+    if of_slice.refused:
+        return Action(do="end", reason=of_slice.refused)
+    if refusal := refused(run, now_s, observed):
+        return Action(do="end", reason=refusal)
+    if place.standing in ("waiting", "overdue"):
+        return Action(do="wait", reason=f"no capacity for {run.slice} yet")
+    return Action(do="wait", reason=f"its slice is {'gone' if place.standing == 'absent' else 'lost'}")
+
+
+def _first_start(run: Run, of_slice: Slice, now_s: float) -> Action:
+    if run.desired == "stopped":
+        return Action(do="end", outcome="cancelled", reason=STOPPED)
+    if run.failed_starts >= MOST_FAILED_STARTS:
+        return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries: {run.reason}")
+    if refusal := of_slice.refused or refused(run, now_s):
+        return Action(do="end", reason=refusal)
+    if max(run.not_before_s, of_slice.busy_until_s) > now_s:
+        return Action(do="wait", reason=run.reason)
+    return Action(do="start", reason="it starts")
+
+
+def _where(observed: RunObserved) -> str:
+    return f"the checkpoint of step {observed.checkpoint}" if observed.checkpoint >= 0 else "the start"
+
+
+def _colon(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+# --- a slice --------------------------------------------------------------------------------------------------------
+
+
+def next_slice_action(
+    of_slice: Slice, place: SliceObserved, runs: Iterable[Run], silent: int, now_s: float
+) -> Action:
+    """Decide about a slice. runs: that have it, and have not ended. silent: its hosts that do not answer, as far as
+    they were asked."""
+    having = [run for run in runs if run.slice == of_slice.name and run.end is None]
+    needed = [run for run in having if run.desired == "running"]
+    standing, is_early = place.standing, of_slice.not_before_s > now_s
+    if standing in ("unknown", "fixed"):
+        return Action(do="wait")
+    if not needed:
+        is_ours = of_slice.requested and not having
+        return Action(do="release", reason="no run needs it any more") if is_ours else Action(do="wait")
+    if standing == "doubled":
+        return Action(do="request", reason="another zone has a request of it too")
+    if of_slice.refused or is_early:
+        return Action(do="wait", reason=of_slice.reason)
+    if standing == "overdue":
+        return Action(do="request", reason="the next zone has its turn")
+    if standing in ("lost", "absent"):
+        return Action(do="request", reason=f"it is {'gone' if standing == 'absent' else 'lost'}")
+    if standing == "active":
+        are_new = any(run.attempt and run.attempt.created not in ("", place.created) for run in needed)
+        if silent or ((of_slice.requested or are_new) and of_slice.prepared != place.created):
+            why = f"{silent} of its hosts do not answer" if silent else "its hosts are new"
+            return Action(do="prepare", reason=why)
+    return Action(do="wait")
+
+
+# --- the queue ------------------------------------------------------------------------------------------------------
+
+
+def in_order(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs in the order in which they get a slice; one whose hosts were not ready lets the others go
+    first."""
+    return sorted(runs, key=lambda run: (run.failed_starts, -run.priority, run.order, run.run_id))
+
+
+def assignments(
+    runs: Sequence[Run], slices: Mapping[str, tuple[Slice, SliceObserved]], now_s: float
+) -> dict[str, str]:
+    """Return the slice that each run gets now, by run id; a run whose slice is gone moves to one that is free.
+
+    slices: all that the stack declares.
+    """
+    living = [run for run in runs if run.end is None and run.desired != "unmanaged"]
+    taken = {run.slice for run in living if run.slice is not None}
+    assigned: dict[str, str] = {}
+
+    def is_free(name: str) -> bool:
+        of_slice, place = slices[name]
+        is_ready = place.standing in USABLE and of_slice.busy_until_s <= now_s
+        return name not in taken and is_ready and not of_slice.refused
+
+    def is_recoverable(name: str) -> bool:
+        of_slice, place = slices[name]
+        return name not in taken and place.standing in GONE and not of_slice.refused
+
+    for run in in_order(run for run in living if run.desired == "running" and run.submission is not None):
+        names = [name for name in run.slices if name in slices]
+        if run.slice is not None and (run.slice not in slices or slices[run.slice][1].standing not in GONE):
+            continue
+        chosen = next(filter(is_free, names), None)
+        if chosen is None and run.slice is None:
+            chosen = next(filter(is_recoverable, names), None)
+        if chosen is not None and run.not_before_s <= now_s:
+            assigned[run.run_id] = chosen
+            taken.add(chosen)
+    return assigned
