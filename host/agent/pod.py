@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 GATHER_LIMIT_S = 3600.0
-"""For all pods to be there: their nodes may come one after the other, and fetch gigabytes of an image."""
+"""For all pods to be there: their nodes may come one after the other, and fetch gigabytes of an image. Longer before
+the run has to begin: until then the launcher waits for nodes."""
 SILENCE_S = 15.0
 PING_S = 2.0
 LOOK_S = 0.2
@@ -141,6 +142,10 @@ class Pod:
         self._index += told["nodes"] * int(environ.get("TPU_STACK_POD_SLICE", "0"))
         self._name = environ.get("TPU_STACK_POD_NAME", socket.gethostname())
         self._size: int = self._start["num_processes"]
+        self._began = time.monotonic()
+        # A queue may give the nodes of a run hours apart, and whoever leaves it goes to its end.
+        begin_by_s = told["limits"]["begin_by_s"] or 0.0
+        self._gather_limit_s = max(GATHER_LIMIT_S, begin_by_s - time.time())
         self._is_told = threading.Event()
         self._process: Process | None = None
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -191,11 +196,11 @@ class Pod:
         reason = (ended["verdict"] or {}).get("message") or read_json(process.exit_path).get("reason")
         return code, str(reason)
 
-    def _check(self, deadline: float, what: str) -> None:
+    def _check(self, what: str) -> None:
         if self._is_told.is_set():
             raise Ended(128 + signal.SIGTERM, f"told to stop while it waited for {what}")
-        if time.monotonic() > deadline:
-            raise Ended(PEER_LOST, f"{what} did not come within {GATHER_LIMIT_S:g} s")
+        if time.monotonic() > self._began + self._gather_limit_s:
+            raise Ended(PEER_LOST, f"{what} did not come within {self._gather_limit_s:.0f} s")
 
     def _look(self, others: list[Channel], missing: list[int]) -> None:
         """End, and tell the others, where the run is over. Where that cannot be known just now it is waited on."""
@@ -263,7 +268,7 @@ class Pod:
 
     def _gather(self) -> list[Channel]:
         """Return a connection of each other pod, as soon as all are there."""
-        deadline, pinged, said = time.monotonic() + GATHER_LIMIT_S, 0.0, [0]
+        pinged, said = 0.0, [0]
         look_at = time.monotonic() + LONELY_S
         found: dict[int, Channel] = {}
         strangers: list[Channel] = []
@@ -273,10 +278,10 @@ class Pod:
                 missing = [index for index in range(1, self._size) if index not in found]
                 if not missing:
                     return [found[index] for index in sorted(found)]
-                self._check(deadline, named(missing))
+                self._check(named(missing))
                 if time.monotonic() > look_at:
                     # A Job starts no pod again whose process is done; a JobSet starts all.
-                    has_waited = time.monotonic() > deadline - GATHER_LIMIT_S + LEFT_S
+                    has_waited = time.monotonic() > self._began + LEFT_S
                     is_job = self._told["nodes"] == self._size
                     self._look([*found.values()], missing if is_job and has_waited else [])
                     look_at = time.monotonic() + LONELY_S
@@ -309,12 +314,11 @@ class Pod:
 
         Where nobody answers for long it is looked whether the run is done: then pod 0 has left for good.
         """
-        now = time.monotonic()
-        deadline, look_at = now + GATHER_LIMIT_S, now + LONELY_S
+        look_at = time.monotonic() + LONELY_S
         address = self._start["liveness_host"], self._told["port"]
         note(f"waiting for pod 0 at {address[0]}:{address[1]}")
         while True:
-            self._check(deadline, "pod 0")
+            self._check("pod 0")
             if time.monotonic() > look_at:
                 self._look([], [])
                 look_at = time.monotonic() + LONELY_S
@@ -325,7 +329,7 @@ class Pod:
                 continue
             with contextlib.closing(Channel(sock)) as channel:
                 channel.send({"run_id": self._start["run_id"], "index": self._index})
-                agreed = self._answer(channel, deadline)
+                agreed = self._answer(channel)
             look_at = time.monotonic() + LONELY_S
             if agreed is None:
                 continue
@@ -333,10 +337,10 @@ class Pod:
                 raise Over(agreed["over"], agreed["reason"])
             return agreed
 
-    def _answer(self, channel: Channel, deadline: float) -> Json | None:
+    def _answer(self, channel: Channel) -> Json | None:
         heard = time.monotonic()
         while channel.broken is None and time.monotonic() - heard < SILENCE_S:
-            self._check(deadline, "the other pods")
+            self._check("the other pods")
             for message in channel.receive():
                 heard = time.monotonic()
                 if "waiting_for" not in message:

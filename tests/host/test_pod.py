@@ -53,7 +53,7 @@ TOLD: dict[str, Any] = {
     "ranks": None,
     "nodes": 2,
     "port": 8578,
-    "limits": {},
+    "limits": {"begin_by_s": None},
 }
 AGREED = {"attempt": 3, "token": "t", "budget_s": 40}
 
@@ -85,6 +85,20 @@ def test_a_pod_that_waits_looks_whether_the_run_is_over_and_bears_that_nobody_kn
     with pytest.raises(pod.Over):
         waiting._look([other], [2])
     assert other.told == [{"over": 1, "reason": "process 2 was done"}]
+
+
+@pytest.mark.parametrize(("begin_in_s", "limit_s"), [(None, 3600), (-9.0, 3600), (14 * 3600.0, 14 * 3600)])
+def test_a_pod_waits_for_the_others_until_the_run_has_to_begin(
+    begin_in_s: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_by_s = None if begin_in_s is None else time.time() + begin_in_s
+    waiting = Pod({**TOLD, "limits": {"begin_by_s": begin_by_s}}, {"JOB_COMPLETION_INDEX": "0"})
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + limit_s - 60)
+    waiting._check("pod 1")
+    monkeypatch.setattr(time, "monotonic", lambda: now + limit_s + 60)
+    with pytest.raises(pod.Ended, match=r"pod 1 did not come within \d+ s"):
+        waiting._check("pod 1")
 
 
 def test_each_pod_makes_the_request_of_process_0_its_own() -> None:
