@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from launch import plan as plans
+from launch.backend import Say
 from launch.bundles import Bundle
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
 from launch.plan import Plan
@@ -17,8 +18,6 @@ from launch.targets import Target
 
 if TYPE_CHECKING:
     from launch.launch import Request
-
-Say = Callable[[str], None]
 
 PULL_ATTEMPTS = 5
 PULL_LIMIT_S = 3600.0
@@ -29,7 +28,7 @@ MOST_NAMED = 4
 
 
 class HostLauncher:
-    """A `launch.launch.Launcher` of runs on hosts: preflight, code and image at all of them, then all processes."""
+    """A `launch.backend.Launcher` of runs on hosts: preflight, code and image at all of them, then all processes."""
 
     record: Mapping[str, Any] = {}
 

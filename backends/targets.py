@@ -64,7 +64,7 @@ def of_each(inventory: Inventory, wanted: Wanted) -> list[Target]:
     """Return the target of every slice that may be meant, those without hosts left out. Raises as `resolve`."""
     if wanted.stack == LOCAL:
         return [resolve(wanted)]
-    there = [each for each in inventory.slices if each.hosts or each.pool]
+    there = [each for each in inventory.slices if each.is_usable]
     named = [each.name for each in there if wanted.slice in (None, each.name)]
     return [of_inventory(inventory, dataclasses.replace(wanted, slice=name)) for name in named]
 

@@ -298,7 +298,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
         if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in known.processes):
             # The hosts end it among themselves, and of a run that hung they save the stacks first.
             failed_s = failed_s or time.monotonic()
-            if time.monotonic() - failed_s > ENDING_LIMIT_S and not known.is_by_cluster:
+            if time.monotonic() - failed_s > ENDING_LIMIT_S and not known.begins_again:
                 stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first

@@ -35,7 +35,7 @@ def used_s(one: Slice, several: Sequence[Run]) -> float | None:
     stay it is not known when they were made: 0.0 where there are no runs.
     """
     made_s = costs.made_s(one) if one.pool is None else 0.0
-    if made_s is None or not (one.hosts or (one.pool and not one.pool.scales_to_zero)):
+    if made_s is None or not one.is_usable or (one.pool and one.pool.scales_to_zero):
         return None
     of_runs = (_seen_s(run) for run in several if (run.described.get("slice") or {}).get("name") == one.name)
     return max([made_s, *of_runs])

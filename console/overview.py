@@ -128,7 +128,7 @@ def hosts(run: Run, known: Look, sampled: Sequence[HostSamples | None] = ()) -> 
     What is not known is None. samples: the last values of `jobs.runtime.host_samples.COLUMNS`, while they are fresh.
     """
     entries = {process["process_id"]: process for process in known.processes}
-    silent, are_pods = {error.host for error in known.errors}, "pods" in run.described
+    silent, are_pods = {error.host for error in known.errors}, run.begins_again
     if are_pods and silent:  # their cluster answers for all of them
         silent = {host["name"] for host in run.described["hosts"]}
     gone = "ended" if are_pods else "gone"  # pods end with their run

@@ -54,7 +54,7 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
     for index, run in enumerate(
         chosen
     ):  # a cluster forgets its pods in time, and keeps those that wait in vain
-        if states[run.run_id] == "lost" and (index == 0 or known.of(run).is_by_cluster):
+        if states[run.run_id] == "lost" and (index == 0 or known.of(run).begins_again):
             chosen[index], states[run.run_id] = follow.concluded(run, "lost", target)
     if wanted is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
@@ -360,8 +360,8 @@ def stop(
             say(console)(f"  {agent.host}: process{pid} {entry['how']}{note}")
     all_answered = not any(isinstance(answer, HostError) for answer in answers)
     fresh = runs.read(run.directory) or run
-    if target.capabilities.restarts_runs and all_answered and "pod" not in fresh.described["attempts"][-1]:
-        finalize(fresh, "stopped", None)  # no pod had begun it, which would have said so
+    if all_answered and not fresh.has_begun:
+        finalize(fresh, "stopped", None)  # a process that had begun it would have said so
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
     while (after := runs.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:

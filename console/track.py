@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,11 +35,12 @@ from contracts.run_records import Unread
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import finite
 from launch import runs
+from launch.backend import Say
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import LOCAL, Target
+from launch.targets import Target
 
 TRACKERS = ("mlflow", "wandb")
 NONE = "none"
@@ -63,8 +64,6 @@ SECRETS = re.compile(r"(_KEY|_TOKEN|_PASSWORD)$")
 SHORTEST_SECRET = 8
 LONGEST_PROBLEM = 400
 NICE = 10
-
-Say = Callable[[str], None]
 
 
 class TrackerAway(Exception):
@@ -98,7 +97,7 @@ def start(run: Run, target: Target, tell: Say) -> None:
     """Start the mirrors of a run in the background, where they outlive this process and its terminal."""
     for tracker in run.described.get("track") or ():
         words = ["track", run.run_id, "--to", tracker, "--stack", target.name, "--runs", target.runs_url]
-        words += [] if target.name == LOCAL else ["--slice", target.slice.name]
+        words += ["--slice", target.slice.name]
         program = "from fabfile.command_line import main; main()"
         log = os.open(_place(f"{run.run_id}-{tracker}", "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDWR)

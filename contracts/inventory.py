@@ -96,6 +96,11 @@ class Slice:
     granted_chips: int | None = None
     pool: NodePool | None = None
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether runs can be started on it: it has hosts, or makes them for a run."""
+        return bool(self.hosts) or self.pool is not None
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:

@@ -22,7 +22,7 @@ from keeper.store import Wanted
 from launch import runs, targets
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import LOCAL, Target
+from launch.targets import Target
 
 SHOWN_ACTS = 3
 
@@ -177,7 +177,7 @@ def _meant(entries: Sequence[Wanted], wanted: str) -> str:
 
 def stop(target: Target, run_id: str) -> bool:
     """Let the keeper stop a run that it keeps, at its next look, and not bring it back; False: it keeps no such run."""
-    if target.inventory.keeper is None and target.name != LOCAL:
+    if target.inventory.keeper is None and target.capabilities.is_billed:
         return False
 
     def change(now: Wanted | None) -> Wanted | None:

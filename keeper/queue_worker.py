@@ -30,7 +30,7 @@ from launch import launch as launching
 from launch import recovery, runs
 from launch.hosts import STOP_NOW_S, HostError, HostsError, stop_processes
 from launch.runs import Look, Run
-from launch.targets import LOCAL, Target
+from launch.targets import Target
 
 MOST_STARTS = 5
 """Tries in which the hosts were not ready, or the worker was lost, after which an entry has failed."""
@@ -199,9 +199,9 @@ class Worker:
         if known.errors:
             self._opened.clear()  # the slice may have been made again, with other hosts
             where = (
-                ""
-                if target.name == LOCAL
-                else f"; `fab recover --stack {target.name}` or the keeper restores it"
+                f"; `fab recover --stack {target.name}` or the keeper restores it"
+                if target.capabilities.is_billed
+                else ""
             )
             self._tell(name, f"{name}: {len(known.errors)} of {len(target.hosts)} hosts do not answer{where}")
         elif busy:

@@ -154,7 +154,7 @@ def store_of(target: Target) -> Documents:
     Raises:
         RequestError: the stack has no place for them.
     """
-    if target.name == targets.LOCAL:
+    if target.capabilities.shares_files:
         return Documents(f"{target.runs_url.rstrip('/')}/.keeper")
     return _documents_of(target.inventory, target.name)
 

@@ -7,12 +7,14 @@ does not ask which of them it has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from launch.launch import Launcher, Request
+    from launch.bundles import Bundle
+    from launch.launch import Request
+    from launch.plan import Plan
     from launch.targets import Target
 
 Say = Callable[[str], None]
@@ -46,6 +48,40 @@ class Capabilities:
     python_remedy: str
     checks: tuple[str, ...]
     instead: Mapping[str, str]
+
+
+class Launcher(Protocol):
+    """What a run is started by: by each of its hosts, or by a cluster that makes its pods.
+
+    record: what run.json has of it.
+    """
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+
+    def documents(self, plan: Plan) -> Sequence[Mapping[str, Any]]:
+        """Return what a cluster is given of the plan; nothing where each host is told what to start. Pure."""
+        ...
+
+    def placed(self, plan: Plan) -> Plan:
+        """Return the plan with the hosts that the run will have. Pure. Raises RequestError: it cannot have any."""
+        ...
+
+    def prepare(self, plan: Plan, bundles: Sequence[Bundle], say: Say, now_s: Callable[[], float]) -> Plan:
+        """Make sure that the run can start, and put there what it needs; return the plan as it will be.
+
+        Raises:
+            RequestError, HostError, HostsError: it cannot; nothing has been started.
+        """
+        ...
+
+    def begin(self, plan: Plan, say: Say) -> None:
+        """Start every process, or none.
+
+        Raises:
+            RequestError, HostError, HostsError: some could not be started; those that were have been stopped again.
+        """
+        ...
 
 
 class Backend(Protocol):

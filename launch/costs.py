@@ -86,7 +86,7 @@ def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
 def of_stack(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
     """Return a line for each slice that is there, and one for all where there are several."""
     known: list[Cost] = []
-    found = [each for each in slices if (each.hosts or each.pool) and price_of(each) is not None]
+    found = [each for each in slices if each.is_usable and price_of(each) is not None]
     for one in found:
         line = f"slice {one.name} ({one.accelerator_type}): {an_hour(one)}"
         if one.pool is not None:

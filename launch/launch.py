@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,7 @@ from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.cache import user_cache_dir
 from launch import costs, jobs, remote_files, runs
 from launch import plan as plans
+from launch.backend import Launcher, Say
 from launch.bundles import Bundle, left_out_lines
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
 from launch.jobs import Job, Submitted
@@ -39,7 +40,6 @@ from launch.targets import Target
 if TYPE_CHECKING:
     from launch.own_command import Command
 
-Say = Callable[[str], None]
 POLL_S = 0.25
 
 
@@ -92,40 +92,6 @@ class LaunchFailed(Exception):
     def __init__(self, run: Run, *, is_interrupted: bool = False) -> None:
         super().__init__(f"{run.run_id} did not start")
         self.run, self.is_interrupted = run, is_interrupted
-
-
-class Launcher(Protocol):
-    """What a run is started by: by each of its hosts, or by a cluster that makes its pods.
-
-    record: what run.json has of it.
-    """
-
-    @property
-    def record(self) -> Mapping[str, Any]: ...
-
-    def documents(self, plan: Plan) -> Sequence[Mapping[str, Any]]:
-        """Return what a cluster is given of the plan; nothing where each host is told what to start. Pure."""
-        ...
-
-    def placed(self, plan: Plan) -> Plan:
-        """Return the plan with the hosts that the run will have. Pure. Raises RequestError: it cannot have any."""
-        ...
-
-    def prepare(self, plan: Plan, bundles: Sequence[Bundle], say: Say, now_s: Callable[[], float]) -> Plan:
-        """Make sure that the run can start, and put there what it needs; return the plan as it will be.
-
-        Raises:
-            RequestError, HostError, HostsError: it cannot; nothing has been started.
-        """
-        ...
-
-    def begin(self, plan: Plan, say: Say) -> None:
-        """Start every process, or none.
-
-        Raises:
-            RequestError, HostError, HostsError: some could not be started; those that were have been stopped again.
-        """
-        ...
 
 
 def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], float] = time.time) -> Run:

@@ -379,7 +379,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         local_devices=target.cpu_devices if target.platform == "cpu" else None,
         peak_flops_per_s=round(peak * target.devices) if peak else None,
         control_dir=None,  # the agent says it
-        shared_cache=f"{bucket}/cache" if target.slice.pool and bucket else None,  # a pod's disk goes with it
+        shared_cache=f"{bucket}/cache" if bucket and not target.capabilities.hosts_outlive_runs else None,
     )
     has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
     return {

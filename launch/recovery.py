@@ -16,14 +16,13 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, State
 from launch import runs
+from launch.backend import Say
 from launch.bundles import Bundle
 from launch.jobs import CHECKOUT, Submitted
 from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.runs import Run
 from launch.targets import Target
-
-Say = Callable[[str], None]
 
 REPAIR_LIMIT_S = 13 * 3600.0
 """Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""

@@ -70,6 +70,16 @@ class Run:
         return int(self.described["attempts"][-1]["processes"])
 
     @property
+    def begins_again(self) -> bool:
+        """Whether its processes, where they are lost, are started again without a launcher."""
+        return "pods" in self.described
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a process has begun the latest attempt, which those that wait for a node have not."""
+        return not self.begins_again or "pod" in self.described["attempts"][-1]
+
+    @property
     def is_own_command(self) -> bool:
         """Whether it is a run of a user's own command, and of no job."""
         return bool(self.described["job"] == run_directory.OWN_COMMAND)
@@ -100,8 +110,8 @@ class Run:
     def wall_s(self) -> float | None:
         """Of the latest attempt: what its result says, else until its last heartbeat, or until it was
         ended without one; None where nothing is known of it."""
-        if "pods" in self.described and "pod" not in self.described["attempts"][-1]:
-            return 0.0  # no pod has begun it
+        if not self.has_begun:
+            return 0.0
         beats = [beat for beat in self.current() if beat]
         return run_costs.wall_s(self.described["attempts"][-1], self.current_result(), beats)
 
@@ -453,8 +463,8 @@ class Look:
         )
 
     @property
-    def is_by_cluster(self) -> bool:
-        """Whether these are pods, which their cluster starts again and ends, and no launcher."""
+    def begins_again(self) -> bool:
+        """Whether what holds these processes starts them again and ends them, and no launcher."""
         return any("pod" in entry for entry in self.processes)
 
 
@@ -476,10 +486,10 @@ def state_by(run: Run, known: Look) -> State:
 
 
 def may_be_restarted(run: Run, known: Look, state: State) -> bool:
-    """Return whether a run that seems to have ended may go on: its cluster starts pods again, and is not heard now."""
+    """Return whether a run that seems to have ended may go on: what starts it again is not heard now."""
     code = (run.current_result() or {}).get("exit_code")
     is_over = state in ("done", "stopped") or (state == "failed" and code is not None and is_final(code))
-    return not is_over and bool(known.errors) and bool(run.described.get("pods"))
+    return not is_over and bool(known.errors) and run.begins_again
 
 
 def state_now(agents: Sequence[Agent], run: Run) -> State:

@@ -204,7 +204,7 @@ def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
     found = [each for each in inventory.slices if wanted in (None, each.name)]
     if not found:
         raise RequestError(f'--slice: "{wanted}" is not a slice of {inventory.stack}; choose one of {names}')
-    if not found[0].hosts and found[0].pool is None:
+    if not found[0].is_usable:
         raise RequestError(
             f"the slice {found[0].name} has no hosts yet: its {found[0].origin} was still waiting for capacity when "
             f"the stack was last updated; `pulumi up --stack {inventory.stack}` waits on"
@@ -266,7 +266,7 @@ def with_expected_hosts(inventory: Inventory) -> Inventory:
     """
 
     def expected(one_slice: Slice) -> Slice:
-        known = None if one_slice.hosts or one_slice.pool else _in_catalogue(one_slice.accelerator_type)
+        known = None if one_slice.is_usable else _in_catalogue(one_slice.accelerator_type)
         return with_hosts(one_slice, known.hosts * one_slice.count) if known else one_slice
 
     return dataclasses.replace(inventory, slices=tuple(map(expected, inventory.slices)))

@@ -143,6 +143,24 @@ def test_a_framework_loaded_through_the_runtime_and_a_job_of_no_rule_are_noticed
     assert "torch_qa" in lint_imports(house)
 
 
+KIND_OF_BACKEND = re.compile(
+    r"\bis_(local|remote_target|by_cluster|pod|on_pods)\b|\btarget\.cluster\b|\bON_PODS\b"
+    r"|isinstance\([^)]*Backend|\bbackend\.name\b|from backends\.\w+\.backend import|\btarget\.name [!=]="
+)
+
+
+def test_no_command_asks_which_backend_it_has() -> None:
+    """What differs is behind a verb of launch/backend.py, or in its table of capabilities."""
+    asking = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for room in ("fabfile", "console", "launch", "keeper")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if KIND_OF_BACKEND.search(line)
+    ]
+    assert asking == []
+
+
 # --- the documents ------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.host_launcher import HostLauncher, launcher_of
-from backends.local import environments
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
@@ -63,9 +62,13 @@ class LocalBackend:
                 f"--framework {framework}: on this machine its environment is for CPUs only; name an "
                 f"interpreter that computes on the {platform.upper()} with --python"
             )
+        from backends.local import environments  # few launches need one
+
         return str(environments.python_of(framework))
 
     def make_environment(self, framework: str, say: Say) -> None:
+        from backends.local import environments
+
         environments.ensure(framework, say)
 
     def prepare(self, target: Target) -> bool:  # noqa: ARG002 - it has what this checkout has

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
+from launch.backend import Say
 from launch.jobs import CHECKOUT
 from launch.targets import OWN_FRAMEWORK
 
-Say = Callable[[str], None]
 MAKE_LIMIT_S = 3600.0
 WHOLE = "whole"
 """The file that says of an environment that everything was installed, and by its time when it was last used."""

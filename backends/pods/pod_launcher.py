@@ -39,13 +39,12 @@ from backends.pods.pods import (
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
+from launch.backend import Say
 from launch.bundles import Bundle
 from launch.hosts import HostError, HostsError
 from launch.plan import Plan
 from launch.runs import AtWorkError
 from launch.targets import Target
-
-Say = Callable[[str], None]
 
 WAIT_S = 15 * 60.0
 """For nodes to be there: an autoscaler takes some minutes to make them."""
@@ -68,7 +67,7 @@ _NO_IMAGE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PodLauncher:
-    """A `launch.launch.Launcher` of runs on pods. runs: those that the cluster has. options: how this one is made.
+    """A `launch.backend.Launcher` of runs on pods. runs: those that the cluster has. options: how this one is made.
 
     wait_s: for its nodes.
     """

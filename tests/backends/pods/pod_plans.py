@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from backends.pods import manifests
+from backends.pods.backend import PodsBackend
 from backends.pods.manifests import Options
 from contracts.inventory import Cluster, Inventory, NodePool, Slice
 from launch.costs import Budget
@@ -15,6 +16,8 @@ from tests.launch.slices import make_inventory, make_slice, make_target
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 CODE, FOLDER = "ab" * 32, "cd" * 32
+NO_CLUSTER: Any = None
+"""Nothing of it is asked."""
 CLUSTER = Cluster(
     name="c",
     context=None,
@@ -54,6 +57,7 @@ def a_plan(
         slice=one,
         python="python",
         runs_url="gs://b/runs",
+        backend=PodsBackend(NO_CLUSTER),
     )
     plan = Plan(
         target=target,
