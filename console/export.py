@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from rich.filesize import decimal
 
+from backends.local.transport import copy_folder
 from console import overview
 from console.hosts.copies import swap
 from contracts import atomic
@@ -24,7 +25,6 @@ from contracts.files import DiskFiles, Files, is_url, unwritable
 from contracts.run_directory import EXPORT
 from jobs.runtime.metric_definitions import Metric
 from launch import costs, jobs, runs
-from launch.hosts import copy_folder
 from launch.output import counted, printable, say, terminal
 from launch.remote_files import FOLDER_LIMIT_S, Buckets
 from launch.runs import Run

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from backends.local.transport import LocalTransport
 from backends.vm import deploy, python_environment
 from backends.vm.access import gateway_access
 from backends.vm.login import KEY_VARIABLE
@@ -26,7 +27,7 @@ from contracts.inventory import Gateway, Inventory
 from keeper import hosts
 from launch import jobs
 from launch.bundles import Bundle, left_out_lines
-from launch.hosts import HostError, LocalTransport, Transport
+from launch.hosts import HostError, Transport
 from launch.jobs import CHECKOUT
 from launch.output import say, terminal
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.host_launcher import HostLauncher, launcher_of
+from backends.local.transport import LocalTransport, ProcessLink
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
 from launch.backend import Capabilities, Say
-from launch.hosts import Agent, LocalTransport, ProcessLink
+from launch.hosts import Agent
 from launch.jobs import CHECKOUT
 from launch.targets import LOCAL, Target
 

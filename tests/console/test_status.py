@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from backends.local.backend import on_this_machine
+from backends.local.transport import ProcessLink
 from backends.pods.backend import PodsBackend
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pods import Seen
@@ -23,7 +24,7 @@ from console import status as status_command
 from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
-from launch.hosts import Agent, Completed, ProcessLink
+from launch.hosts import Agent, Completed
 from launch.runs import Run
 from launch.targets import Target
 

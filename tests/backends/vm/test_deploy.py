@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from backends.local.backend import LocalBackend
+from backends.local.transport import LocalTransport
 from backends.vm import deploy, login
 from backends.vm.access import Access
 from backends.vm.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Reader, State, parse
 from backends.vm.python_environment import Lock
 from backends.vm.steps import Step, to_json
-from launch.hosts import Agent, Completed, HostError, HostsError, LocalTransport, Show
+from launch.hosts import Agent, Completed, HostError, HostsError, Show
 from launch.targets import Target
 from tests.launch.processes import all_end
 from tests.launch.slices import NO_STORAGE, make_target

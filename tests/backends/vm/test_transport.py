@@ -14,10 +14,11 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from backends.local.transport import LocalTransport
 from backends.vm import transport
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
-from launch.hosts import Completed, HostError, LocalTransport, Stream, Transport
+from launch.hosts import Completed, HostError, Stream, Transport
 from tests.backends.vm.conftest import Server, stand_in
 from tests.launch.processes import all_end, is_alive
 

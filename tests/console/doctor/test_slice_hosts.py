@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from backends.local.transport import LocalTransport
 from console.doctor import slice_hosts
 from console.doctor.check import Finding
 from console.doctor.workstation import Answer
 from contracts.files import DiskFiles
 from contracts.inventory import Inventory, Slice
-from launch.hosts import Agent, LocalTransport
+from launch.hosts import Agent
 from tests.launch.slices import IMAGES, make_target
 
 MakeAgent = Callable[..., Agent]

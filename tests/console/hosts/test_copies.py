@@ -13,11 +13,12 @@ from typing import get_args
 import pytest
 
 from backends.local.backend import local
+from backends.local.transport import LocalTransport
 from backends.vm.backend import SshBackend
 from console.hosts import copies
 from console.hosts.copies import Copy, Kind, Place, decide
 from contracts.errors import RequestError
-from launch.hosts import Completed, HostError, HostsError, LocalTransport, Transport
+from launch.hosts import Completed, HostError, HostsError, Transport
 from launch.targets import Target
 
 Captured = pytest.CaptureFixture[str]

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from backends.local.backend import local
+from backends.local.transport import LocalTransport
 from console.hosts import execute
 from console.hosts.execute import Grouped, Prefixed, Terminal
 from contracts.errors import RequestError
-from launch.hosts import HostError, LocalTransport, Show, Transport
+from launch.hosts import HostError, Show, Transport
 from launch.jobs import CHECKOUT
 from launch.targets import Target
 from tests.launch.processes import all_end
