@@ -740,7 +740,7 @@ def build(
             f"--stack: a stack is a Pulumi stack, and images are built for frameworks; fab build --framework {stack} "
             f"(make images FRAMEWORK={stack})"
         )
-    from launch.images import build as building
+    from images import build as building
 
     return building.build(framework=framework, platform=platform, update_base=update_base, environ=os.environ)
 
@@ -758,7 +758,7 @@ def push(c: Any, framework: str = "", stack: str = "", platform: str = "tpu", im
     """Push images to a stack's repository, by digest."""
     if image:
         raise RequestError(f"--image: images are named by their framework; fab push --framework {image}")
-    from launch.images import push as pushing
+    from images import push as pushing
 
     chosen = stack or os.environ.get("TPU_STACK") or "local"
     if chosen == options.REHEARSAL:
@@ -770,12 +770,12 @@ def push(c: Any, framework: str = "", stack: str = "", platform: str = "tpu", im
 @reported
 def images(c: Any, stack: str = "", prune: bool = False) -> int:
     """List images, here and on a stack, and the runs that used them."""
-    from launch.images import local_images
+    from images import local_images
 
     if prune:
         return local_images.prune(environ=os.environ)
     target = options.target(stack)
-    references = None if target.capabilities.has_local_images else target.inventory.images
+    references = target.inventory.images if target.capabilities.is_billed else None
     return local_images.show(folder=target.runs, references=references, environ=os.environ)
 
 

@@ -26,7 +26,6 @@ class Capabilities:
 
     shares_files: they see this machine's files under the same paths, and have its rights and its ports.
     shares_host: they are one machine, with one disk and one set of ports.
-    has_local_images: a container may run an image that was built on this machine.
     is_billed: they cost money while they are there.
     hosts_outlive_runs: they are there before a run and after it; otherwise they are made for it and end with it.
     hosts_follow_run: a run decides how many there are, and one that is resumed has those that it had.
@@ -39,7 +38,6 @@ class Capabilities:
 
     shares_files: bool
     shares_host: bool
-    has_local_images: bool
     is_billed: bool
     hosts_outlive_runs: bool
     hosts_follow_run: bool
@@ -89,6 +87,14 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
+
+    def built_image(self, framework: str, platform: str) -> str | None:
+        """Return the id of the image of a framework that was built here; None: the hosts pull the inventory's.
+
+        Raises:
+            RequestError: it has not been built, or there is no image for the platform.
+        """
+        ...
 
     def environment(self, platform: str, framework: str) -> str | None:
         """Return the interpreter of the environment that `make_environment` makes; None: it makes none.

@@ -20,6 +20,7 @@ from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch.bundles import Bundle, listing
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+IMAGES = CHECKOUT / "images"
 SERVER = "serve"
 """The package under jobs/ that `fab serve` starts; nobody trains it."""
 
@@ -144,6 +145,11 @@ def _words(option: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) and (value.startswith("-") or copied_character(value)):
         return (f"--{option}={value}",)  # by itself it would be taken for an option
     return f"--{option}", str(value)
+
+
+def image_frameworks(folder: Path = IMAGES) -> tuple[str, ...]:
+    """Return the frameworks that have an image: the folders with a Dockerfile, by name."""
+    return tuple(sorted(path.parent.name for path in folder.glob("*/Dockerfile")))
 
 
 def names() -> list[str]:

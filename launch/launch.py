@@ -328,9 +328,7 @@ def _container(
 ) -> plans.Container | None:
     """Choose what the processes run in; on this machine with the files that the job's options name."""
     before = request.resume.described if request.resume else None
-    box = plans.choose_container(
-        target, job.framework, request.runtime, plans.built_here, before, request.container_access
-    )
+    box = plans.choose_container(target, job.framework, request.runtime, before, request.container_access)
     if box is None or not target.capabilities.shares_files or job.name == run_directory.OWN_COMMAND:
         return box
     return plans.container_with_files(box, dataclasses.asdict(config), cwd)

@@ -17,7 +17,7 @@ from contracts.run_directory import FOLDER, OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch.bundles import Bundle, Listing, listing
 from launch.jobs import SECRET as CODE_SECRET
-from launch.jobs import git
+from launch.jobs import git, image_frameworks
 from launch.plan import OwnCommand
 from launch.runs import Run
 from launch.targets import Target
@@ -161,9 +161,7 @@ def asked_for(
     Raises:
         RequestError: a word or a folder is missing, or there is no such framework.
     """
-    from launch.images.recipe import frameworks  # few launches need it
-
-    known = frameworks()
+    known = image_frameworks()
     if framework and framework not in known:
         raise RequestError(f'--framework: "{framework}" is not a framework; choose one of {", ".join(known)}')
     if not words:

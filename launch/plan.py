@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -396,9 +396,6 @@ ACCESSES = ("devices", "privileged")
 SHM_BYTES = 8 * 2**30
 """Of /dev/shm, which data loaders share; memory is taken only as it is filled. Docker's own 64 MiB is too little."""
 
-FindImage = Callable[[str, str], str]
-"""The id of the image that was built here for a framework and a platform; raises RequestError."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Container:
@@ -415,7 +412,6 @@ def choose_container(
     target: Target,
     framework: str,
     wanted: str | None,
-    find_image: FindImage,
     before: Mapping[str, Any] | None = None,
     access: str | None = None,
 ) -> Container | None:
@@ -438,11 +434,7 @@ def choose_container(
     if wanted is None and before is not None:
         image = before["image"] if before["runtime"] == "docker" else None
     elif wanted == "docker":
-        image = (
-            find_image(framework, target.platform)
-            if target.capabilities.has_local_images
-            else _of_inventory(target, framework)
-        )
+        image = target.backend.built_image(framework, target.platform) or _of_inventory(target, framework)
     else:
         image = target.inventory.images.get(framework) if wanted is None else None
     if image is None:
@@ -468,19 +460,6 @@ def container_hint(container: Container | None, platform: str) -> str | None:
         "if the logs say that the TPU did not initialise: in a container it has its device nodes and nothing more; "
         "`--container-access privileged` gives it all that the host's root may (docs/images.md)"
     )
-
-
-def built_here(framework: str, platform: str) -> str:
-    """Return the id of the image that `fab build` has made of this checkout's files on this machine.
-
-    Raises:
-        RequestError: it has not been built, or there is no image for the platform, or no Docker.
-    """
-    if platform == "gpu":
-        raise RequestError("--runtime docker: the images are for TPUs and CPUs; on a GPU leave --runtime out")
-    from launch.images import local_images  # with it comes Docker's client, which few launches need
-
-    return local_images.required(framework, platform).id
 
 
 def _of_inventory(target: Target, framework: str) -> str:

@@ -19,6 +19,7 @@ ROOMS = (
     "keeper",
     "console",
     "backends",
+    "images",
     "launch",
     "infra",
     "host",
@@ -80,7 +81,7 @@ def house(tmp_path: Path) -> Path:
     empty = [
         *("contracts/inventory.py", "contracts/errors.py", "contracts/run_directory.py"),
         *("infra/catalogue/__init__.py", "infra/policy.py", "host/agent/start.py", "launch/plan.py"),
-        *("launch/targets.py", "backends/vm/access.py", "launch/images/build.py", "fabfile/train.py"),
+        *("launch/targets.py", "backends/vm/access.py", "images/build.py", "fabfile/train.py"),
         *("rehearsal/state.py", "jobs/runtime/cache.py", "jobs/runtime/metrics.py"),
         *(f"backends/pods/{each.name}" for each in sorted((ROOT / "backends/pods").glob("[!_]*.py"))),
         *("console/follow.py", "keeper/rules.py"),
@@ -106,7 +107,7 @@ def test_every_import_against_the_flow_breaks_its_rule(house: Path) -> None:
         ("launch/plan.py", "jobs.flax_mlm.train", "the rest by name"),
         ("launch/plan.py", "jobs.runtime.metrics", "the rest by name"),
         ("launch/targets.py", "jax", "loads no framework"),
-        ("launch/images/build.py", "launch.targets", "no target in sight"),
+        ("images/build.py", "launch.targets", "no target in sight"),
         ("backends/pods/cluster_runs.py", "launch.plan", "what looks at pods knows nothing of plans"),
         ("jobs/runtime/cache.py", "launch.plan", "jobs know nothing of clouds"),
         ("jobs/flax_mlm/train.py", "infra.catalogue", "jobs know nothing of clouds"),
@@ -190,7 +191,7 @@ def test_every_path_in_the_readmes_tables_exists() -> None:
     """The map of files, "to change X, edit Y" and the parts of docs/architecture.md; a name in capitals is a blank."""
     words = (ROOT / "README.md").read_text().partition("## Map of files")[2]
     words += (ROOT / "docs" / "architecture.md").read_text()
-    rooms = "|".join([*ROOMS, "bench", "docs", "images", "requirements", "tests", "tools"])
+    rooms = "|".join([*ROOMS, "bench", "docs", "requirements", "tests", "tools"])
     paths = set(re.findall(rf"`((?:{rooms})/[\w./-]*)`", words))
     assert len(paths) > 30
     assert (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("contracts", "fabfile", "keeper", "console", "backends", "launch", "host")
+SOURCES = ("contracts", "fabfile", "keeper", "console", "backends", "images", "launch", "host")
 PAGES = ("docs/messages.md", "docs/images.md", "docs/troubleshooting.md")
 LEAST = 8
 VALUE = "…"

@@ -42,7 +42,6 @@ class LocalBackend:
     capabilities = Capabilities(
         shares_files=True,
         shares_host=True,
-        has_local_images=True,
         is_billed=False,
         hosts_outlive_runs=True,
         hosts_follow_run=True,
@@ -56,6 +55,15 @@ class LocalBackend:
             "trust": "fab trust: the hosts are this machine, which has no host keys to trust; say --stack",
         },
     )
+
+    def built_image(self, framework: str, platform: str) -> str:
+        if platform == "gpu":
+            raise RequestError(
+                "--runtime docker: the images are for TPUs and CPUs; on a GPU leave --runtime out"
+            )
+        from images import local_images  # with it comes Docker's client, which few launches need
+
+        return local_images.required(framework, platform).id
 
     def environment(self, platform: str, framework: str) -> str:
         if platform != "cpu":

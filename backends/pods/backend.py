@@ -41,7 +41,6 @@ class PodsBackend:
     capabilities = Capabilities(
         shares_files=False,
         shares_host=False,
-        has_local_images=False,
         is_billed=True,
         hosts_outlive_runs=False,
         hosts_follow_run=False,
@@ -54,6 +53,9 @@ class PodsBackend:
             for command, remedy in INSTEAD.items()
         },
     )
+
+    def built_image(self, framework: str, platform: str) -> None:  # noqa: ARG002 - hosts pull what was pushed
+        return None
 
     def environment(self, platform: str, framework: str) -> None:  # noqa: ARG002 - images have the frameworks
         return None

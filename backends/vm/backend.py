@@ -31,7 +31,6 @@ class SshBackend:
     capabilities = Capabilities(
         shares_files=False,
         shares_host=False,
-        has_local_images=False,
         is_billed=True,
         hosts_outlive_runs=True,
         hosts_follow_run=False,
@@ -41,6 +40,9 @@ class SshBackend:
         checks=("ssh", "hosts", "storage"),
         instead={},
     )
+
+    def built_image(self, framework: str, platform: str) -> None:  # noqa: ARG002 - hosts pull what was pushed
+        return None
 
     def environment(self, platform: str, framework: str) -> None:  # noqa: ARG002 - images have the frameworks
         return None

@@ -70,7 +70,7 @@ def ways_of_running(target: Target, runtime: str | None) -> tuple[bool, bool]:
     """
     images = target.inventory.images
     framework = FRAMEWORK if FRAMEWORK in images else min(images, default=FRAMEWORK)
-    contained = plan.choose_container(target, framework, runtime, plan.built_here) is not None
+    contained = plan.choose_container(target, framework, runtime) is not None
     return contained, not contained or (runtime is None and framework != FRAMEWORK)
 
 

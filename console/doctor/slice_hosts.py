@@ -148,7 +148,7 @@ def asked(target: Target) -> Plan:
         run_dir=target.runs_url,
         cwd=plans.HOME,
         bundle_sha256=NOTHING,
-        container=plans.choose_container(target, FRAMEWORK, None, plans.built_here),
+        container=plans.choose_container(target, FRAMEWORK, None),
     )
 
 

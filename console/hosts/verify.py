@@ -73,7 +73,7 @@ def gather(
         raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
     if part := target.part_of_tpu:
         raise RequestError(part)
-    box = plans.choose_container(target, framework, runtime, plans.built_here, access=container_access)
+    box = plans.choose_container(target, framework, runtime, access=container_access)
     python = target.python
     if not target.python_is_given:
         python = target.interpreter(framework, in_container=box is not None)

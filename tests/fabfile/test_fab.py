@@ -18,8 +18,7 @@ from contracts.errors import RequestError
 from fabfile.command_line import Line, after_dashes, commands, main
 from fabfile.options import reported, whole
 from launch.hosts import HostError, HostsError
-from launch.images.recipe import frameworks
-from launch.jobs import CHECKOUT
+from launch.jobs import CHECKOUT, image_frameworks
 from launch.jobs import find as find_job
 from launch.jobs import names as job_names
 from tests.launch.processes import all_end
@@ -81,7 +80,7 @@ def test_what_only_looks_loads_nothing_heavy_and_changes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-KNOWN, JOBS = ", ".join(frameworks()), ", ".join(job_names())
+KNOWN, JOBS = ", ".join(image_frameworks()), ", ".join(job_names())
 HAVE_STEPS = " and ".join(name for name in job_names() if "--steps" in find_job(name).options())
 NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
 

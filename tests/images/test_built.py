@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.images.build import Builder
-from launch.images.docker_client import buildkit, connect
-from launch.images.recipe import BASE_VARIABLE, INDEXES, LOCK_LABEL, PROXIES, Platform, frameworks, read
+from images.build import Builder
+from images.docker_client import buildkit, connect
+from images.recipe import BASE_VARIABLE, INDEXES, LOCK_LABEL, PROXIES, Platform, read
+from launch.jobs import image_frameworks
 from tools import stand_in_base
 
 LIMIT_S = 1800
@@ -34,7 +35,7 @@ def environ() -> Mapping[str, str]:
 
 @pytest.mark.parametrize(
     ("framework", "platform"),
-    [*(pytest.param(name, "tpu", marks=pytest.mark.nightly) for name in frameworks()), ("jax", "cpu")],
+    [*(pytest.param(name, "tpu", marks=pytest.mark.nightly) for name in image_frameworks()), ("jax", "cpu")],
 )
 def test_every_image_builds_and_passes_its_smoke_test(
     framework: str, platform: Platform, environ: Mapping[str, str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -212,15 +213,6 @@ BUILT = "sha256:" + "b" * 64
 OLD = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 
 
-def built(framework: str, platform: str) -> str:
-    assert (framework, platform) == ("jax", "cpu")
-    return BUILT
-
-
-def unasked(framework: str, platform: str) -> str:
-    raise AssertionError(f"{framework} for {platform} was looked for here")
-
-
 IN_DOCKER = {"runtime": "docker", "image": OLD}
 PRIVILEGED = {**IN_DOCKER, "container_access": "privileged"}
 BARE = {"runtime": "bare", "image": None}
@@ -256,24 +248,28 @@ def test_a_run_is_in_the_image_that_the_stack_has_or_in_that_in_which_it_began(
 ) -> None:
     if isinstance(found, str):
         with pytest.raises(RequestError) as error:
-            plan.choose_container(STACK, framework, runtime, unasked, before, access)
+            plan.choose_container(STACK, framework, runtime, before, access)
         assert str(error.value).startswith(found)
         return
-    box = plan.choose_container(STACK, framework, runtime, unasked, before, access)
+    box = plan.choose_container(STACK, framework, runtime, before, access)
     wanted = None if found is None else Container(image=found[0], mounts=("/share",), access=found[1])
     assert box == wanted
     inventory = dataclasses.replace(STACK.inventory, storage=NO_STORAGE)
     bare = dataclasses.replace(STACK, inventory=inventory)
-    box = plan.choose_container(bare, framework, runtime, unasked, before, access)
+    box = plan.choose_container(bare, framework, runtime, before, access)
     assert box == (wanted and dataclasses.replace(wanted, mounts=())), "without a share none is mounted"
 
 
-def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here() -> None:
+def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = local(2, "cpu", [0, 1])
-    assert plan.choose_container(here, "jax", None, unasked) is None
-    assert plan.choose_container(here, "jax", "docker", built) == Container(image=BUILT)
+    built = {("jax", "cpu"): mock.Mock(id=BUILT)}
+    monkeypatch.setattr("images.local_images.required", lambda *asked: built[asked])
+    assert plan.choose_container(here, "jax", None) is None
+    assert plan.choose_container(here, "jax", "docker") == Container(image=BUILT)
     with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):
-        plan.built_here("jax", "gpu")
+        here.backend.built_image("jax", "gpu")
 
 
 @pytest.mark.parametrize(

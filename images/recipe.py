@@ -12,11 +12,11 @@ from typing import Literal, get_args
 
 from contracts.errors import RequestError
 from launch.bundles import tar
-from launch.jobs import CHECKOUT
+from launch.jobs import CHECKOUT, image_frameworks
+from launch.jobs import IMAGES as FOLDER
 
 Platform = Literal["tpu", "cpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
-FOLDER = CHECKOUT / "images"
 UV_LOCK = CHECKOUT / "requirements" / "uv.txt"
 REPOSITORY = "tpu-stack"
 HASH_LENGTH = 12
@@ -121,18 +121,13 @@ class Recipe:
         return found | {"BASE_IMAGE": self.base}
 
 
-def frameworks(folder: Path = FOLDER) -> tuple[str, ...]:
-    """Return the folders that have a Dockerfile, by name."""
-    return tuple(sorted(path.parent.name for path in folder.glob("*/Dockerfile")))
-
-
 def chosen(option: str, text: str, folder: Path = FOLDER) -> tuple[str, ...]:
     """Return the frameworks that "jax,pytorch" means; all of them without a choice.
 
     Raises:
         RequestError: there is no such framework.
     """
-    known = frameworks(folder)
+    known = image_frameworks(folder)
     wanted = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in wanted:
         if name not in known:
@@ -199,7 +194,9 @@ def _programs(folder: Path, name: str) -> dict[str, Path]:
 
 def current_tags(environ: Mapping[str, str]) -> set[str]:
     """Return what the images of this checkout's recipes are called, built or not."""
-    return {read(framework, platform, environ).tag for framework in frameworks() for platform in PLATFORMS}
+    return {
+        read(framework, platform, environ).tag for framework in image_frameworks() for platform in PLATFORMS
+    }
 
 
 def base_of(environ: Mapping[str, str]) -> str:

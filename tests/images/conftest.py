@@ -8,10 +8,13 @@ from pathlib import Path
 import docker
 import pytest
 
-from launch.images import local_images
-from launch.images.docker_client import connect
-from launch.images.recipe import BASE_VARIABLE, SMOKE_LABEL, Recipe, read
+from images import local_images
+from images.docker_client import connect
+from images.recipe import BASE_VARIABLE, SMOKE_LABEL, Recipe, read
+from tests.launch.conftest import runs_dir, write_run
 from tools import stand_in_base
+
+__all__ = ["runs_dir", "write_run"]
 
 DOCKERFILE = """\
 ARG BASE_IMAGE

@@ -16,9 +16,8 @@ from rich.table import Table
 
 from contracts.durations import clock
 from contracts.errors import RequestError
-from launch import runs
-from launch.images.docker_client import asking, connect
-from launch.images.recipe import (
+from images.docker_client import asking, connect
+from images.recipe import (
     FRAMEWORK_LABEL,
     OUR_TAG,
     PLATFORM_LABEL,
@@ -28,6 +27,7 @@ from launch.images.recipe import (
     platform_of,
     read,
 )
+from launch import runs
 from launch.output import say, terminal
 from launch.runs import Run, RunsFolder
 

@@ -13,7 +13,7 @@ import docker.errors
 import pytest
 
 from contracts.errors import RequestError
-from launch.images import docker_client
+from images import docker_client
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from launch.images import local_images
-from launch.images.local_images import Image
+from images import local_images
+from images.local_images import Image
 from launch.runs import Run
 
 HASHES = ("0" * 12, "1" * 12)

@@ -18,9 +18,9 @@ import docker
 import pytest
 
 from contracts.errors import RequestError
-from launch.images import local_images, push
-from launch.images.push import explained
-from launch.images.recipe import BASE_VARIABLE, Recipe
+from images import local_images, push
+from images.push import explained
+from images.recipe import BASE_VARIABLE, Recipe
 
 slow = pytest.mark.slow  # seconds, but they need Docker
 

@@ -16,11 +16,11 @@ from typing import Any
 import docker
 import pytest
 
-from launch.images import build, local_images
-from launch.images.build import Builder, build_command, failure
-from launch.images.docker_client import ImageError, buildkit
-from launch.images.local_images import Made
-from launch.images.recipe import Recipe
+from images import build, local_images
+from images.build import Builder, build_command, failure
+from images.docker_client import ImageError, buildkit
+from images.local_images import Made
+from images.recipe import Recipe
 from launch.jobs import CHECKOUT
 
 slow = pytest.mark.slow
@@ -244,7 +244,7 @@ while true; do sleep 0.1; done
 """
 BUILDS = """
 import os, signal, sys
-from launch.images.docker_client import shown
+from images.docker_client import shown
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 shown(["sh", sys.argv[1]], 0, os.environ)
 """

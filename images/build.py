@@ -24,19 +24,10 @@ import filelock
 from contracts import atomic
 from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 from contracts.errors import RequestError
-from jobs.runtime.cache import user_cache_dir
-from launch.images import local_images
-from launch.images.docker_client import (
-    ImageError,
-    asking,
-    buildkit,
-    clean,
-    command_environment,
-    connect,
-    shown,
-)
-from launch.images.local_images import Made
-from launch.images.recipe import (
+from images import local_images
+from images.docker_client import ImageError, asking, buildkit, clean, command_environment, connect, shown
+from images.local_images import Made
+from images.recipe import (
     BASE_FILE,
     BASE_VARIABLE,
     REPOSITORY,
@@ -47,6 +38,7 @@ from launch.images.recipe import (
     platform_of,
     read,
 )
+from jobs.runtime.cache import user_cache_dir
 from launch.jobs import CHECKOUT, commit_of
 from launch.output import say, terminal
 

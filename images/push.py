@@ -17,18 +17,11 @@ import docker
 import docker.auth
 
 from contracts.errors import RequestError
+from images import local_images
+from images.docker_client import ImageError, asking, buildkit, command_environment, connect, shown
+from images.local_images import Image
+from images.recipe import Recipe, chosen, platform_of, read
 from launch import inventories
-from launch.images import local_images
-from launch.images.docker_client import (
-    ImageError,
-    asking,
-    buildkit,
-    command_environment,
-    connect,
-    shown,
-)
-from launch.images.local_images import Image
-from launch.images.recipe import Recipe, chosen, platform_of, read
 from launch.output import say, terminal
 
 LOCAL = "local"

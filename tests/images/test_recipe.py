@@ -11,8 +11,9 @@ import docker.errors
 import pytest
 
 from contracts.errors import RequestError
-from launch.images import build, recipe
-from launch.images.recipe import BASE_VARIABLE, CPU_WHEELS, OUR_TAG, Recipe
+from images import build, recipe
+from images.recipe import BASE_VARIABLE, CPU_WHEELS, OUR_TAG, Recipe
+from launch.jobs import image_frameworks
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def read(
 
 
 def test_frameworks_are_folders_with_a_dockerfile_chosen_by_name_or_all_of_them(folder: Path) -> None:
-    assert recipe.frameworks(folder) == recipe.chosen("--framework", "", folder) == ("one", "two")
+    assert image_frameworks(folder) == recipe.chosen("--framework", "", folder) == ("one", "two")
     assert recipe.chosen("--framework", "two, one,two", folder) == ("two", "one")
     with pytest.raises(RequestError, match='--framework: "six" is not a framework; choose one of one, two'):
         recipe.chosen("--framework", "one,six", folder)
