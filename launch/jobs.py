@@ -188,6 +188,8 @@ def find(name: str, framework: str | None = None) -> Job:
 
 FOLDERS = ("contracts", "host", "jobs")
 """Of the checkout, in the code bundle: what a job imports, and for a pod its agent."""
+POLICY = tuple(f"launch/{name}.py" for name in ("__init__", "attempts", "control", "policy"))
+"""Besides these: what the first pod of a run decides by."""
 LARGEST_BYTES = 16 * 2**20
 SECRET = "may hold a secret"
 
@@ -243,12 +245,15 @@ class Submitted:
 
 
 def bundle(checkout: Path, folders: Sequence[str] = FOLDERS) -> Bundle:
-    """Bundle these folders of `checkout`.
+    """Bundle these folders of `checkout`, and the policy.
 
     Raises:
         RequestError: they hold more than LARGEST_BYTES, so most likely something that is not code.
     """
     found = listing(checkout, inside=[f"{folder}/" for folder in folders if (checkout / folder).is_dir()])
+    found = found.with_files(
+        {name: (checkout / name).stat() for name in POLICY if (checkout / name).is_file()}
+    )
     if found.size_bytes > LARGEST_BYTES:
         raise RequestError(
             f"{checkout}: {', '.join(folders)} hold {found.size_bytes / 2**20:,.0f} MiB, more than the "

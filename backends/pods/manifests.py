@@ -384,7 +384,7 @@ def pod_request(plan: Plan, *, begin_by_s: int | None = None) -> dict[str, Any]:
     """Return what `host.agent.pod` is told: the start request of process 0, which each pod makes its own.
 
     ranks: how the pods' environments differ by more than their index, where they do. nodes: of each slice. limits: as
-    `jobs.runtime.attempts.Limits` has them.
+    `launch.attempts.Limits` has them.
     """
     start = {**plans.start(plan, 0), "container": None, "root": plan.target.agent_root}
     one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1

@@ -3,7 +3,7 @@
 `_pod` is the container's process 1. It reaps what others leave, and passes SIGTERM on to the one that does the work:
 
 1. Pod 0 waits until all others have reached it. Then it begins an attempt, by way of the job's Python, which can read
-   and write run.json (`jobs.runtime.attempts`), and tells all which one it is.
+   and write run.json (`launch.attempts`), and tells all which one it is.
 2. Each pod starts its process and supervises it, as a host's agent does.
 3. The pod ends with a code by which Kubernetes decides what follows (`exit_code`).
 
@@ -213,7 +213,7 @@ class Pod:
             note(ended.reason)
 
     def _ask(self, program: subprocess.Popen[bytes], request: Json, limit_s: float) -> Json:
-        """The answer of `jobs.runtime.attempts`.
+        """The answer of `launch.attempts`.
 
         Raises:
             Ended: it could not give one.
@@ -236,7 +236,7 @@ class Pod:
 
     def _program(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [self._start["argv"][0], "-P", "-m", "jobs.runtime.attempts", self._start["env"]["RUN_DIR"]],
+            [self._start["argv"][0], "-P", "-m", "launch.attempts", self._start["env"]["RUN_DIR"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",

@@ -1,10 +1,12 @@
-"""Begins the next attempt of a run whose pods start themselves: `python -m jobs.runtime.attempts RUN_DIR`.
+"""Begins the next attempt of a run whose pods start themselves: `python -m launch.attempts RUN_DIR`.
 
 The request is JSON on stdin: {"first": the attempt that the launcher made ready, "pod": who asks, "limits": of that
 attempt and all that follow, see `Limits`}. The answer on stdout is {"attempt", "budget_s"}; where nothing is left to do
 {"over": exit code, "reason"}. run.json and result.json are then as after a resume by a launcher. A request with
 "missing", processes that are waited for, begins nothing and is answered {"over"} where the run is done, or can never
-be: one that is missing was done with its part, or the first attempt can begin no more; else {}. Imports nothing heavy.
+be: one that is missing was done with its part, or the first attempt can begin no more; else {}.
+
+It travels with the code bundle, as does the policy that it asks, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,19 +19,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts import run_directory, run_records
-from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, is_final
+from contracts.errors import DONE, FAILED, INTERRUPTED, PEER_LOST, WRONG_REQUEST, is_final
 from contracts.run_costs import MOMENT, number, wall_s
-from contracts.run_directory import Outcome, RunDirectory
+from contracts.run_directory import Outcome, RunDirectory, State
 from jobs.runtime.bucket_files import files_of
-
-MOST_WITHOUT_PROGRESS = 3
-"""Attempts in a row that saved nothing new; another one would save nothing either. Those that ended because something
-outside was away do not count: the cluster limits them by the Job's restarts, with growing pauses."""
+from launch import policy
+from launch.control import Attempt, Run
+from launch.policy import Cause, RunObserved
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a launch allows the attempts of its pods.
+    """What a launch allows the attempts of its pods; the cluster limits their restarts, and pauses before each.
 
     budget_s: seconds of all attempts together; budget_reason: what is said when they are spent. needs_progress: whether
     attempts without a new checkpoint come to nothing. begin_by_s: when the first one has to begin at the latest, in
@@ -55,9 +56,21 @@ class End:
     """
 
     code: int
-    reason: str | None
+    reason: str
     outcome: Outcome | None = None
     error: str | None = None
+
+
+def cause_of(state: State, result: Mapping[str, Any] | None) -> Cause:
+    """Return why an attempt on pods ended as it did."""
+    code = (result or {}).get("exit_code")
+    if state == "failed" and result is not None:
+        # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
+        if is_final(code):
+            return "wrong request"
+        if code in (None, PEER_LOST):  # a pod was lost, which is the cluster's affair
+            return "preempted"
+    return policy.cause_of(state, result)
 
 
 def end_of_run(
@@ -69,7 +82,8 @@ def end_of_run(
 ) -> End | None:
     """Return why no further attempt is to begin, or None: one is. Pure.
 
-    attempts: those of the launch that have begun, as run.json has them, each with its outcome. result: of the last one.
+    attempts: those of the launch that have begun, as run.json has them, each with its outcome and its cause. result: of
+    the last one.
     """
     if not attempts:
         if limits.begin_by_s is None or now_s <= limits.begin_by_s:
@@ -77,33 +91,55 @@ def end_of_run(
         moment = time.strftime(MOMENT, time.gmtime(limits.begin_by_s))
         reason = f"not all of its pods were there by {moment}, long after --wait was over; launch it again"
         return End(code=FAILED, reason=reason, outcome="failed", error=reason)
-    outcome, result = attempts[-1]["outcome"], result or {}
-    if outcome == "done":
-        return End(code=DONE, reason="the run is done")
-    if result.get("out_of_budget"):
-        return End(code=INTERRUPTED, reason=result.get("reason"))
-    # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
-    if outcome == "failed" and is_final(code := result.get("exit_code")):
-        return End(code=WRONG_REQUEST if code == WRONG_REQUEST else FAILED, reason=result.get("error"))
-    left_s = limits.budget_left_s(attempts)
-    if left_s is not None and left_s <= 0:
-        return End(code=INTERRUPTED, reason=limits.budget_reason, outcome="stopped")
-    tried = [attempt for attempt in attempts if not attempt.get("was_outage")][-MOST_WITHOUT_PROGRESS:]
-    is_in_vain = len(tried) == MOST_WITHOUT_PROGRESS and all(
-        attempt["checkpoint"] == newest_checkpoint for attempt in tried
+    result, last = result or {}, attempts[-1]
+    left_s, cause = limits.budget_left_s(attempts), last["cause"]
+    is_on_record = cause in ("done", "stopped", "over budget", "wrong request")
+    if not is_on_record and left_s is not None and left_s <= 0:
+        cause = "over budget"
+    alike = policy.OWN if cause in policy.OWN else (cause,)
+    in_vain = [
+        attempt
+        for attempt in attempts[:-1]
+        if attempt["cause"] in alike and attempt["checkpoint"] == last["checkpoint"]
+    ]
+    run = Run(
+        run_id="",
+        stack="",
+        runs_url="",
+        slices=(),
+        attempt=Attempt(number=last["attempt"], checkpoint=_step(last["checkpoint"])),
+        failures=len(in_vain) if limits.needs_progress else 0,
     )
-    if not limits.needs_progress or not is_in_vain:
+    observed = RunObserved(
+        living="absent",
+        state=last["outcome"],
+        cause=cause,
+        attempt=last["attempt"],
+        checkpoint=_step(newest_checkpoint),
+    )
+    action = policy.judge(run, observed, now_s)
+    error = result.get("reason") or result.get("error") or "nothing is known of its end"
+    if action.do != "end":
         return None
-    since = (
-        "there is no checkpoint"
-        if newest_checkpoint is None
-        else f"the last checkpoint is still that of step {newest_checkpoint}"
-    )
-    reason = f"given up after {len(tried)} attempts: {since}"
-    last_error = result.get("error") or "nothing is known of its end"
+    if cause == "done":
+        return End(code=DONE, reason=action.reason)
+    if cause in ("stopped", "over budget"):
+        reason = str(error if is_on_record else limits.budget_reason)
+        return End(code=INTERRUPTED, reason=reason, outcome=None if is_on_record else "stopped")
+    if is_on_record:
+        return End(
+            code=WRONG_REQUEST if result.get("exit_code") == WRONG_REQUEST else FAILED, reason=str(error)
+        )
     return End(
-        code=FAILED, reason=reason, outcome="failed", error=f"{reason}\nthe last of them: {last_error}"
+        code=FAILED,
+        reason=f"given up: {action.reason}",
+        outcome="failed",
+        error=f"given up: {action.reason}\nthe last time: {error}",
     )
+
+
+def _step(checkpoint: int | None) -> int:
+    return -1 if checkpoint is None else checkpoint
 
 
 def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dict[str, Any]:
@@ -135,7 +171,7 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         "checkpoint": newest,
         "outcome": None,
     }
-    for name in ("wall_s", "was_outage"):
+    for name in ("wall_s", "cause"):
         last.pop(name, None)
     directory.remove(run_directory.RESULT)
     directory.write_json(run_directory.RUN, described)
@@ -157,9 +193,7 @@ def conclude(directory: RunDirectory, last: dict[str, Any]) -> dict[str, Any] | 
         knowing=last["processes"],
         now_s=float("inf"),
     )
-    last |= {"outcome": outcome, "wall_s": wall_s(last, result, beats)}
-    if (result or {}).get("exit_code") == UNAVAILABLE:
-        last["was_outage"] = True
+    last |= {"outcome": outcome, "cause": cause_of(outcome, result), "wall_s": wall_s(last, result, beats)}
     return result
 
 

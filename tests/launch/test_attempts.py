@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import calendar
+import io
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 
 from contracts import run_directory
 from contracts.run_directory import RunDirectory
-from jobs.runtime.attempts import End, Limits, begin, end_of_run
+from launch import jobs
+from launch.attempts import End, Limits, begin, cause_of, end_of_run
 
 STARTED = "2026-11-23T12:00:00Z"
 START_S = float(calendar.timegm(time.strptime(STARTED, "%Y-%m-%dT%H:%M:%SZ")))
@@ -105,7 +108,8 @@ def test_the_next_attempt_follows_and_the_last_one_s_end_is_on_record(
     directory = a_run(tmp_path, begun(0), result=result, beats=beats, saved=(5, 10))
     assert begin(directory, REQUEST, START_S + 60) == {"attempt": 1, "budget_s": None}
     first, second = attempts(directory)
-    assert first == begun(0, outcome=outcome, wall_s=wall_s)
+    cause = {"failed": "preempted" if result else "failed"}.get(outcome, outcome)
+    assert first == begun(0, outcome=outcome, cause=cause, wall_s=wall_s)
     assert second == {
         **begun(1, checkpoint=10, started="2026-11-23T12:01:00Z"),
         "pod": "name-0-abcde",
@@ -122,18 +126,23 @@ def test_a_run_that_is_done_is_not_begun_again(tmp_path: Path) -> None:
 
 
 def ended(
-    checkpoint: int | None, outcome: str = "failed", wall_s: float | None = 10.0, **more: Any
+    checkpoint: int | None, cause: str = "failed", outcome: str = "", wall_s: float | None = 10.0
 ) -> dict[str, Any]:
-    return {"checkpoint": checkpoint, "outcome": outcome, "wall_s": wall_s, **more}
+    return {
+        "attempt": 3,
+        "checkpoint": checkpoint,
+        "cause": cause,
+        "outcome": outcome or cause,
+        "wall_s": wall_s,
+    }
 
 
-FIVE_TIMES_THREE = [ended(5)] * 3
-SINCE_5 = "given up after 3 attempts: the last checkpoint is still that of step 5"
-SINCE_START = "given up after 3 attempts: there is no checkpoint"
 LOST = {"error": "host 1: lost"}
 TOO_LATE = (
     "not all of its pods were there by 2026-11-23T12:00:00Z, long after --wait was over; launch it again"
 )
+TWICE = "given up: it failed twice from the checkpoint of step 5, with no new checkpoint between"
+OUTAGES = "given up: given up after 24 outages in a row"
 ENDS: dict[
     str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]
 ] = {
@@ -148,15 +157,28 @@ ENDS: dict[
         End(code=1, reason=TOO_LATE, outcome="failed", error=TOO_LATE),
     ),
     "what has begun in time goes on later": ({"begin_by_s": START_S}, [ended(None, "lost")], None, 5, None),
-    "done": ({}, [ended(None, "done")], {"outcome": "done"}, 5, End(code=0, reason="the run is done")),
-    "a program error": ({}, [ended(None)], {"exit_code": 1, **LOST}, 5, End(code=1, reason="host 1: lost")),
-    "a wrong request": ({}, [ended(None)], {"exit_code": 2, **LOST}, 5, End(code=2, reason="host 1: lost")),
-    "another code": ({}, [ended(None)], {"exit_code": 7, **LOST}, 5, End(code=1, reason="host 1: lost")),
-    "an outage": ({}, [ended(None)], {"exit_code": 69, **LOST}, 5, None),
-    "a lost peer": ({}, [ended(None)], {"exit_code": 76, **LOST}, 5, None),
-    "a signal": ({}, [ended(None)], {"exit_code": 137, **LOST}, 5, None),
-    "an end that nobody knows": ({}, [ended(None)], None, 5, None),
-    "preempted": ({}, [ended(None, "preempted")], {"exit_code": None}, 5, None),
+    "done": ({}, [ended(None, "done")], {"outcome": "done"}, 5, End(code=0, reason="it is done")),
+    "stopped": (
+        {},
+        [ended(None, "stopped")],
+        {"reason": "by somebody"},
+        5,
+        End(code=130, reason="by somebody"),
+    ),
+    "a program error": (
+        {},
+        [ended(None, "wrong request", "failed")],
+        {"exit_code": 1, **LOST},
+        5,
+        End(code=1, reason="host 1: lost"),
+    ),
+    "a wrong request": (
+        {},
+        [ended(None, "wrong request", "failed")],
+        {"exit_code": 2, **LOST},
+        5,
+        End(code=2, reason="host 1: lost"),
+    ),
     "a budget that is left": ({"budget_s": 21.0}, [ended(None), ended(5)], None, 6, None),
     "a budget that is spent": (
         {"budget_s": 20.5},
@@ -165,37 +187,73 @@ ENDS: dict[
         6,
         End(code=130, reason="its budget is spent", outcome="stopped"),
     ),
+    "done with the last of its budget": (
+        {"budget_s": 10.0},
+        [ended(None, "done")],
+        {"outcome": "done"},
+        6,
+        End(code=0, reason="it is done"),
+    ),
     "a budget that its pods have found spent": (
         {"budget_s": 100.0},
-        [ended(None, "stopped")],
+        [ended(None, "over budget", "stopped")],
         {"out_of_budget": True, "reason": "spent"},
         5,
         End(code=130, reason="spent"),
     ),
-    "three attempts that saved nothing new": (
+    "it failed once": ({}, [ended(5)], LOST, 5, None),
+    "it failed twice and saved nothing between": (
         {},
-        [ended(None), *FIVE_TIMES_THREE],
+        [ended(None), ended(5, "hung"), ended(5)],
         LOST,
         5,
-        End(code=1, reason=SINCE_5, outcome="failed", error=f"{SINCE_5}\nthe last of them: host 1: lost"),
+        End(code=1, reason=TWICE, outcome="failed", error=f"{TWICE}\nthe last time: host 1: lost"),
     ),
-    "three attempts that saved nothing at all": (
+    "it failed twice, and saved between": ({}, [ended(None), ended(5)], LOST, 10, None),
+    "an attempt that was preempted between counts for nothing": (
         {},
-        [ended(None, "lost")] * 3,
+        [ended(5, "preempted"), ended(5)],
+        LOST,
+        5,
         None,
-        None,
-        End(
-            code=1,
-            reason=SINCE_START,
-            outcome="failed",
-            error=f"{SINCE_START}\nthe last of them: nothing is known of its end",
-        ),
     ),
-    "the last one has saved": ({}, FIVE_TIMES_THREE, LOST, 10, None),
-    "only two": ({}, FIVE_TIMES_THREE[1:], LOST, 5, None),
-    "it never saves": ({"needs_progress": False}, FIVE_TIMES_THREE, LOST, 5, None),
-    "one of them was an outage": ({}, [ended(5), ended(5, was_outage=True), ended(5)], LOST, 5, None),
+    "an outage between counts for nothing": ({}, [ended(5, "outside", "failed"), ended(5)], LOST, 5, None),
+    "it never saves": ({"needs_progress": False}, [ended(None)] * 5, LOST, None, None),
+    "pods are lost again and again": ({}, [ended(5, "preempted", "failed")] * 9, LOST, 5, None),
+    "outages": ({}, [ended(5, "outside", "failed")] * 24, LOST, 5, None),
+    "too many outages": (
+        {},
+        [ended(5, "outside", "failed")] * 25,
+        LOST,
+        5,
+        End(code=1, reason=OUTAGES, outcome="failed", error=f"{OUTAGES}\nthe last time: host 1: lost"),
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result", "cause"),
+    [
+        ("done", {}, "done"),
+        ("preempted", {}, "preempted"),
+        ("hung", {"exit_code": None}, "hung"),
+        ("stopped", {}, "stopped"),
+        ("stopped", {"out_of_budget": True}, "over budget"),
+        ("failed", {"exit_code": 1}, "wrong request"),
+        ("failed", {"exit_code": 2}, "wrong request"),
+        ("failed", {"exit_code": 7}, "wrong request"),
+        ("failed", {"exit_code": 69}, "outside"),
+        ("failed", {"exit_code": 76}, "preempted"),
+        ("failed", {"exit_code": None}, "preempted"),
+        ("failed", {"exit_code": 137}, "failed"),
+        ("failed", None, "failed"),
+        ("lost", None, "lost"),
+    ],
+)
+def test_a_program_error_would_come_again_and_a_lost_pod_is_the_cluster_s_affair(
+    outcome: Any, result: dict[str, Any] | None, cause: str
+) -> None:
+    assert cause_of(outcome, result) == cause
 
 
 @pytest.mark.parametrize("case", ENDS)
@@ -218,10 +276,10 @@ def test_an_attempt_that_may_not_begin_is_put_on_record(tmp_path: Path) -> None:
     assert attempts(directory)[1] == made_ready(1)
 
 
-def test_an_outage_is_noted_with_its_attempt(tmp_path: Path) -> None:
+def test_why_an_attempt_ended_is_noted_with_it(tmp_path: Path) -> None:
     directory = a_run(tmp_path, begun(0), result={"outcome": "failed", "exit_code": 69}, saved=(5,))
     assert begin(directory, REQUEST, START_S) == {"attempt": 1, "budget_s": None}
-    assert attempts(directory)[0]["was_outage"] and "was_outage" not in attempts(directory)[1]
+    assert [attempt.get("cause") for attempt in attempts(directory)] == ["outside", None]
 
 
 def test_a_process_that_is_done_does_not_come_back_to_one_that_was_lost(tmp_path: Path) -> None:
@@ -258,27 +316,16 @@ def test_a_budget_lasts_for_all_attempts_of_the_job(tmp_path: Path) -> None:
     assert len(attempts(directory)) == 3
 
 
-def test_three_attempts_that_saved_nothing_new_are_enough(tmp_path: Path) -> None:
-    before = [begun(0, checkpoint=None), begun(1, checkpoint=5), begun(2, checkpoint=5)]
-    directory = a_run(
-        tmp_path,
-        *before,
-        begun(3, checkpoint=5),
-        result={"outcome": "failed", "error": "host 1: lost", "failed_host": 1},
-        saved=(5,),
-    )
-    reason = "given up after 3 attempts: the last checkpoint is still that of step 5"
-    assert begin(directory, REQUEST, START_S) == {"over": 1, "reason": reason}
+def test_a_run_that_is_given_up_says_why_and_a_new_launch_counts_its_own_attempts(tmp_path: Path) -> None:
+    crash = {"outcome": "failed", "exit_code": 139, "error": "host 1: crashed", "failed_host": 1}
+    directory = a_run(tmp_path, begun(0, 5, cause="failed"), begun(1, 5), result=crash, saved=(5,))
+    assert begin(directory, REQUEST, START_S) == {"over": 1, "reason": TWICE}
     result = directory.read_json("result.json")
     assert result is not None
     assert (result["outcome"], result["failed_host"], result["steps"]) == ("failed", 1, 5)
-    assert result["error"] == f"{reason}\nthe last of them: host 1: lost"
-
-
-def test_a_new_launch_counts_its_own_attempts_only(tmp_path: Path) -> None:
-    before = [begun(number, checkpoint=5) for number in range(4)]
-    directory = a_run(tmp_path, *before, result={"outcome": "failed"}, saved=(5,))
-    assert begin(directory, {**REQUEST, "first": 2}, START_S) == {"attempt": 4, "budget_s": None}
+    assert result["error"] == f"{TWICE}\nthe last time: host 1: crashed"
+    directory.write_json("result.json", {"attempt": 1, **crash})
+    assert begin(directory, {**REQUEST, "first": 1}, START_S) == {"attempt": 2, "budget_s": None}
 
 
 def test_a_run_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
@@ -286,9 +333,18 @@ def test_a_run_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert found == {"over": 1, "reason": f"{tmp_path}/no/run.json is not there"}
 
 
-def test_it_is_a_program_that_answers_in_json(tmp_path: Path) -> None:
-    directory = a_run(tmp_path, made_ready(0))
-    command = [sys.executable, "-P", "-m", "jobs.runtime.attempts", directory.url]
-    done = subprocess.run(command, input=json.dumps(REQUEST), capture_output=True, text=True, check=True)
+def test_it_is_a_program_of_the_code_bundle_and_answers_in_json(tmp_path: Path) -> None:
+    directory = a_run(tmp_path / "run", made_ready(0))
+    with tarfile.open(fileobj=io.BytesIO(jobs.bundle(jobs.CHECKOUT).archive)) as packed:
+        packed.extractall(tmp_path / "code", filter="data")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "launch.attempts", directory.url],
+        input=json.dumps(REQUEST),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "code")},
+    )
     assert json.loads(done.stdout) == {"attempt": 0, "budget_s": None}
-    assert run_directory.RUN in [path.name for path in tmp_path.iterdir()]
+    assert directory.list("") == [run_directory.RUN]
