@@ -132,9 +132,9 @@ def end_of_run(
         )
     return End(
         code=FAILED,
-        reason=f"given up: {action.reason}",
+        reason=action.reason,
         outcome="failed",
-        error=f"given up: {action.reason}\nthe last time: {error}",
+        error=f"{action.reason}\nthe last time: {error}",
     )
 
 

@@ -141,8 +141,8 @@ LOST = {"error": "host 1: lost"}
 TOO_LATE = (
     "not all of its pods were there by 2026-11-23T12:00:00Z, long after --wait was over; launch it again"
 )
-TWICE = "given up: it failed twice from the checkpoint of step 5, with no new checkpoint between"
-OUTAGES = "given up: given up after 24 outages in a row"
+TWICE = "it failed twice from the checkpoint of step 5, with no new checkpoint between"
+OUTAGES = "given up after 24 outages in a row"
 ENDS: dict[
     str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]
 ] = {
