@@ -154,7 +154,7 @@ def test_no_command_asks_which_backend_it_has() -> None:
     """What differs is behind a verb of launch/backend.py, or in its table of capabilities."""
     asking = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for room in ("fabfile", "console", "launch", "keeper")
+        for room in ("fabfile", "console", "images", "launch", "keeper")
         for path in sorted((ROOT / room).rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if KIND_OF_BACKEND.search(line)

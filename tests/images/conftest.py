@@ -11,10 +11,10 @@ import pytest
 from images import local_images
 from images.docker_client import connect
 from images.recipe import BASE_VARIABLE, SMOKE_LABEL, Recipe, read
-from tests.launch.conftest import runs_dir, write_run
+from tests.launch.conftest import program, runs_dir, write_run
 from tools import stand_in_base
 
-__all__ = ["runs_dir", "write_run"]
+__all__ = ["program", "runs_dir", "write_run"]
 
 DOCKERFILE = """\
 ARG BASE_IMAGE
