@@ -145,7 +145,7 @@ def test_a_framework_loaded_through_the_runtime_and_a_job_of_no_rule_are_noticed
 
 
 KIND_OF_BACKEND = re.compile(
-    r"\bis_(local|remote_target|by_cluster|pod|on_pods)\b|\btarget\.cluster\b|\bON_PODS\b"
+    r"\.is_(local|by_cluster|pod|on_pods)\b|\btarget\.cluster\b|\bON_PODS\b"
     r"|isinstance\([^)]*Backend|\bbackend\.name\b|from backends\.\w+\.backend import|\btarget\.name [!=]="
 )
 
