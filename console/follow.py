@@ -56,15 +56,15 @@ def train(
     resume: str | None,
     detach: bool,
     restarts: int | None,
-    track: str = "",
+    track: Sequence[str] | None = None,
     dry_run: bool = False,
     hand_over: HandOver | None = None,
 ) -> int:
     """Start or resume a run and, unless `detach`, follow it to its end.
 
     asked: its job is "" where none was named. resume: the run that it is to resume. restarts: how often the run may be
-    started again, by its backend where that does so; None: the default. track: as it was asked for. dry_run: only
-    print what would be done. hand_over: gets the run once it has started.
+    started again, by its backend where that does so; None: the default. track: the trackers that it is mirrored to;
+    None: the default. dry_run: only print what would be done. hand_over: gets the run once it has started.
     """
     console = terminal()
     target = open_target(None)

@@ -71,16 +71,25 @@ class TrackerAway(Exception):
 
 
 def asked_for(
-    option: str, environ: Mapping[str, str], before: Sequence[str] | None, *, option_name: str = "--track"
+    given: Sequence[str] | None, environ: Mapping[str, str], before: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Return the trackers that a launch mirrors to: of the option, else of the run that is resumed, else of VARIABLE.
+    """Return the trackers that a launch mirrors to: the given ones, else those of the run that is resumed, else of
+    VARIABLE.
+
+    Raises:
+        RequestError: one of VARIABLE is none.
+    """
+    if given is not None:
+        return tuple(given)
+    return tuple(before) if before is not None else names_in(f"${VARIABLE}", environ.get(VARIABLE, ""))
+
+
+def names_in(source: str, text: str) -> tuple[str, ...]:
+    """Return the trackers in a list such as mlflow,wandb; empty for NONE. source: where the list is from.
 
     Raises:
         RequestError: one of them is none.
     """
-    source, text = (option_name, option) if option else (f"${VARIABLE}", environ.get(VARIABLE, ""))
-    if not option and before is not None:
-        return tuple(before)
     names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if names == (NONE,):
         return ()
@@ -133,17 +142,18 @@ def _told(tracker: str, record: Mapping[str, Any] | None, run: Run) -> str:
     return printable(f"{tracker}: {how_far}{why}; `fab track {run.run_id}` waits for it, or catches up")
 
 
-def track(target: Target, wanted: str, to: str, *, limit_s: float) -> int:
+def track(target: Target, wanted: str, to: Sequence[str] | None, *, limit_s: float) -> int:
     """Mirror a run until it has ended and the trackers have all of it. Return 0, or 1 where one lacks some.
 
-    limit_s: after the run's end, how long a tracker that is away is tried.
+    to: the trackers; None: those that the run was started with. limit_s: after the run's end, how long a tracker that
+    is away is tried.
 
     Raises:
         RequestError: there is no such run or tracker.
         HostError: the runs cannot be reached.
     """
     tell, run = say(terminal()), runs.find(target.runs, wanted)
-    names = asked_for(to, os.environ, None if to else run.described.get("track"), option_name="--to")
+    names = asked_for(to, os.environ, run.described.get("track"))
     if not names:
         raise RequestError(f"--to: say to which tracker; choose one of {', '.join(TRACKERS)}")
     os.nice(NICE)

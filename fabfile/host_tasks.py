@@ -2,225 +2,190 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from fabfile.command import task
+from fabfile.options import argument, flag, group, option, options, seconds, whole, words
+from fabfile.train_tasks import ACCESS, RUNTIME
+from fabfile.where import Where
 
-from fabfile import options
-from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
+
+@options
+class Deploy:
+    where: Where = group(
+        Where,
+        "stack",
+        "slice",
+        "hosts",
+        "python",
+        python="the interpreter on the hosts, instead of one that deploy installs",
+    )
+    runtime: str | None = option(RUNTIME)
+    comforts: bool = flag("install zsh, byobu and mosh as well")
 
 
-@task(
-    help={
-        **WHERE,
-        "comforts": "install zsh, byobu and mosh as well",
-        "python": "the interpreter on the hosts, instead of one that deploy installs",
-        "runtime": RUNTIME,
-    }
-)
-@reported
-def deploy(
-    c: Any,
-    stack: str = "",
-    slice: str = "",
-    hosts: str = "",
-    python: str = "",
-    runtime: str = "",
-    comforts: bool = False,
-) -> int:
+@task
+def deploy(asked: Deploy) -> int:
     """Prepare every host for runs, and report changes."""
     from backends.vm import deploy as deployment
 
-    target = options.target(stack, slice, hosts, python=python).require("deploy")
-    return deployment.deploy(target, with_comforts=comforts, runtime=runtime or None)
+    target = asked.where.target().require("deploy")
+    return deployment.deploy(target, with_comforts=asked.comforts, runtime=asked.runtime)
 
 
-@task(
-    help={
-        "framework": "the framework whose devices and collectives are tested: jax, pytorch, …",
-        **WHERE,
-        "platform": "cpu, gpu or tpu",
-        "python": "the interpreter on the hosts",
-        "runtime": RUNTIME,
-        "container_access": ACCESS,
-    }
-)
-@reported
-def verify(
-    c: Any,
-    framework: str = "jax",
-    stack: str = "",
-    slice: str = "",
-    hosts: str = "",
-    platform: str = "",
-    python: str = "",
-    runtime: str = "",
-    container_access: str = "",
-) -> int:
+@options
+class Verify:
+    framework: str = option(
+        "the framework whose devices and collectives are tested: jax, pytorch, …", default="jax"
+    )
+    where: Where = group(Where, "stack", "slice", "hosts", "platform", "python")
+    runtime: str | None = option(RUNTIME)
+    container_access: str | None = option(ACCESS)
+
+
+@task
+def verify(asked: Verify) -> int:
     """Test on all hosts: devices, a matmul, an all-reduce."""
     from console.hosts import verify as verification
 
-    target = options.target(stack, slice, hosts, platform=platform, python=python)
-    return verification.verify(target.require("verify"), framework, runtime or None, container_access or None)
+    target = asked.where.target().require("verify")
+    return verification.verify(target, asked.framework, asked.runtime, asked.container_access)
 
 
-@task(
-    help={
-        **WHERE,
-        "json": "print every finding as JSON",
-        "first_day": "print facts that only real hosts can provide, for a bug report",
-    }
-)
-@reported
-def doctor(
-    c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False, first_day: bool = False
-) -> int:
+@options
+class Doctor:
+    where: Where = group(Where, "stack", "slice", "hosts")
+    json: bool = flag("print every finding as JSON")
+    first_day: bool = flag("print facts that only real hosts can provide, for a bug report")
+
+
+@task
+def doctor(asked: Doctor) -> int:
     """Look for all problems, and print their remedies."""
     from console.doctor import doctor as visit
 
-    if first_day:
-        return visit.first_day(options.target(stack, slice, hosts))
-    return visit.doctor(
-        lambda: options.target(stack, slice, hosts),
-        wants_stack=(stack or os.environ.get("TPU_STACK") or "local") != "local",
-        as_json=json,
-    )
+    if asked.first_day:
+        return visit.first_day(asked.where.target())
+    return visit.doctor(asked.where.target, wants_stack=asked.where.stack_name != "local", as_json=asked.json)
 
 
-@task(
-    help={
-        "host": "which hosts, such as 0 or 0-3,5",
-        **SLICES,
-        "instance": "the name of the host's VM, if it has published none",
-        "fingerprint": "the fingerprint SHA256:…, already compared; replaces the question",
-    },
-    positional=[],
-)
-@reported
-def trust(
-    c: Any, host: str, stack: str = "", slice: str = "", instance: str = "", fingerprint: str = ""
-) -> int:
+@options
+class Trust:
+    host: str | None = option("which hosts, such as 0 or 0-3,5 (default: all)")
+    where: Where = group(Where, "stack", "slice")
+    instance: str | None = option("the name of the host's VM, if it has published none")
+    fingerprint: str | None = option("the fingerprint SHA256:…, already compared; replaces the question")
+
+
+@task
+def trust(asked: Trust) -> int:
     """Show a host's SSH key, ask, and store it beside the inventory."""
     from backends.targets import keys_file, resolve
     from console.hosts import trust as trusting
 
-    wanted = options.wanted(stack, slice)
+    wanted = asked.where.wanted()
     return trusting.trust(
         resolve(wanted).require("trust"),
         keys_file(wanted),
-        hosts=host,
-        instance=instance or None,
-        fingerprint=fingerprint or None,
+        hosts=asked.host,
+        instance=asked.instance,
+        fingerprint=asked.fingerprint,
     )
 
 
-@task(
-    help={
-        "command": "a line for the hosts' sh, instead of words after --",
-        **WHERE,
-        "group": "print at the end, and print equal output of several hosts once",
-        "timeout": "seconds after which the command is ended (default: none)",
-    }
-)
-@reported
-def run(
-    c: Any,
-    command: str = "",
-    stack: str = "",
-    slice: str = "",
-    hosts: str = "",
-    group: bool = False,
-    timeout: str = "",
-) -> int:
+@options
+class Run:
+    command: str = option("a line for the hosts' sh, instead of words after --", default="")
+    where: Where = group(Where, "stack", "slice", "hosts")
+    group: bool = flag("print at the end, and print equal output of several hosts once")
+    timeout: float | None = option("seconds after which the command is ended (default: none)", seconds(1))
+    words: tuple[str, ...] = words("-- COMMAND …")
+
+
+@task
+def run(asked: Run) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
     from console.hosts import execute
 
-    argv = execute.argv_of(options.after_dashes(c), command)
-    timeout_s = whole("--timeout", timeout, least=1)
-    target = options.target(stack, slice, hosts).require("run")
-    return execute.run(target, argv, grouped=group, timeout_s=timeout_s)
+    argv = execute.argv_of(asked.words, asked.command)
+    return execute.run(
+        asked.where.target().require("run"), argv, grouped=asked.group, timeout_s=asked.timeout
+    )
 
 
-@task(
-    help={
-        "source": "a file or folder of this machine",
-        "target": "the path on the hosts; an existing folder receives the copy, otherwise the copy gets this name",
-        **WHERE,
-        "force": "replace an existing folder",
-    }
-)
-@reported
-def put(
-    c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
-) -> int:
+@options
+class Put:
+    source: str = argument("a file or folder of this machine")
+    target: str = argument(
+        "the path on the hosts; an existing folder receives the copy, otherwise the copy gets this name"
+    )
+    where: Where = group(Where, "stack", "slice", "hosts")
+    force: bool = flag("replace an existing folder")
+
+
+@task
+def put(asked: Put) -> int:
     """Copy a file or folder to all hosts."""
     from console.hosts import copies
 
-    return copies.put(options.target(stack, slice, hosts).require("put"), source, target, force=force)
+    return copies.put(asked.where.target().require("put"), asked.source, asked.target, force=asked.force)
 
 
-@task(
-    help={
-        "source": "a file or folder of the hosts",
-        "target": "the path on this machine; several hosts each get a folder with their index in it",
-        **WHERE,
-        "force": "replace an existing folder",
-    }
-)
-@reported
-def get(
-    c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
-) -> int:
+@options
+class Get:
+    source: str = argument("a file or folder of the hosts")
+    target: str = argument("the path on this machine; several hosts each get a folder with their index in it")
+    where: Where = group(Where, "stack", "slice", "hosts")
+    force: bool = flag("replace an existing folder")
+
+
+@task
+def get(asked: Get) -> int:
     """Copy a file or folder from all hosts."""
     from console.hosts import copies
 
-    return copies.get(options.target(stack, slice, hosts).require("get"), source, target, force=force)
+    return copies.get(asked.where.target().require("get"), asked.source, asked.target, force=asked.force)
 
 
-@task(
-    help={
-        "host": "which host, by index (default: the first)",
-        **WHERE,
-        "run": "in a cluster: the run whose pod it is (default: the one that is active)",
-    }
-)
-@reported
-def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "", run: str = "") -> int:
+@options
+class Ssh:
+    host: int | None = option("which host, by index (default: the first)", whole(0))
+    where: Where = group(Where, "stack", "slice", "hosts")
+    run: str | None = argument(
+        "in a cluster: the run whose pod it is (default: the one that is active)", default=None
+    )
+
+
+@task
+def ssh(asked: Ssh) -> int:
     """Open a shell on a host."""
     from console.hosts import shells
 
-    index = whole("--host", host, least=0)
-    return shells.open_shell(options.target(stack, slice, hosts), index, run or None)
+    return shells.open_shell(asked.where.target(), asked.host, asked.run)
 
 
-@task(help={**WHERE, "write": "write it to ~/.ssh, where ssh and VS Code find it"})
-@reported
-def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write: bool = False) -> int:
+@options
+class SshConfig:
+    where: Where = group(Where, "stack", "slice", "hosts")
+    write: bool = flag("write it to ~/.ssh, where ssh and VS Code find it")
+
+
+@task
+def ssh_config(asked: SshConfig) -> int:
     """Print a configuration of the hosts for ssh and VS Code."""
     from backends.vm import ssh_config as configuration
 
-    return configuration.show_config(options.target(stack, slice, hosts).require("ssh-config"), write=write)
+    return configuration.show_config(asked.where.target().require("ssh-config"), write=asked.write)
 
 
-@task(
-    help={
-        **WHERE,
-        "module": "the server's Python module",
-        "python": "the interpreter on the host",
-        "browser": "open the notebooks in a browser on this machine",
-    }
-)
-@reported
-def jupyter(
-    c: Any,
-    stack: str = "",
-    slice: str = "",
-    hosts: str = "",
-    module: str = "jupyterlab",
-    python: str = "",
-    browser: bool = False,
-) -> int:
+@options
+class Jupyter:
+    where: Where = group(Where, "stack", "slice", "hosts", "python", python="the interpreter on the host")
+    module: str = option("the server's Python module", default="jupyterlab")
+    browser: bool = flag("open the notebooks in a browser on this machine")
+
+
+@task
+def jupyter(asked: Jupyter) -> int:
     """Serve notebooks from the first host, for this machine only."""
     from console.hosts import notebook
 
-    target = options.target(stack, slice, hosts, python=python).require("jupyter")
-    return notebook.serve(target, module, browser=browser)
+    return notebook.serve(asked.where.target().require("jupyter"), asked.module, browser=asked.browser)

@@ -1,264 +1,207 @@
-"""What every task has: the options about hosts, how their values are read, and how it ends."""
+"""What a command can be given: a frozen dataclass whose fields say how each option is typed, described and read.
+
+    @options
+    class Logs:
+        run: str = argument(RUN, default="latest")
+        lines: int = option("how many of the last lines to print first", whole(0), default=40)
+        where: Where = group(Where, "stack", "slice", "runs")
+
+`fabfile.command` makes Invoke's arguments of the fields, and `read` makes the value of what was typed. An option whose
+value is empty counts as not given.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
-import functools
-import inspect
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, dataclass_transform
 
-import fabric.tasks
+from contracts.errors import RequestError
 
-from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, RequestError, exit_code_of
+Reader = Callable[[str, str], Any]
+"""Gives the value of an option, such as --lines, and a text. Raises RequestError: the text has none."""
 
-if TYPE_CHECKING:
-    from contracts.inventory import Inventory
-    from launch.runs import Run
-    from launch.targets import Given, Target, Wanted
-
-STACK = "where: local (this machine), a Pulumi stack, an inventory file, or rehearsal (default: $TPU_STACK)"
-SLICE = "a slice of the stack, by name (default: the only one)"
-HOSTS = "which hosts, such as 0-3,5 (default: all; on this machine: how many)"
-RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
-ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
-SLICES = {"stack": STACK, "slice": SLICE}
-WHERE = {**SLICES, "hosts": HOSTS}
-REHEARSAL = "rehearsal"
-STDOUT = 1
-
-opened: contextvars.ContextVar[dict[str, Target]] = contextvars.ContextVar("opened")
-"""The stacks that the task has been about so far, by name."""
+USD = re.compile(r"\d{1,9}(\.\d{1,6})?")
+WHOLE = re.compile(r"-?\d{1,9}", re.ASCII)
 
 
-def target(
-    stack: str = "",
-    slice: str = "",
-    hosts: str = "",
-    *,
-    platform: str = "",
-    python: str = "",
-    runs: str = "",
-    like: Run | None = None,
-) -> Target:
-    """Return the target that the options name; an empty option was not given. like: a run that is resumed there.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options[T](cls: type[T]) -> type[T]:
+    """Make a class the options of a command, or a group of options that several commands share."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """kind: as Invoke's Argument has it. place: whether it may be typed without its name."""
+
+    help: str
+    read: Reader
+    kind: type = str
+    place: Literal["", "optional", "required"] = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+    """What a command takes without options: the words after `--`.
+
+    usage: how they are typed. of: whose options they are, if they are options. needs: of words that may stand before
+    `--` as well, what at least one has to be; "": none has to be there. unless: the option that replaces them.
+    """
+
+    usage: str
+    of: Literal["", "job", "server"] = ""
+    needs: str | None = None
+    unless: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Options of another class. names: those that the command has; empty: all. help: where it differs, by name."""
+
+    cls: type
+    names: Collection[str]
+    help: Mapping[str, str]
+
+
+def _as_typed(_option: str, given: Any) -> Any:
+    return given
+
+
+def option(help: str, read: Reader = _as_typed, *, default: Any = None) -> Any:
+    """Declare an option that has a value."""
+    return dataclasses.field(default=default, metadata={"option": Option(help=help, read=read)})
+
+
+def flag(help: str) -> Any:
+    """Declare an option that is on or off."""
+    return dataclasses.field(default=False, metadata={"option": Option(help=help, read=_as_typed, kind=bool)})
+
+
+def several(help: str) -> Any:
+    """Declare an option that may be given several times; its value is a tuple."""
+    one = Option(help=help, read=lambda _option, given: tuple(given), kind=list)
+    return dataclasses.field(default=(), metadata={"option": one})
+
+
+def argument(help: str, **default: Any) -> Any:
+    """Declare an option that may be typed without its name; without a default it has to be given."""
+    place: Literal["optional", "required"] = "optional" if default else "required"
+    return dataclasses.field(**default, metadata={"option": Option(help=help, read=_as_typed, place=place)})
+
+
+def group(cls: type, *names: str, **help: str) -> Any:
+    """Declare the options of another class, or those of them that are named, as options of this one."""
+    return dataclasses.field(default_factory=cls, metadata={"group": Group(cls=cls, names=names, help=help)})
+
+
+def words(usage: str, **more: Any) -> Any:
+    """Declare that a command takes words after `--`; `more` as `Words` has it."""
+    return dataclasses.field(default=(), metadata={"words": Words(usage=usage, **more)})
+
+
+def declared(
+    cls: type, names: Collection[str] = (), help: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Option]]:
+    """Return the options of a class by the names of their fields, those of its groups included."""
+    for field in dataclasses.fields(cls):
+        if inner := field.metadata.get("group"):
+            yield from declared(inner.cls, inner.names, {**inner.help, **(help or {})})
+        elif (one := field.metadata.get("option")) and (not names or field.name in names):
+            yield field.name, dataclasses.replace(one, help=(help or {}).get(field.name, one.help))
+
+
+def declared_words(cls: type) -> Words | None:
+    """Return what a class says of the words after `--`; None: there are to be none."""
+    inner = (field.metadata["group"].cls for field in dataclasses.fields(cls) if "group" in field.metadata)
+    own = (field.metadata["words"] for field in dataclasses.fields(cls) if "words" in field.metadata)
+    return next(own, None) or next(filter(None, map(declared_words, inner)), None)
+
+
+def read[T](cls: type[T], typed: Mapping[str, Any], after: Sequence[str] = ()) -> T:
+    """Return the options that were typed. after: the words that belong to none.
 
     Raises:
-        RequestError: there is no such stack, slice or host, or no rehearsal is up.
+        RequestError: with every value that is wrong.
     """
-    from backends.targets import resolve
-
-    found = resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
-    if found.capabilities.is_billed and (stacks := opened.get(None)) is not None:
-        stacks[found.name] = found
-    if found.inventory.keeper is None:
-        return found
-    from keeper import store  # most stacks have none
-
-    return dataclasses.replace(found, alone=functools.partial(store.alone, found))
+    mistakes: list[str] = []
+    found = _read(cls, typed, after, (), mistakes)
+    if mistakes:
+        raise RequestError("\n".join(mistakes))
+    return found
 
 
-def any_target(stack: str = "", slice: str = "", *, runs: str = "") -> Target:
-    """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
-    from backends.targets import inventory_of, of_each, resolve
-
-    asked = wanted(stack, slice, runs=runs)
-    return next(iter(of_each(inventory_of(asked), asked)), None) or resolve(asked)
-
-
-def wanted(
-    stack: str = "", slice: str = "", hosts: str = "", *, platform: str = "", python: str = "", runs: str = ""
-) -> Wanted:
-    """Return what the options ask for, before anything is looked up. Raises RequestError: no rehearsal is up."""
-    from launch.targets import Wanted
-
-    chosen = stack or os.environ.get("TPU_STACK") or "local"
-    return Wanted(
-        stack=chosen,
-        slice=slice or None,
-        hosts=hosts or None,
-        platform=platform or None,
-        python=python or None,
-        runs=runs or None,
-        given=_rehearsal() if chosen == REHEARSAL else None,
-    )
+def _read[T](
+    cls: type[T], typed: Mapping[str, Any], after: Sequence[str], names: Collection[str], mistakes: list[str]
+) -> T:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a class of `options`
+        if inner := field.metadata.get("group"):
+            values[field.name] = _read(inner.cls, typed, after, inner.names, mistakes)
+        elif "words" in field.metadata:
+            values[field.name] = tuple(after)
+        elif typed.get(field.name) and (not names or field.name in names):
+            try:
+                values[field.name] = field.metadata["option"].read(long(field.name), typed[field.name])
+            except RequestError as error:
+                mistakes.append(str(error))
+    return cls(**values)
 
 
-def inventory(stack: str = "") -> Inventory:
-    """Return the inventory of a stack, whether it has hosts or not. Raises RequestError: there is no such stack."""
-    from launch import inventories
-
-    asked = wanted(stack)
-    if asked.stack == "local":
-        raise RequestError("this machine by itself has no inventory; say --stack as well")
-    return asked.given.inventory if asked.given else inventories.read(asked.stack)
+def long(name: str) -> str:
+    """Return how an option is typed: "--dry-run" of dry_run."""
+    return f"--{name.replace('_', '-')}"
 
 
-def after_dashes(c: Any) -> list[str]:
-    """Return the words behind `--` on the command line, as they were typed."""
-    return list(c.after_dashes)
+# --- what a value may be -------------------------------------------------------------------------------------------
 
 
-def _rehearsal() -> Given:
-    """Return the rehearsal that is up, and let its stand-ins replace Google's programs and bucket for this process."""
-    from launch.inventories import parse
-    from launch.targets import Given
-    from rehearsal import state
+def whole(least: int | None = None) -> Reader:
+    """Read whole numbers, from `least` on.
 
+    Invoke would read numbers itself, but answers what is none with a traceback.
+    """
+
+    def read(option: str, text: str) -> int:
+        is_whole = WHOLE.fullmatch(text)
+        if least is not None and not (is_whole and int(text) >= least):
+            raise RequestError(f"{option} {text}: must be a whole number of at least {least}")
+        if not is_whole:
+            raise RequestError(f"{option} {text}: must be a whole number")
+        return int(text)
+
+    return read
+
+
+def seconds(least: int) -> Reader:
+    """Read whole seconds, as a float."""
+    return lambda option, text: float(whole(least)(option, text))
+
+
+def usd(option: str, text: str) -> float:
+    """Read an amount of USD above 0."""
+    if not USD.fullmatch(text) or float(text) == 0:
+        raise RequestError(f"{option} {text}: must be an amount of USD above 0, such as 25 or 2.50")
+    return float(text)
+
+
+def number(option: str, text: str) -> float:
     try:
-        found = state.open_rehearsal()
-    except state.RehearsalError as error:
-        raise RequestError(f"--stack {REHEARSAL}: {error}") from None
-    os.environ.update(found.environment)
-    return Given(
-        folder=state.folder_of(os.environ),
-        inventory=parse(found.inventory_json, "the rehearsal"),
-        platform=found.platform,
-        python=found.python,
-        stand_in_devices=tuple(found.device_globs),
-    )
+        return float(text)
+    except ValueError:
+        raise RequestError(f'{option}: "{text}" is not a number') from None
 
 
-class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of which -h means --help, and not the first option with an h; a dash is no letter."""
-
-    def arg_opts(self, name: str, default: str, taken_names: set[str]) -> dict[str, Any]:
-        opts: dict[str, Any] = super().arg_opts(name, default, {*taken_names, "h", "-"})
-        return opts
-
-
-def with_options_of(
-    body: Callable[..., Any], *, without: Collection[str]
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a task that takes `**given` the options of another one besides its own, so that they are said once."""
-
-    def extended(own: Callable[..., int]) -> Callable[..., int]:
-        _, *theirs = inspect.signature(body).parameters.values()
-        mine = [
-            each for each in inspect.signature(own).parameters.values() if each.kind is not each.VAR_KEYWORD
-        ]
-        left_out = {*without, *(each.name for each in mine)}
-        added = [each for each in theirs if each.name not in left_out]
-        own.__signature__ = inspect.Signature([*mine, *added])  # type: ignore[attr-defined]
-        return own
-
-    return extended
-
-
-task = functools.partial(fabric.tasks.task, klass=Command)
-
-
-def port(text: str) -> int | None:
-    """Return the port in the text of --port, 0 for any that is free; None if the option was not given.
-
-    Raises:
-        RequestError: the text is no port.
-    """
-    if text and not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < 2**16):
-        raise RequestError(f"--port {text}: must be a whole number from 0 to {2**16 - 1}")
-    return int(text) if text else None
-
-
-def whole(option: str, text: str, *, least: int) -> int | None:
-    """Return the number in an option's text; None if the option was not given.
-
-    Invoke would read numbers itself, but answers what is none with a traceback, and takes 0 for "not given".
-
-    Raises:
-        RequestError: the text is no whole number of at least `least`.
-    """
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-        raise RequestError(f"{option} {text}: must be a whole number of at least {least}")
+def port(option: str, text: str) -> int:
+    """Read a port, 0 for any that is free."""
+    if not WHOLE.fullmatch(text) or not 0 <= int(text) < 2**16:
+        raise RequestError(f"{option} {text}: must be a whole number from 0 to {2**16 - 1}")
     return int(text)
 
 
-GO_ON = ("train", "recover")
-"""The commands whose runs go on when they are ended, unless by Ctrl-C: docs/operations.md."""
+def trackers(option: str, text: str) -> tuple[str, ...]:
+    """Read a list of trackers; empty where there is to be none."""
+    from console import track
 
-
-@contextlib.contextmanager
-def ended_as_interrupted() -> Iterator[None]:
-    """Take the signals of a service manager, `timeout` or a closed terminal as Ctrl-C within it, so that nothing is
-    left behind. A signal that is ignored (nohup) stays so."""
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                before[number] = signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
-    """Wrap a task for Fabric: its return value becomes the exit code, its known errors become messages.
-
-    Exit codes: 0 done; 1 the job failed; 2 the request was wrong, nothing was started; 69 something outside was away;
-    130 interrupted.
-    """
-
-    @functools.wraps(body)
-    def task(*args: P.args, **kwargs: P.kwargs) -> None:
-        stacks: dict[str, Target] = {}
-        opened.set(stacks)
-        ended = contextlib.nullcontext() if body.__name__ in GO_ON else ended_as_interrupted()
-
-        def carry_out() -> int:
-            with ended:
-                return body(*args, **kwargs)
-
-        code = exit_code(carry_out)
-        _name_idle_slices(stacks.values())
-        if code:
-            sys.exit(code)
-
-    return task
-
-
-def exit_code(carry_out: Callable[[], int]) -> int:
-    """Carry something out, and return its exit code; a known error becomes a message, and its code."""
-    try:
-        from launch.hosts import HostError, HostsError
-
-        code = carry_out()
-        sys.stdout.flush()  # what cannot be written is found here, and not at the end of Python
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
-    except RequestError as error:
-        return _complain(f"error: {error}", exit_code_of(error))
-    except (HostsError, HostError) as error:
-        is_outage = isinstance(error, HostError) and error.is_outage
-        return _complain(f"error: {error}", UNAVAILABLE if is_outage else WRONG_REQUEST)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # the reader of our output went away
-        return DONE
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"error: {where}{error.strerror or error}", FAILED)
-    return code
-
-
-def _complain(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # where it cannot be written, the exit code says it
-        print(message, file=sys.stderr, flush=True)
-    return code
-
-
-def _name_idle_slices(stacks: Iterable[Target]) -> None:
-    """Say on standard error which slices of the stacks that the task was about cost and are not used."""
-    for target in stacks:
-        from console import idle
-
-        with contextlib.suppress(OSError, KeyboardInterrupt):
-            for line in idle.remarks(target):
-                print(line, file=sys.stderr)
+    return track.names_in(option, text)

@@ -2,60 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
-from fabfile import options
-from fabfile.options import SLICES, reported, task, whole, with_options_of
-from fabfile.tasks import JSON, RUNS, TRAIN, asked_for, prints_help, train
+from fabfile.command import task
+from fabfile.options import flag, group, option, options, seconds, several, whole, words
+from fabfile.train_tasks import JSON, Training, prints_help
+from fabfile.where import Where
 
 if TYPE_CHECKING:
-    from keeper.queue import Queue
     from keeper.queue_commands import Wishes
-    from keeper.queue_worker import Open
+    from keeper.queue_worker import Open, Opened
     from launch.launch import Request
     from launch.targets import Target
 
-SUBMIT = {
-    **TRAIN,
-    "slice": "the slice that it is to run on (default: any that it can run on)",
-    "name": "a name of your own for the run, or the sweep",
-    "priority": "entries of a higher one are taken first; may be negative (default: 0)",
-}
-NOT_QUEUED = ("resume", "dry_run", "detach", "keep", "keep_attempts", "keep_hours")
-OF_TARGET = ("hosts", "platform", "python", "runs")
+
+@options
+class Queued:
+    """A run that is to wait in the queue."""
+
+    priority: int = option(
+        "entries of a higher one are taken first; may be negative (default: 0)", whole(), default=0
+    )
+    run: Training = group(
+        Training,
+        slice="the slice that it is to run on (default: any that it can run on)",
+        name="a name of your own for the run, or the sweep",
+    )
+
+    def targets(self, request: Request) -> list[Target]:
+        """Return the targets that it may run on. Raises RequestError: none of them has a queue."""
+        from backends.targets import inventory_of, of_each, resolve
+        from launch.targets import with_expected_hosts
+
+        wanted = self.run.place(request).wanted()
+        targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]
+        able = [target for target in targets if "submit" not in target.capabilities.instead]
+        return able or [target.require("submit") for target in targets]
+
+    def wishes(self, request: Request) -> Wishes:
+        from keeper.queue_commands import Wishes
+
+        place = dataclasses.asdict(self.run.place(request))
+        where = {name: text for name, text in place.items() if text and name not in ("stack", "slice")}
+        restarts = self.run.max_restarts or 0
+        return Wishes(where=where, priority=self.priority, restarts=restarts, track=self.run.track)
 
 
-@task(help=SUBMIT, iterable=["send"])
-@reported
-@with_options_of(train.body, without=NOT_QUEUED)
-def submit(c: Any, priority: str = "0", **given: str) -> int:
+@options
+class Submit:
+    entry: Queued = group(Queued)
+
+
+@task
+def submit(asked: Submit) -> int:
     """Put a run into the queue; it takes the options of `fab train`.
 
     The code is kept as it is now. The keeper, or `fab queue work`, starts the run when a slice is free.
     """
     from keeper import queue_commands
 
-    asked, targets, wishes = _read(c, priority, given)
-    if prints_help(asked):
+    request = asked.entry.run.request()
+    if prints_help(request):
         return DONE
-    return queue_commands.submit(targets, asked, wishes)
+    return queue_commands.submit(asked.entry.targets(request), request, asked.entry.wishes(request))
 
 
-@task(
-    help={
-        **SUBMIT,
-        "grid": "an option of the job and its values, as learning-rate=1e-4,3e-4; may be given several times",
-        "seeds": "how many seeds each combination is run with (as the job's --seed)",
-    },
-    iterable=["grid", "send"],
-)
-@reported
-@with_options_of(train.body, without=NOT_QUEUED)
-def sweep(
-    c: Any, grid: Sequence[str] | None = None, seeds: str = "", priority: str = "0", **given: str
-) -> int:
+@options
+class Sweep:
+    grid: tuple[str, ...] = several(
+        "an option of the job and its values, as learning-rate=1e-4,3e-4; may be given several times"
+    )
+    seeds: int | None = option("how many seeds each combination is run with (as the job's --seed)", whole(1))
+    entry: Queued = group(Queued)
+
+
+@task
+def sweep(asked: Sweep) -> int:
     """Put a family of runs that differ in options into the queue.
 
     As in: fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3 -- --steps 2000
@@ -63,106 +88,59 @@ def sweep(
     """
     from keeper import queue_commands
 
-    asked, targets, wishes = _read(c, priority, given)
-    if prints_help(asked):
+    request = asked.entry.run.request()
+    if prints_help(request):
         return DONE
-    return queue_commands.submit_sweep(
-        targets, asked, wishes, grid=grid or (), seeds=whole("--seeds", seeds, least=1)
+    targets, wishes = asked.entry.targets(request), asked.entry.wishes(request)
+    return queue_commands.submit_sweep(targets, request, wishes, grid=asked.grid, seeds=asked.seeds)
+
+
+@options
+class Queue:
+    all: bool = flag("every entry (default: those that wait or run, and the last ten that have ended)")
+    json: bool = flag(JSON)
+    stay: bool = flag("with work: go on when the queue is empty, until Ctrl-C")
+    priority: int | None = option("with move: the entry's new priority", whole())
+    grace: float = option(
+        "with cancel: seconds for saving a checkpoint (default: 120)", seconds(0), default=120.0
     )
+    where: Where = group(Where, "stack", "slice", "runs")
+    words: tuple[str, ...] = words("[WORDS]", needs="")
+
+    def open_stack(self) -> Open:
+        from keeper.queue_commands import opened
+
+        def open_at(place: Mapping[str, str]) -> Opened:
+            return opened(dataclasses.replace(self.where, **place).wanted())
+
+        return open_at
 
 
-@task(
-    help={
-        "all": "every entry (default: those that wait or run, and the last ten that have ended)",
-        "json": JSON,
-        "stay": "with work: go on when the queue is empty, until Ctrl-C",
-        "priority": "with move: the entry's new priority",
-        "grace": "with cancel: seconds for saving a checkpoint (default: 120)",
-        **SLICES,
-        "runs": RUNS,
-    },
-    positional=[],
-)
-@reported
-def queue(
-    c: Any,
-    all: bool = False,
-    json: bool = False,
-    stay: bool = False,
-    priority: str = "",
-    grace: str = "120",
-    stack: str = "",
-    slice: str = "",
-    runs: str = "",
-) -> int:
+@task
+def queue(asked: Queue) -> int:
     """Show the queue, work on it, or change its order.
 
     fab queue; fab queue work; fab queue cancel ENTRY …; fab queue move ENTRY first (or last, before:N, --priority P)
     `work` starts what waits when a slice is free, until nothing waits or runs. Several may work at once. An ENTRY to
     cancel is a number, the name or id of a run, a sweep, or all.
     """
-    from keeper import queue_commands
+    from keeper import queue_commands, store
+    from keeper.queue import Queue
 
-    action, *words = options.after_dashes(c) or ["show"]
-    found, open_stack = _queue(stack, runs), _opener(stack, slice, runs)
+    action, *words = asked.words or ("show",)
+    # A queue is there whether the stack has hosts or not.
+    stack = dataclasses.replace(asked.where, slice=None)
+    entries = Queue(store.documents_for(stack.wanted()))
     if action == "show" and not words:
-        return queue_commands.show(found, everything=all, as_json=json)
+        return queue_commands.show(entries, everything=asked.all, as_json=asked.json)
     if action == "work" and not words:
-        return queue_commands.work(found, open_stack, stay=stay)
+        return queue_commands.work(entries, asked.open_stack(), stay=asked.stay)
     if action == "cancel" and words:
-        grace_s = float(whole("--grace", grace, least=0) or 0)
-        return queue_commands.cancel(found, open_stack, words, grace_s=grace_s)
+        return queue_commands.cancel(entries, asked.open_stack(), words, grace_s=asked.grace)
     if action == "move" and 1 <= len(words) <= 2:
-        number = whole("fab queue move", words[0], least=1) or 0
-        wanted = _priority(priority) if priority else None
-        return queue_commands.move(found, number, "".join(words[1:]), priority=wanted)
+        number = whole(1)("fab queue move", words[0])
+        return queue_commands.move(entries, number, "".join(words[1:]), priority=asked.priority)
     raise RequestError(
         f"fab queue {' '.join([action, *words])}: write fab queue, fab queue work, fab queue cancel ENTRY …, or fab "
         "queue move ENTRY first (or last, before:N, --priority P)"
     )
-
-
-def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, list[Target], Wishes]:
-    """Return what is to be queued, and the targets that it may run on."""
-    from backends.targets import inventory_of, of_each, resolve
-    from keeper.queue_commands import Wishes
-    from launch.targets import with_expected_hosts
-
-    rest = {
-        name: given[name]
-        for name in given
-        if name not in ("stack", "slice", "track", "max_restarts", *OF_TARGET)
-    }
-    asked = asked_for(c, python=given["python"], **rest)
-    where = {
-        name: given[name] for name in OF_TARGET if given[name] and not (name == "python" and asked.command)
-    }
-    wanted = options.wanted(given["stack"], given["slice"], **where)
-    targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]
-    able = [target for target in targets if "submit" not in target.capabilities.instead]
-    targets = able or [target.require("submit") for target in targets]
-    restarts = whole("--max-restarts", given["max_restarts"], least=0) or 0
-    return (
-        asked,
-        targets,
-        Wishes(where=where, priority=_priority(priority), restarts=restarts, track=given["track"]),
-    )
-
-
-def _queue(stack: str, runs: str) -> Queue:
-    """Return the queue of a stack, whether it has hosts or not."""
-    from keeper.queue import Queue
-    from keeper.store import documents_for
-
-    return Queue(documents_for(options.wanted(stack, runs=runs)))
-
-
-def _opener(stack: str, slice: str, runs: str) -> Open:
-    from keeper.queue_commands import opened
-
-    return lambda where: opened(options.wanted(stack, slice, **{"runs": runs, **where}))
-
-
-def _priority(text: str) -> int:
-    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
-    return sign * (whole("--priority", digits, least=0) or 0)

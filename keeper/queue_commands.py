@@ -48,7 +48,7 @@ class Wishes:
     where: Mapping[str, str]
     priority: int
     restarts: int
-    track: str
+    track: Sequence[str] | None
 
 
 def submit(targets: Sequence[Target], asked: Request, wishes: Wishes) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from contracts.inventory import Slice
 from contracts.run_costs import HOUR_S, Cost, cost, number
 from jobs.runtime.metric_definitions import finite
 from launch.runs import Run
-
-AMOUNT = re.compile(r"\d{1,9}(\.\d{1,6})?")
 
 
 def price_of(one: Slice) -> dict[str, float | None] | None:
@@ -134,19 +131,6 @@ class Budget:
             f"budget {self.max_usd:,.2f} USD{before}: the run is stopped after {spoken(max(0, self.left_s))}, "
             f"at {self.usd_per_hour:,.2f} USD an hour by the list"
         )
-
-
-def amount(option: str, text: str) -> float | None:
-    """Return the USD in an option's text; None if the option was not given.
-
-    Raises:
-        RequestError: it is no amount above 0.
-    """
-    if not text:
-        return None
-    if not AMOUNT.fullmatch(text) or float(text) == 0:
-        raise RequestError(f"{option} {text}: must be an amount of USD above 0, such as 25 or 2.50")
-    return float(text)
 
 
 def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | None:

@@ -35,7 +35,7 @@ def trust(
     target: Target,
     path: Path,
     *,
-    hosts: str,
+    hosts: str | None,
     instance: str | None,
     fingerprint: str | None,
     answer: Answer | None = None,
@@ -43,8 +43,9 @@ def trust(
 ) -> int:
     """Show the key of each host, ask, and keep what was confirmed; 0 where all of them are, else 1.
 
-    path: the file of confirmed keys. instance: the name of the host's VM, where it has published none. fingerprint:
-    compared already, so that nothing is asked. answer: gives a person's answer; without it the terminal's.
+    path: the file of confirmed keys. hosts: None: all of them. instance: the name of the host's VM, where it has
+    published none. fingerprint: compared already, so that nothing is asked. answer: gives a person's answer; without
+    it the terminal's.
 
     Raises:
         RequestError: there is no such host, nobody can be asked, or the fingerprint is another.

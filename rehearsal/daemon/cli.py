@@ -83,13 +83,13 @@ class UpRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Typed:
-    """wanted: of `up`. amount: as it was typed; empty: it was not."""
+    """wanted: of `up`. amount: of a fault."""
 
     action: str
     wanted: UpRequest = UpRequest()
     host: str = ""
     zone: str = ""
-    amount: str = ""
+    amount: float | None = None
     for_good: bool = False
 
 
@@ -109,7 +109,7 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
         for line in LISTINGS[typed.action](folder):
             say(line)
     elif typed.action in COMMANDS or state.is_alive(folder):  # which knows whether it can do so
-        asked = FaultRequest(host=typed.host, zone=typed.zone, amount=_number(typed), for_good=typed.for_good)
+        asked = FaultRequest(host=typed.host, zone=typed.zone, amount=typed.amount, for_good=typed.for_good)
         socket_path = state.require(folder).socket
         say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(asked)})))
     else:
@@ -178,15 +178,6 @@ def exports(folder: Path) -> Iterator[str]:
 
 
 LISTINGS: Mapping[str, Callable[[Path], Iterator[str]]] = {"status": status, "env": exports, "acts": acts}
-
-
-def _number(typed: Typed) -> float | None:
-    if not typed.amount:
-        return None
-    try:
-        return float(typed.amount)
-    except ValueError:
-        raise RehearsalError(f'--amount: "{typed.amount}" is no number') from None
 
 
 # --- up and down ----------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
         target, name="dev", backend=SshBackend(), files=HostFiles(target.agents)
     )  # as on a stack
     with another_mirror(track._place(f"{run.run_id}-mlflow", "lock")):
-        assert track.track(elsewhere, run.run_id, "mlflow", limit_s=LIMIT_S) == 0
+        assert track.track(elsewhere, run.run_id, ["mlflow"], limit_s=LIMIT_S) == 0
     assert "waiting for the process that mirrors it to mlflow already" in capsys.readouterr().out
     assert (store.points(), store.points("eval_loss")) == (STEPS, [(20, 0.5)])
     assert store.points("final/eval_loss") == [(40, 0.5)]
@@ -347,7 +347,7 @@ def test_without_a_key_a_run_is_one_folder_for_wandb_sync_and_with_one_that_nobo
     run.directory.write_text("report.html", "the report")
     run.directory.write_json("result.json", {"outcome": "done", "attempt": 0, "steps": 40, "time": 1.0})
     for _ in range(2):
-        assert track.track(target, run.run_id, "wandb", limit_s=LIMIT_S) == 0
+        assert track.track(target, run.run_id, ["wandb"], limit_s=LIMIT_S) == 0
     (folder,) = (runs_dir / "wandb" / "wandb").glob("offline-run-*")
     assert (folder / "files" / "report.html").read_text() == "the report"
     assert not (folder / "files" / "report.html").is_symlink()
@@ -370,7 +370,7 @@ def test_without_a_key_a_run_is_one_folder_for_wandb_sync_and_with_one_that_nobo
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_port()}")
-    assert track.track(target, run.run_id, "wandb", limit_s=0) == 1
+    assert track.track(target, run.run_id, ["wandb"], limit_s=0) == 1
     record = run.directory.read_json("trackers/wandb.json") or {}
     assert record["problem"] and "catches up" in capfd.readouterr().out
     written = [path.read_bytes() for path in runs_dir.rglob("*") if path.is_file()]
@@ -378,28 +378,28 @@ def test_without_a_key_a_run_is_one_folder_for_wandb_sync_and_with_one_that_nobo
 
 
 @pytest.mark.parametrize(
-    ("option", "environ", "before", "meant"),
+    ("given", "environ", "before", "meant"),
     [
-        ("", {}, None, ()),
-        ("mlflow", {}, None, ("mlflow",)),
-        ("wandb, mlflow,wandb", {}, None, ("wandb", "mlflow")),
-        ("", {"TPU_STACK_TRACK": "mlflow"}, None, ("mlflow",)),
-        ("none", {"TPU_STACK_TRACK": "mlflow"}, ["mlflow"], ()),
-        ("", {"TPU_STACK_TRACK": "mlflow"}, [], ()),
-        ("", {}, ["wandb"], ("wandb",)),
+        (None, {}, None, ()),
+        (["mlflow"], {}, None, ("mlflow",)),
+        (None, {"TPU_STACK_TRACK": "wandb, mlflow,wandb"}, None, ("wandb", "mlflow")),
+        ([], {"TPU_STACK_TRACK": "mlflow"}, ["mlflow"], ()),
+        (None, {"TPU_STACK_TRACK": "mlflow"}, [], ()),
+        (None, {}, ["wandb"], ("wandb",)),
     ],
 )
 def test_an_option_decides_on_trackers_before_the_run_that_is_resumed_and_that_before_the_environment(
-    option: str, environ: dict[str, str], before: list[str] | None, meant: tuple[str, ...]
+    given: list[str] | None, environ: dict[str, str], before: list[str] | None, meant: tuple[str, ...]
 ) -> None:
-    assert track.asked_for(option, environ, before) == meant
+    assert track.asked_for(given, environ, before) == meant
 
 
 def test_a_tracker_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(RequestError, match='--track: "aim" is not a tracker; choose one of mlflow, wandb'):
-        track.asked_for("mlflow,aim", {}, None)
+        track.names_in("--track", "mlflow,aim")
+    assert track.names_in("--track", "none") == ()
     with pytest.raises(RequestError, match="TPU_STACK_TRACK"):
-        track.asked_for("", {"TPU_STACK_TRACK": "aim"}, None)
+        track.asked_for(None, {"TPU_STACK_TRACK": "aim"}, None)
 
 
 def test_what_a_library_says_has_no_password_of_an_address_and_no_key_of_the_environment() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from contracts.suggestions import copied_character, suggestion
-from fabfile.command_line import commands
+from fabfile.commands import COMMANDS as ALL
 from infra.catalogue.zones import REGIONS, ZONES
 from launch import jobs
 
-COMMANDS = [*commands()]
-TRAIN = [option for option in commands()["train"].flags if option.startswith("--")]
+COMMANDS = [*ALL]
+TRAIN = [option for option in ALL["train"].parser_context.flags if option.startswith("--")]
 FLAX_MLM = jobs.find("flax_mlm").options()
 TF_IMAGES = jobs.find("tf_images").options()
-COMPARE = [option for option in commands()["compare"].flags if option.startswith("--")]
+COMPARE = [option for option in ALL["compare"].parser_context.flags if option.startswith("--")]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ COMPARE = [option for option in commands()["compare"].flags if option.startswith
         ("--gpus", TRAIN, None),
         ("--time", TRAIN, None),
         ("--image", [*TRAIN, *FLAX_MLM], None),
-        ("--tail", [option for option in commands()["logs"].flags if option.startswith("--")], None),
+        ("--tail", [option for option in ALL["logs"].parser_context.flags if option.startswith("--")], None),
         ("nothing", COMMANDS, None),
         ("start", COMMANDS, None),
         ("cat", COMMANDS, None),

@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import RequestError
-from fabfile.command_line import Line, after_dashes, commands, main
-from fabfile.options import reported, whole
+from contracts.errors import RequestError, Unreachable
+from fabfile.command import Command
+from fabfile.command_line import main
+from fabfile.commands import COMMANDS
+from fabfile.options import flag, options
+from fabfile.slips import Line
 from launch.hosts import HostError, HostsError
 from launch.jobs import CHECKOUT, image_frameworks
 from launch.jobs import find as find_job
@@ -34,38 +37,14 @@ main()
 """
 
 
-TASKS = [
-    *(
-        "train",
-        "status",
-        "logs",
-        "stop",
-        "recover",
-        "keep",
-        "unkeep",
-        "keeper",
-        "runs",
-        "compare",
-        "dashboard",
-        "predict",
-        "serve",
-        "export",
-        "track",
-        "notify",
-        "rm",
-        "prune",
-        "jobs",
-    ),
-    *("submit", "sweep", "queue"),
-    *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
-    *("build", "push", "images"),
-    *("rehearsal", "accelerators", "capacity", "zombies"),
-]
-
-
-def test_the_tasks_are_listed_in_the_order_a_user_meets_them_each_in_one_line(fab: Fab) -> None:
+def test_the_commands_are_listed_under_headings_each_in_one_line_and_the_five_to_begin_with_come_first(
+    fab: Fab,
+) -> None:
+    headings = [line for line in fab("--list").out.splitlines() if line.endswith(":")]
     listed = [line.split(maxsplit=1) for line in fab("--list").out.splitlines() if line.startswith("  ")]
-    assert [words[0] for words in listed] == TASKS
+    assert headings[0] == "Begin with these five:"
+    assert [words[0] for words in listed[:5]] == ["jobs", "train", "status", "logs", "stop"]
+    assert [words[0] for words in listed] == [*COMMANDS]
     assert all(len(words) == 2 and words[1].endswith(".") for words in listed)
 
 
@@ -209,6 +188,11 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ),
         ("train --args --steps 9 --job x", QUOTES + "fab train --job x -- --steps 9"),
         ("train --args --detach", "--args needs a value: the job's own options in one word"),
+        ("train -a --steps 9 --job x", QUOTES + "fab train --job x -- --steps 9"),
+        ("logs -f -l", "-l needs a value: how many of the last lines"),
+        ("logs --follow=yes", "--follow=yes: --follow has no value; leave it out"),
+        ("recover -xyz", "`fab recover` has no option -xyz; `fab help recover` lists those it has"),
+        ("recover latest --run=b", "--run: is given twice; leave one out"),
         ("train --job x --detatch", "`fab train` has no option --detatch; did you mean --detach?"),
         ("train --job jax_hello -- --hosts 3", "--hosts is an option of `fab train`, not of the job"),
         ("submit --job jax_hello -- --hosts 3", "--hosts is an option of `fab submit`, not of the job"),
@@ -312,7 +296,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ),
         (
             "status -- ls",
-            "-- ls: only `fab train`, `fab submit`, `fab sweep`, `fab run`, `fab compare`, `fab predict` and `fab s",
+            "-- ls: only `fab train`, `fab compare`, `fab predict`, `fab serve`, `fab submit`, `fab sweep`, `fab q",
         ),
         (
             "predict latest",
@@ -362,40 +346,74 @@ def test_each_job_has_a_line_that_says_what_it_does_and_on_what(fab: Fab) -> Non
     assert all(len(line) <= 160 for line in listed)
 
 
-def test_what_is_right_is_not_taken_for_a_slip() -> None:
-    for typed in (
+JOB_X = {"job": {"x": ["--anything"]}, "server": {"the server": ["--lengths"]}}
+
+
+def checked(typed: str) -> Line:
+    words = shlex.split(typed)
+    place = words.index("--") if "--" in words else len(words)
+    line = Line(words[:place], words[place + 1 :], COMMANDS, JOB_X.__getitem__)
+    line.check()
+    return line
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
         'train --args "--steps 2" --job x',
-        "train --args --steps=2 --hosts 0-3,5 -da x",
+        "train --args --steps=2 --hosts 0-3,5 -dj x",
         "train --job x -- --anything 3 -h",
         "train --job=x --max-restarts=3 --detach",
+        "train --workdir . -- python train.py --name a --hosts 3",
+        "train --name status --job x",
         "logs --lines -5 -f",
         "logs -f --run latest",
+        "logs latest -fl3",
         "run -- ls -- -l",
         "recover --run latest",
+        "recover latest --stack dev",
         "put a b --force",
         "predict x -",
         "predict --run x status -- -x",
+        "queue move 3 first --priority -2",
+        "sweep --grid a=1 --grid b=2,3 --job x",
         "deploy verify",
-    ):
-        words = shlex.split(typed)
-        before = words[: words.index("--")] if "--" in words else words
-        line = Line(
-            words=before,
-            after=after_dashes(words),
-            commands=commands(),
-            job_options=lambda: {"x": ["--anything"]},
-        )
-        assert line.check().help_of is None, typed
+    ],
+)
+def test_what_is_right_is_not_taken_for_a_slip(typed: str) -> None:
+    assert not checked(typed).help_of
 
 
 def test_all_words_behind_the_run_of_predict_are_inputs_even_the_names_of_commands() -> None:
-    words = shlex.split("runs --all predict latest 'a b' --second status status --json -")
-    line = Line(words=words, after=["-5", "--json"], commands=commands(), job_options=dict)
-    assert line.check() == (
-        None,
-        ["runs", "--all", "predict", "latest", "--second", "status", "--json"],
-        ["a b", "status", "-", "-5", "--json"],
+    line = checked("runs --all predict latest 'a b' --second status status --json - -- -5 --json")
+    runs, predict = line.calls
+    assert (runs.name, runs.as_kwargs["all"], predict.name) == ("runs", True, "predict")
+    assert {"run": "latest", "second": "status", "json": True}.items() <= predict.as_kwargs.items()
+    assert line.after == ["a b", "status", "-", "-5", "--json"]
+
+
+def test_every_mistake_of_a_line_is_answered_at_once(fab: Fab) -> None:
+    done = fab("train", "--job", "jax_hello", "--detatch", "--hostz", "3", "--steps", "9", "--foo")
+    no_option = "`fab train` has no option"
+    assert (done.code, done.err.splitlines()) == (
+        2,
+        [
+            f"error: {no_option} --detatch; did you mean --detach?",
+            f"{no_option} --hostz; did you mean --hosts?",
+            f"{no_option} --foo; `fab help train` lists those it has",
+            f"{no_option} --steps; --steps is an option of jax_hello, and a job's options come after --:",
+            "  fab train --job jax_hello --detach --hosts 3 -- --steps 9 --foo",
+        ],
     )
+    done = fab("train", "--job", "jax_hello", "--track", "aim", "--max-usd", "0", "--wait", "x")
+    assert (done.code, [line.partition(":")[0] for line in done.err.splitlines()]) == (
+        2,
+        ["error", "--max-usd 0", "--wait x"],
+    )
+
+
+def test_a_wrong_value_of_a_later_command_is_answered_before_the_first_begins(fab: Fab) -> None:
+    assert fab("runs", "logs", "--lines", "x")[:2] == (2, "")
 
 
 def called(cwd: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -423,7 +441,7 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     odd.touch()
     done = called(tmp_path, installed, "put", odd.name, "copy", PYTHONIOENCODING="utf-8:strict")
     assert (done.stdout.partition(":")[0], done.returncode) == (r"\udce9 to 1 host", 0)
-    for file in ("other/fabfile/tasks.py", "other/launch/jobs.py"):
+    for file in ("other/fabfile/command_line.py", "other/launch/jobs.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     done = called(tmp_path / "other/launch", installed, "runs")
@@ -432,9 +450,8 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     )
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
-    named = "`fab train`, `fab submit`, `fab sweep`, `fab run`, `fab compare`, `fab predict` and `fab serve`"
-    said = f"error: -- ls: only {named} take words after --\n"
-    assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
+    said = "error: -- ls: only `fab train`, "
+    assert (done.returncode, done.stderr[: len(said)]) == (2, said), "Fabric's own `fab` hands over to it"
 
 
 @pytest.mark.parametrize(
@@ -519,12 +536,18 @@ def test_ctrl_c_or_the_end_of_the_command_here_ends_it_on_every_host(tmp_path: P
 WRONG = HostError(host="w-0", reason="gone", remedy="start it")
 
 
+@options
+class Nothing:
+    quietly: bool = flag("say nothing")
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "said"),
     [
         (0, 0, ""),
         (1, 1, ""),
         (RequestError("no such thing"), 2, "error: no such thing\n"),
+        (Unreachable("the bucket is away"), 69, "error: the bucket is away\n"),
         (WRONG, 2, "error: w-0: gone → start it\n"),
         (HostsError("preflight failed:", [WRONG]), 2, "error: preflight failed:\n  w-0: gone → start it\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
@@ -533,34 +556,27 @@ WRONG = HostError(host="w-0", reason="gone", remedy="start it")
 def test_every_known_ending_has_its_exit_code_and_its_message(
     ending: int | BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @reported
-    def task(c: object) -> int:
+    @Command
+    def command(asked: Nothing) -> int:
         if isinstance(ending, BaseException):
             raise ending
         return ending
 
     if code == 0:
-        task(None)
+        command(None, Nothing())
     else:
         with pytest.raises(SystemExit) as stop:
-            task(None)
+            command(None, Nothing())
         assert stop.value.code == code
     assert capsys.readouterr().err == said
 
 
 def test_a_bug_is_not_hidden_behind_a_message() -> None:
-    @reported
-    def task(c: object) -> int:
+    @Command
+    def do_it(asked: Nothing) -> int:
         """Do it."""
         raise ZeroDivisionError
 
-    assert (task.__name__, task.__doc__) == ("task", "Do it."), "as `fab` lists it"
+    assert (do_it.name, do_it.summary) == ("do-it", "Do it."), "as `fab` lists it"
     with pytest.raises(ZeroDivisionError):
-        task(None)
-
-
-@pytest.mark.parametrize("text", ["-1", "2", "two", "3.5", "³", " 3", "3_0", "9" * 5000])
-def test_a_whole_number_of_at_least_the_least_is_read_and_nothing_else(text: str) -> None:
-    assert (whole("--lines", "", least=3), whole("--lines", "3", least=3)) == (None, 3)
-    with pytest.raises(RequestError, match=f"--lines {text}: must be a whole number of at least 3"):
-        whole("--lines", text, least=3)
+        do_it(None, Nothing())

@@ -69,7 +69,7 @@ class Person:
             f"sa_rehearsal@{name}", command,
         )  # fmt: skip
 
-    def act(self, action: str, host: str = "", *, zone: str = "", amount: str = "") -> str:
+    def act(self, action: str, host: str = "", *, zone: str = "", amount: float | None = None) -> str:
         """What `fab rehearsal` says."""
         lines: list[str] = []
         cli.carry_out(

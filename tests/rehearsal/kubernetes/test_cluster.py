@@ -237,7 +237,7 @@ def test_what_cannot_be_had_ends_the_run_with_the_reason(
     )
     assert cluster.left() == []
 
-    person.act("quota", amount="4")
+    person.act("quota", amount=4)
     done = person.type(
         *shlex.split(f"{TRAIN} --wait 20 --args '--steps 100 {SIZES}'"), limit_s=LAUNCH_LIMIT_S
     )
@@ -259,7 +259,7 @@ def test_what_cannot_be_had_ends_the_run_with_the_reason(
 def test_a_run_whose_launcher_was_killed_while_its_pods_waited_begins_when_they_are_there(
     person: Person, right: dict[int, float], tmp_path: Path
 ) -> None:
-    person.act("quota", amount="4")
+    person.act("quota", amount=4)
     log = tmp_path / "train.log"
     with begun(person, f"{TRAIN} --wait 300 --args '{OPTIONS}'", log):
         until(lambda: "waiting for 1 of 2 pods" in log.read_text(), LIMIT_S, pause_s=LOOK_S)

@@ -1,0 +1,81 @@
+"""The tasks about images."""
+
+from __future__ import annotations
+
+import os
+
+from contracts.errors import RequestError
+from fabfile.command import task
+from fabfile.options import flag, group, option, options
+from fabfile.where import REHEARSAL, Where
+
+PLATFORM = "tpu, or cpu for rehearsals and this machine (default: tpu)"
+
+
+@options
+class Build:
+    framework: str = option("frameworks, as jax,pytorch (default: all of images/)", default="")
+    platform: str = option(PLATFORM, default="tpu")
+    update_base: bool = flag("first update the base's digest in images/base.txt")
+    stack: str | None = option("the old name of --framework")
+
+
+@task
+def build(asked: Build) -> int:
+    """Build the missing images of images/, and test them."""
+    if asked.stack:
+        raise RequestError(
+            "--stack: a stack is a Pulumi stack, and images are built for frameworks; fab build --framework "
+            f"{asked.stack} (make images FRAMEWORK={asked.stack})"
+        )
+    from images import build as building
+
+    return building.build(
+        framework=asked.framework,
+        platform=asked.platform,
+        update_base=asked.update_base,
+        environ=os.environ,
+    )
+
+
+@options
+class Push:
+    framework: str = option("frameworks, as jax,pytorch (default: all that are built)", default="")
+    where: Where = group(
+        Where, "stack", stack="the Pulumi stack whose repository it is, or rehearsal (default: $TPU_STACK)"
+    )
+    platform: str = option(PLATFORM, default="tpu")
+    image: str | None = option("the old name of --framework")
+
+
+@task
+def push(asked: Push) -> int:
+    """Push images to a stack's repository, by digest."""
+    if asked.image:
+        raise RequestError(
+            f"--image: images are named by their framework; fab push --framework {asked.image}"
+        )
+    from images import push as pushing
+
+    stack = asked.where.stack_name
+    if stack == REHEARSAL:
+        asked.where.target()  # its environment has the `pulumi` that knows it
+    return pushing.push(stack=stack, framework=asked.framework, platform=asked.platform, environ=os.environ)
+
+
+@options
+class Images:
+    where: Where = group(Where, "stack")
+    prune: bool = flag("remove old images from this machine")
+
+
+@task
+def images(asked: Images) -> int:
+    """List images, here and on a stack, and the runs that used them."""
+    from images import local_images
+
+    if asked.prune:
+        return local_images.prune(environ=os.environ)
+    target = asked.where.target()
+    references = target.inventory.images if target.capabilities.is_billed else None
+    return local_images.show(folder=target.runs, references=references, environ=os.environ)

@@ -1,0 +1,89 @@
+"""The tasks that let a run go on after a loss: `fab recover`, and those about a stack's keeper."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+from contracts.errors import RequestError
+from fabfile.command import task
+from fabfile.options import argument, flag, group, option, options, seconds
+from fabfile.train_tasks import RUN, KeepLimits
+from fabfile.where import Where
+
+if TYPE_CHECKING:
+    from launch.targets import Target
+
+
+@options
+class Recover:
+    run: str = argument(RUN)
+    where: Where = group(Where, "stack", "slice", "hosts", "runs")
+    detach: bool = flag("return when the run has started")
+
+
+@task(outlives_signals=True)
+def recover(asked: Recover) -> int:
+    """Restore the slice of a run, then resume the run."""
+    from console import follow
+
+    return follow.go_on(asked.where.target, asked.run, detach=asked.detach)
+
+
+@options
+class Keep:
+    run: str = argument(RUN)
+    limits: KeepLimits = group(KeepLimits)
+    where: Where = group(Where, "stack", "slice", "runs")
+
+
+@task
+def keep(asked: Keep) -> int:
+    """Let the stack's keeper resume a run after a loss."""
+    from keeper import commands
+
+    def on(name: str) -> Target:
+        return dataclasses.replace(asked.where, slice=asked.where.slice or name).target()
+
+    return commands.keep(asked.where.any_target(), on, asked.run, asked.limits.hand_over())
+
+
+@options
+class Unkeep:
+    run: str = argument(RUN)
+    where: Where = group(Where, "stack", "runs")
+
+
+@task
+def unkeep(asked: Unkeep) -> int:
+    """Keep a run no more; if it runs, it goes on."""
+    from keeper import commands, store
+
+    return commands.unkeep(store.documents_for(asked.where.wanted()), asked.run)
+
+
+@options
+class Keeper:
+    action: str = argument(
+        "status: what it did and will do; run: a pass now, from here; install: put it on the gateway"
+    )
+    every: float = option("with `run`: a pass every so many seconds, until Ctrl-C", seconds(1), default=0.0)
+    here: bool = flag("with `install`: put it on this machine, as a timer of this user")
+    where: Where = group(Where, "stack", "runs")
+
+
+@task
+def keeper(asked: Keeper) -> int:
+    """Show what the keeper does, carry out a pass, or install it."""
+    from keeper import commands, install, store
+    from keeper.__main__ import watch
+
+    if asked.action == "install":
+        return install.install(asked.where.inventory(), on_this_machine=asked.here)
+    if asked.action not in ("status", "run"):
+        raise RequestError(f'"{asked.action}" is none of status, run, install')
+    documents = store.documents_for(asked.where.wanted())
+    if asked.action == "status":
+        return commands.status(documents)
+    return watch(documents, functools.partial(print, flush=True), every_s=asked.every)

@@ -1,0 +1,145 @@
+"""The tasks that look at runs, stop them and remove them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from contracts.errors import RequestError
+from fabfile.command import task
+from fabfile.options import argument, flag, group, option, options, port, seconds, trackers, whole, words
+from fabfile.train_tasks import JSON, RUN
+from fabfile.where import STACK, Where
+
+YES = "ask nothing"
+
+
+@options
+class Runs:
+    all: bool = flag("every run (default: the latest 20)")
+    json: bool = flag(JSON)
+    where: Where = group(Where, "stack", "slice", "runs")
+
+
+@task
+def runs(asked: Runs) -> int:
+    """List the runs: state, step, metrics, age."""
+    from console import status as status_command
+
+    return status_command.list_runs(asked.where.target(), limit=None if asked.all else 20, as_json=asked.json)
+
+
+@options
+class Compare:
+    sweep: str | None = option("a sweep of `fab sweep`, over its seeds")
+    json: bool = flag(JSON)
+    where: Where = group(Where, "stack", "slice", "runs")
+    runs: tuple[str, ...] = words("RUN …", needs="RUNs to compare", unless="sweep")
+
+
+@task
+def compare(asked: Compare) -> int:
+    """Compare runs, or a sweep: the settings, what was measured."""
+    from console import status as status_command
+
+    if not asked.sweep:
+        return status_command.compare(asked.where.target(), asked.runs, as_json=asked.json)
+    if asked.runs:
+        raise RequestError(f"--sweep {asked.sweep}: compares all its runs; leave {' '.join(asked.runs)} out")
+    from keeper import queue_commands
+
+    return queue_commands.compare(asked.where.any_target(), asked.sweep, as_json=asked.json)
+
+
+@options
+class Dashboard:
+    port: int = option("the port on 127.0.0.1; 0: any that is free (default: 8760)", port, default=8760)
+    where: Where = group(
+        Where,
+        "stack",
+        "slice",
+        "runs",
+        stack=f"{STACK}; several as local,dev",
+        runs="where runs are kept (default: where `fab train` keeps them); several as FOLDER,gs://…",
+    )
+
+
+@task
+def dashboard(asked: Dashboard) -> int:
+    """Show runs in a browser: curves, hosts, logs, settings."""
+    from console.dashboard import server
+
+    places = [
+        dataclasses.replace(asked.where, stack=stack, runs=folder)
+        for stack in (asked.where.stack or "").split(",")
+        for folder in (asked.where.runs or "").split(",")
+    ]
+    return server.serve([place.target() for place in places], port=asked.port)
+
+
+@options
+class Track:
+    run: str = argument(RUN)
+    to: tuple[str, ...] | None = option(
+        "mlflow, wandb, or both with a comma between (default: those of `fab train --track`)", trackers
+    )
+    limit: float = option(
+        "seconds to try a tracker that is away, once the run has ended (default: 60)",
+        seconds(0),
+        default=60.0,
+    )
+    where: Where = group(Where, "stack", "slice", "runs")
+
+
+@task
+def track(asked: Track) -> int:
+    """Mirror a run to MLflow or Weights & Biases."""
+    from console import track as tracking
+
+    return tracking.track(asked.where.target(), asked.run, asked.to, limit_s=asked.limit)
+
+
+@options
+class Notify:
+    test: bool = flag("send a message to each channel")
+
+
+@task
+def notify(asked: Notify) -> int:
+    """Say to which channels a run's end is sent."""
+    from console import notify
+
+    return notify.command(test=asked.test)
+
+
+@options
+class Rm:
+    run: str = argument(RUN)
+    yes: bool = flag(YES)
+    where: Where = group(Where, "stack", "slice", "runs")
+
+
+@task
+def rm(asked: Rm) -> int:
+    """Remove a run."""
+    from console import removal
+    from keeper import commands
+
+    target = asked.where.target()
+    return removal.remove(target, asked.run, yes=asked.yes, resumed_by=commands.resumed_by(target))
+
+
+@options
+class Prune:
+    keep: int = option("how many runs to keep (default: 20)", whole(0), default=20)
+    yes: bool = flag(YES)
+    where: Where = group(Where, "stack", "slice", "runs")
+
+
+@task
+def prune(asked: Prune) -> int:
+    """Remove all runs but the newest."""
+    from console import removal
+    from keeper import commands
+
+    target = asked.where.target()
+    return removal.prune(target, keep=asked.keep, yes=asked.yes, resumed_by=commands.resumed_by(target))

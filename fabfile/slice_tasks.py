@@ -1,0 +1,62 @@
+"""The tasks about TPUs: which there are, where they can be had, and which the project holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fabfile.command import task
+from fabfile.options import flag, group, option, options, whole
+from fabfile.run_tasks import YES
+from fabfile.where import Where
+
+
+@options
+class Accelerators:
+    zone: str | None = option("only types in this zone, at its prices")
+    generation: str | None = option("v2, v3, v4, v5e, v5p or v6e")
+    max_chips: int | None = option("the largest number of chips (default: 64)", whole(1))
+    grant: str | None = option(
+        "only types that the grant in this configuration file covers, such as Pulumi.dev.yaml"
+    )
+
+
+@task
+def accelerators(asked: Accelerators) -> int:
+    """List the TPU types: hosts, chips, memory, zones, prices."""
+    from console.accelerators import list_accelerators, list_granted
+
+    if asked.grant:
+        return list_granted(Path(asked.grant), zone=asked.zone, generation=asked.generation)
+    return list_accelerators(zone=asked.zone, generation=asked.generation, max_chips=asked.max_chips)
+
+
+@options
+class Capacity:
+    where: Where = group(Where, "stack")
+    days: int | None = option("how far back (default: 30)", whole(1))
+    json: bool = flag("for programs: every hour that is known")
+
+
+@task
+def capacity(asked: Capacity) -> int:
+    """Show which zones had capacity for the stack's slices, and when."""
+    from keeper import commands
+    from launch.output import terminal
+
+    days = asked.days or commands.DAYS
+    return commands.capacity(terminal(), asked.where.wanted(), days=days, as_json=asked.json)
+
+
+@options
+class Zombies:
+    where: Where = group(Where, "stack")
+    remove: bool = flag("remove those of the stack that neither Pulumi nor the inventory knows of")
+    yes: bool = flag(YES)
+
+
+@task
+def zombies(asked: Zombies) -> int:
+    """List all TPUs of the project, and those left over."""
+    from keeper.reclaim import command
+
+    return command(asked.where.wanted(), remove=asked.remove, yes=asked.yes)

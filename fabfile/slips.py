@@ -1,0 +1,290 @@
+"""Slips on a command line. Invoke's parser reads it, and where that stops, `Line` says what was meant.
+
+Invoke's own answers are "No idea what 'trian' is!" and the like, and it takes an option that it does not know for the
+value of an argument (`fab recover --help`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from invoke.exceptions import ParseError
+from invoke.parser import Parser
+from invoke.parser.context import ParserContext
+
+from contracts.errors import RequestError
+from contracts.suggestions import copied_character, suggestion
+from fabfile.command import Command
+
+HELP = ("-h", "--help")
+OPTION = re.compile(r"-[^\d]")
+"""What an option begins with; -5 is a number, and - an argument."""
+
+Commands = Mapping[str, Command]
+OptionsOf = Callable[[str], Mapping[str, Collection[str]]]
+"""Gives the options of every "job", or those of the "server", as they are typed: {"flax_mlm": ["--steps", …]}."""
+
+
+def unknown_command(word: str, commands: Commands) -> RequestError:
+    if near := suggestion(word, commands):
+        return RequestError(f'"{word}" is not a command; did you mean `fab {near}`?')
+    return RequestError(f'"{word}" is not a command; `fab --list` lists them')
+
+
+class Line:
+    """A command line, out of which words are taken until Invoke's parser takes the others.
+
+    words: from the first command on. after: what commands are given besides, inputs and what follows `--`. calls: the
+    commands as they are parsed. help_of: the command whose help is asked for. strays: words that `command` does not
+    take; is_lost: the first of them is no option, and nobody knows what those behind it are.
+    """
+
+    def __init__(
+        self, words: Sequence[str], after: Sequence[str], commands: Commands, options_of: OptionsOf
+    ) -> None:
+        self.words, self.after, self.help_of = [*words], [*after], ""
+        self.calls: list[ParserContext] = []
+        self.strays: list[str] = []
+        self.is_lost = False
+        self._commands, self._options_of, self._behind_dashes = commands, options_of, after
+        self._inputs: list[str] = []
+        self._mistakes: list[str] = []
+
+    def check(self) -> None:
+        """Parse the line.
+
+        Raises:
+            RequestError: with every word that is unknown, missing or out of place; the message says what was meant.
+        """
+        if not self.words:
+            return
+        inputs_of = next((place for place, word in enumerate(self.words) if self._takes_inputs(word)), None)
+        until = None if inputs_of is None else inputs_of + 1
+        named = [name for name in self._commands if name in self.words[:until]]
+        self._contexts = [self._commands[name].parser_context for name in named]
+        if copied := next(filter(None, map(copied_character, self.words[:until])), None):
+            raise RequestError(copied)
+        self.command = self._first(self.words[0])
+        while self._step():
+            pass
+        self.after = [*self._inputs, *self._behind_dashes]
+        if self.help_of:
+            return
+        strays = [self._lost_word()] if self.is_lost else self._stray_options()
+        mistakes = [*strays, *self._mistakes, *self._lacking(), *self._after_dashes()]
+        if mistakes:
+            raise RequestError("\n".join(mistakes))
+
+    def _takes_inputs(self, name: str | None) -> bool:
+        words = self._commands[name].words if name and name in self._commands else None
+        return words is not None and words.needs is not None
+
+    def _first(self, word: str) -> Command:
+        if word in self._commands:
+            return self._commands[word]
+        if not word.startswith("-"):
+            raise unknown_command(word, self._commands)
+        named = next((each for each in self.words if each in self._commands), None)
+        if named and word.partition("=")[0] in self._commands[named].parser_context.flags:
+            raise RequestError(f"{word}: the command comes first, its options after it: fab {named} {word} …")
+        raise RequestError(f"`fab` has no option {word}; `fab help` lists those it has")
+
+    # --- what Invoke's parser does not take ---------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Parse the line, and take out of it the first word that is in the way; return whether there was one."""
+        for place, word in enumerate(self.words):  # -job, which would be -j with the value "ob"
+            if re.match(r"-[^\d-].", word) and f"-{word.partition('=')[0]}" in self._options:
+                self._take_stray(place)
+                return True
+        try:
+            parsed = Parser(contexts=self._contexts, ignore_unknown=True).parse_argv([*self.words])
+        except ParseError as error:
+            self._mistakes.append(self._without_value(error))
+            return False
+        self.calls = [*parsed]
+        for call in parsed:
+            for argument in call.positional_args:
+                if OPTION.match(str(argument.value)):
+                    places = enumerate(self.words)
+                    return self._take(
+                        call, next(place for place, word in places if word.startswith(argument.value))
+                    )
+        if not parsed.unparsed:
+            return False
+        # The last words are as they were typed; the first may be a part of one, as 200 is of --steps=200.
+        pairs = zip(reversed(self.words), reversed(parsed.unparsed), strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        place = len(self.words) - same - (same < len(parsed.unparsed))
+        return self._take(parsed[-1], place)
+
+    def _take(self, call: ParserContext, place: int) -> bool:
+        """Take out the word at a place, or move it to where it belongs; return whether to parse again."""
+        word, command = self.words[place], self._commands[str(call.name)]
+        name, equals, _ = word.partition("=")
+        option = name if equals else self.words[place - 1]
+        argument = command.optional_argument
+        if word in HELP:
+            self.help_of = str(call.name)
+            return False
+        if OPTION.match(word) and name not in call.flags:
+            self.command = command
+            self._take_stray(place)
+        elif option in call.flags and call.flags[option].takes_value:
+            self._mistakes.append(f"{option}: is given twice; leave one out")
+            del self.words[place if equals else place - 1 : place + 1]
+        elif OPTION.match(word):
+            self._mistakes.append(f"{word}: {name} has no value; leave it out")
+            del self.words[place]
+        elif self._takes_inputs(call.name):
+            self._inputs.append(self.words.pop(place))
+        elif argument and not call.args[argument].got_value:
+            self.words.insert(place, f"--{argument}")
+        elif self.strays:
+            self.strays.append(self.words.pop(place))
+        elif (args := self._value("args")).startswith("-") and " " not in args:
+            self.strays = [args, self.words.pop(place)]
+        else:
+            self.command, self.strays, self.is_lost = command, self.words[place:], True
+            del self.words[place:]
+        return True
+
+    def _take_stray(self, place: int) -> None:
+        """Take out an option that the command does not have, and the next word if that may be its value."""
+        word, flags = self.words.pop(place), self.command.parser_context.flags
+        self.strays.append(word)
+        meant = flags.get(suggestion(word, flags) or "")
+        has_value = "=" not in word and (meant is None or meant.takes_value)
+        if has_value and place < len(self.words) and not OPTION.match(self.words[place]):
+            self.strays.append(self.words.pop(place))
+
+    def _without_value(self, error: ParseError) -> str:
+        """Return what is missing where Invoke's parser gave up: an argument, or the value of an option."""
+        call = error.context or ParserContext()
+        name = str(call.name)
+        if missing := call.missing_positional_args:
+            needs = " and ".join(f"{str(argument.name).upper()} ({argument.help})" for argument in missing)
+            return f"`fab {name}` needs {needs}: {self._commands[name].usage}"
+        for word, following in itertools.pairwise([*self.words, "--help"]):
+            option = word if word.startswith("--") else f"-{word[-1:]}"
+            waits = OPTION.match(word) and option in call.flags and call.flags[option].takes_value
+            if waits and (following in call.flags or following in HELP):
+                return f"{word} needs a value: {call.flags[option].help}"
+        return str(error)
+
+    # --- what was meant ---------------------------------------------------------------------------------------------
+
+    def _value(self, name: str) -> str:
+        """Return the value of an option of the command, "" if it has none."""
+        call = next((call for call in self.calls if call.name == self.command.name), None)
+        return str(call.args[name].value or "") if call and name in call.args else ""
+
+    @property
+    def _trains(self) -> bool:
+        return self.command.words is not None and self.command.words.of == "job"
+
+    @property
+    def _owners(self) -> Mapping[str, Collection[str]]:
+        """The options that come after `--`, by whose they are: the job that is named, or all jobs; the server."""
+        words = self.command.words
+        if words is None or not words.of or self._value("workdir"):
+            return {}
+        every, job = self._options_of(words.of), self._value("job")
+        own = {*self.command.parser_context.flags, "--job", "--export"} if words.of == "server" else set()
+        return {
+            name: {*options} - own for name, options in every.items() if job in (name, "") or job not in every
+        }
+
+    @property
+    def _options(self) -> set[str]:
+        """The long options that a word may have meant."""
+        own = {flag for flag in self.command.parser_context.flags if flag.startswith("--")}
+        return {"--help", *own, *(option for options in self._owners.values() for option in options)}
+
+    def _moved(self, strays: Sequence[str], more: Sequence[str] = ()) -> str:
+        """Return the command line with the strays behind `--`."""
+        name, *words = self.words
+        return f"fab {shlex.join([name, *words, *more])} -- {shlex.join([*strays, *self._behind_dashes])}"
+
+    def _stray_options(self) -> Iterator[str]:
+        flags = self.command.parser_context.flags
+        if self.strays[:1] == [self._value("args")]:
+            names = [word.partition("=")[0] for word in self.words]
+            place = names.index("--args" if "--args" in names else "-a")
+            del self.words[place : place + (1 if "=" in self.words[place] else 2)]
+            yield (
+                "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
+                + self._moved(self.strays)
+            )
+            return
+        moved: list[str] = []
+        kept: list[str] = []
+        group, theirs, job = moved, "", ""
+        for word in self.strays:
+            name = word.partition("=")[0]
+            if not OPTION.match(word):
+                group.append(word)
+                continue
+            # A run is no folder of runs.
+            near = suggestion(name, self._options - ({"--runs"} if name == "--run" else set()))
+            owners = [owner for owner, options in self._owners.items() if near in options]
+            is_theirs = bool(owners) and near not in flags
+            group = kept if near and not is_theirs else moved
+            group.append(f"{near or name}{word[len(name) :]}")
+            no_option = f"`fab {self.command.name}` has no option {name}"
+            if " " in name:
+                yield f"{name}: is one word; write it without the quotes"
+            elif is_theirs:
+                theirs = theirs or f"{no_option}; {near} is an option of {' and '.join(owners)}"
+                job = owners[0] if len(owners) == 1 else "JOB"
+            elif near:
+                yield f"{no_option}; did you mean {near}?"
+            else:
+                yield f"{no_option}; `fab help {self.command.name}` lists those it has"
+        if theirs:
+            named = not self._trains or self._value("job") or self._value("resume")
+            yield (
+                f"{theirs}, and {'a job' if self._trains else 'the server'}'s options come after --:\n  "
+                + self._moved(moved, [*kept, *(() if named else ("--job", job))])
+            )
+
+    def _lost_word(self) -> str:
+        word, name = self.strays[0], self.command.name
+        said = f'"{word}" is not a command, nor an argument of `fab {name}`'
+        options = {each.partition("=")[0] for each in [*self.words, *self.strays]}
+        if "--job" in self.command.parser_context.flags and word in self._options_of("job"):
+            return f"{said}; did you mean --job {word}?"
+        if "--resume" in self.command.parser_context.flags and word.partition(":")[0] == "latest":
+            return f"{said}; did you mean --resume {word}?"
+        if name == "run" or (self._trains and not {"--job", "--resume"} & options):
+            whose = "of your own" if self._trains else "for the hosts"
+            folder = ("--workdir", ".") if self._trains and "--workdir" not in options else ()
+            return f"{said}; a command {whose} comes after --:\n  {self._moved(self.strays, folder)}"
+        if self.command.optional_argument:
+            return f"{word}: `fab {name}` takes one RUN, and another one is named: {self.command.usage}"
+        if near := suggestion(word, self._commands):
+            return f"{said}; did you mean `{near}`?"
+        return f"{said}; `fab help {name}` shows what it takes"
+
+    def _lacking(self) -> Iterator[str]:
+        for call in self.calls:
+            words = self._commands[str(call.name)].words
+            is_replaced = words and words.unless and call.args[words.unless].got_value
+            if words and words.needs and not self.after and not is_replaced:
+                yield f"`fab {call.name}` needs {words.needs}: {self._commands[str(call.name)].usage}"
+
+    def _after_dashes(self) -> Iterator[str]:
+        """Return what is wrong with the words after `--`."""
+        after = self._behind_dashes
+        if after and not any(self._commands[str(call.name)].words for call in self.calls):
+            *several, last = (f"`fab {name}`" for name, command in self._commands.items() if command.words)
+            yield f"-- {shlex.join(after)}: only {', '.join(several)} and {last} take words after --"
+        elif after and after[0].startswith("-") and self._owners:
+            theirs = {option for options in self._owners.values() for option in options}
+            names = {word.partition("=")[0] for word in after if word.startswith("--")}
+            for name in sorted((names & {*self.command.parser_context.flags}) - theirs):
+                owner = "job" if self._trains else "server"
+                yield f"{name} is an option of `fab {self.command.name}`, not of the {owner}: write it before --"

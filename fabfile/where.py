@@ -1,0 +1,106 @@
+"""Where a command acts: the options of a target, and what it is in the end."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from contracts.errors import RequestError
+from fabfile.options import option, options
+
+if TYPE_CHECKING:
+    from contracts.inventory import Inventory
+    from launch.runs import Run
+    from launch.targets import Given, Target, Wanted
+
+STACK = "where: local (this machine), a Pulumi stack, an inventory file, or rehearsal (default: $TPU_STACK)"
+REHEARSAL = "rehearsal"
+
+opened: contextvars.ContextVar[dict[str, Target]] = contextvars.ContextVar("opened")
+"""The stacks that the task has been about so far, by name."""
+
+
+@options
+class Where:
+    """The options about hosts and slices. A command has those of them that it names."""
+
+    stack: str | None = option(STACK)
+    slice: str | None = option("a slice of the stack, by name (default: the only one)")
+    hosts: str | None = option("which hosts, such as 0-3,5 (default: all; on this machine: how many)")
+    platform: str | None = option("cpu, gpu or tpu")
+    python: str | None = option("the interpreter on the hosts")
+    runs: str | None = option("where runs are kept (default: where `fab train` keeps them)")
+
+    @property
+    def stack_name(self) -> str:
+        return self.stack or os.environ.get("TPU_STACK") or "local"
+
+    def wanted(self) -> Wanted:
+        """Return what is asked for, before anything is looked up. Raises RequestError: no rehearsal is up."""
+        from launch.targets import Wanted
+
+        return Wanted(
+            stack=self.stack_name,
+            slice=self.slice or None,
+            hosts=self.hosts or None,
+            platform=self.platform or None,
+            python=self.python or None,
+            runs=self.runs or None,
+            given=_rehearsal() if self.stack_name == REHEARSAL else None,
+        )
+
+    def target(self, like: Run | None = None) -> Target:
+        """Return the target. like: a run that is resumed there.
+
+        Raises:
+            RequestError: there is no such stack, slice or host, or no rehearsal is up.
+        """
+        from backends.targets import resolve
+
+        found = resolve(self.wanted(), like)
+        if found.capabilities.is_billed and (stacks := opened.get(None)) is not None:
+            stacks[found.name] = found
+        if found.inventory.keeper is None:
+            return found
+        from keeper import store  # most stacks have none
+
+        return dataclasses.replace(found, alone=functools.partial(store.alone, found))
+
+    def any_target(self) -> Target:
+        """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
+        from backends.targets import inventory_of, of_each, resolve
+
+        asked = self.wanted()
+        return next(iter(of_each(inventory_of(asked), asked)), None) or resolve(asked)
+
+    def inventory(self) -> Inventory:
+        """Return the stack's inventory, whether it has hosts or not. Raises RequestError: there is no such stack."""
+        from launch import inventories
+
+        asked = self.wanted()
+        if asked.stack == "local":
+            raise RequestError("this machine by itself has no inventory; say --stack as well")
+        return asked.given.inventory if asked.given else inventories.read(asked.stack)
+
+
+def _rehearsal() -> Given:
+    """Return the rehearsal that is up, and let its stand-ins replace Google's programs and bucket for this process."""
+    from launch.inventories import parse
+    from launch.targets import Given
+    from rehearsal import state
+
+    try:
+        found = state.open_rehearsal()
+    except state.RehearsalError as error:
+        raise RequestError(f"--stack {REHEARSAL}: {error}") from None
+    os.environ.update(found.environment)
+    return Given(
+        folder=state.folder_of(os.environ),
+        inventory=parse(found.inventory_json, "the rehearsal"),
+        platform=found.platform,
+        python=found.python,
+        stand_in_devices=tuple(found.device_globs),
+    )
