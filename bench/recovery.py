@@ -63,7 +63,7 @@ class Watcher:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._url = state.require(Path(environ[state.FOLDER_VARIABLE])).tpu_url
         os.environ.update(environ)  # Documents finds the server of the bucket there
-        self._documents = Documents(f"gs://{BUCKET}/keeper")
+        self._documents = Documents(f"gs://{BUCKET}/control")
 
     def state(self) -> str:
         """The state of the only queued resource; "" where there is none."""
@@ -109,7 +109,7 @@ def measure(story: Story, scratch: Path, options: argparse.Namespace) -> Iterato
     folder = Path(story.environ[state.FOLDER_VARIABLE])
     opened = state.open_rehearsal(story.environ).environment
     watcher = Watcher({**story.environ, **opened})
-    keeper = {**story.environ, **opened, "TPU_STACK_KEEPER": f"gs://{BUCKET}/keeper"}
+    keeper = {**story.environ, **opened, "TPU_STACK_KEEPER": f"gs://{BUCKET}/control"}
     gateway = Gateway(environ=lambda: keeper, log=folder / "keeper.log", period_s=options.period)
     rng = random.Random(options.seed)
     gateway.power_on()

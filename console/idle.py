@@ -75,7 +75,7 @@ def remarks(target: Target) -> Iterator[str]:
         last_s = max(used_s(each, several) or 0.0, seen.get(each.name, 0.0)) or now_s
         seen[each.name] = last_s
         if now_s - last_s > limit_s(target):
-            removed = target.inventory.keeper and target.inventory.idle_hours
+            removed = target.inventory.has_keeper and target.inventory.idle_hours
             yield (
                 f"the slice {each.name} has had no run for {spoken(now_s - last_s, units=1)}: {costs.an_hour(each)}; "
                 + (

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 VERSION = 1
+CONTROL = "control"
+"""The folder of a stack's bucket, beside `runs/`, whose documents say what is wanted. Jobs cannot write it."""
+SPECIFICATION, RECORDED = "stack.json", "inventory.json"
+"""Of the control documents: what `pulumi up` says the slices are made of, and which were made again since."""
 
 Reach = Literal["local", "direct", "gateway", "iap"]
 Capacity = Literal["on-demand", "spot", "reserved", "flex-start"]
@@ -148,7 +152,7 @@ class Inventory:
     """Everything a launcher needs to know of a stack.
 
     idle_hours: after how long without a run a slice counts as idle; None: not configured.
-    keeper: the URL of its keeper's store (`keeper.store`), None where it has no keeper.
+    has_keeper: whether somebody resumes its runs and makes its slices again by itself.
     cluster: where the slices with a `pool` are; None: none has one.
     """
 
@@ -158,10 +162,16 @@ class Inventory:
     images: dict[str, str]
     gateway: Gateway | None
     slices: tuple[Slice, ...]
-    keeper: str | None = None
+    has_keeper: bool = False
     idle_hours: float | None = None
     cluster: Cluster | None = None
     version: int = VERSION
+
+    @property
+    def control(self) -> str | None:
+        """The folder of its control documents; None where the stack has no bucket."""
+        bucket_url = self.storage.bucket_url
+        return None if bucket_url is None else f"{bucket_url.rstrip('/')}/{CONTROL}"
 
 
 def to_json(inventory: Inventory) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import dataclasses
-import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -63,11 +61,7 @@ class Where:
         found = resolve(self.wanted(), like)
         if found.capabilities.is_billed and (stacks := opened.get(None)) is not None:
             stacks[found.name] = found
-        if found.inventory.keeper is None:
-            return found
-        from keeper import store  # most stacks have none
-
-        return dataclasses.replace(found, alone=functools.partial(store.alone, found))
+        return found
 
     def any_target(self) -> Target:
         """Return the target of one of the slices that may be meant, for what concerns the whole stack."""

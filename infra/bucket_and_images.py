@@ -10,6 +10,7 @@ from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 from pulumi_gcp import artifactregistry, storage
 
 from contracts.durations import DAY_S
+from contracts.inventory import CONTROL
 from infra import documents, naming
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
@@ -23,7 +24,6 @@ READ_AND_WRITE = "roles/storage.objectUser"
 """Objects: create, read, list, overwrite, delete; nothing about the bucket itself."""
 SEE_BUCKET = "roles/storage.legacyBucketReader"
 """Client libraries ask for the bucket's own data first, such as its region."""
-KEEPER_FOLDER = "keeper"
 SHOWN = 5
 """So many names of what a bucket holds are in a message."""
 BUCKET_ROLES = {"objects": READ_AND_WRITE, "metadata": SEE_BUCKET}
@@ -39,7 +39,7 @@ class StorageBucketArgs:
 
 
 class StorageBucket(pulumi.ComponentResource):
-    """In one region; the hosts read and write it, but for what the keeper keeps. `name` is known once it is there."""
+    """In one region; hosts read and write it, but for the control documents. `name` is known once it is there."""
 
     def __init__(
         self, name: str, args: StorageBucketArgs, opts: pulumi.ResourceOptions | None = None
@@ -105,14 +105,14 @@ class StackObjectsProvider(Provider):
         bucket = str(_props["bucket"])
         with plugin.plain_errors():
             try:
-                data = [each for each in documents.top_of(bucket) if each != f"{KEEPER_FOLDER}/"]
+                data = [each for each in documents.top_of(bucket) if each != f"{CONTROL}/"]
                 if data:
                     raise CloudTpuError(
                         f"gs://{bucket} holds {', '.join(data[:SHOWN])}{' …' if len(data) > SHOWN else ''}, and a "
                         f"bucket with data is not deleted; remove what nobody needs, `gcloud storage rm --recursive "
                         f"'gs://{bucket}/**'` for all of it, and try again"
                     )
-                documents.Documents(f"gs://{bucket}/{KEEPER_FOLDER}").clear()
+                documents.Documents(f"gs://{bucket}/{CONTROL}").clear()
             except documents.MissingError:
                 pass
             except documents.DocumentsError as error:
@@ -138,12 +138,12 @@ class StackObjects(Resource, module="tpu_stack", name="StackObjects"):
 
 
 def bucket_condition(config: Config, role: str) -> storage.BucketIAMMemberConditionArgs | None:
-    """What jobs may not touch: by what the keeper keeps TPUs are made, which is not for a job to decide."""
-    if config.bucket is None or not config.keeper or role != READ_AND_WRITE:
+    """What hosts and jobs may not touch: the control documents decide which TPUs are made and what runs on them."""
+    if config.bucket is None or role != READ_AND_WRITE:
         return None
-    kept = f"projects/_/buckets/{config.bucket.name}/objects/{KEEPER_FOLDER}/"
+    control = f"projects/_/buckets/{config.bucket.name}/objects/{CONTROL}/"
     return storage.BucketIAMMemberConditionArgs(
-        title="All but what the keeper keeps", expression=f'!resource.name.startsWith("{kept}")'
+        title="All but the control documents", expression=f'!resource.name.startsWith("{control}")'
     )
 
 

@@ -74,14 +74,16 @@ class Found:
 
 
 class Documents:
-    """The documents in one folder. url: `gs://bucket/folder`, or a path.
+    """The documents in one folder. url: `gs://bucket/folder`, `file:///folder`, or a path.
 
     A name may have slashes. Every method raises DocumentsError where the place does not answer or refuses.
     """
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S, place: Place | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._place = place or (_Bucket(self.url, patience_s) if is_url(url) else _Folder(Path(self.url)))
+        self.url = url.rstrip("/").removeprefix("file://")
+        self._place = place or (
+            _Bucket(self.url, patience_s) if is_url(self.url) else _Folder(Path(self.url))
+        )
 
     def read(self, name: str) -> Found:
         """Return the document; one that is no JSON is an error."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pulumi
-from pulumi_gcp import projects, serviceaccount
+from pulumi_gcp import projects, serviceaccount, storage
 
-from infra import naming
+from contracts.inventory import CONTROL, RECORDED
+from infra import lease, naming
 from infra.config import Config
 
 LONGEST_ACCOUNT_ID = 30
@@ -42,6 +43,14 @@ USE_ACCOUNT = "roles/iam.serviceAccountUser"
 (https://cloud.google.com/compute/docs/oslogin/set-up-oslogin)."""
 
 
+LEASES = (
+    ("names", "roles/storage.legacyBucketReader", None),
+    ("leases", "roles/storage.objectUser", f"{CONTROL}/{lease.FOLDER}/"),
+    ("hosts", "roles/storage.objectViewer", f"{CONTROL}/{RECORDED}"),
+)
+"""Of the bucket, so that people can launch where runs are on a share: role, and which objects it is for. They may take
+the lease of a slice and see which hosts it has now; who writes more of the control documents decides what runs."""
+
 ALWAYS = 'request.time > timestamp("2020-01-01T00:00:00Z")'
 """A condition that holds. OS Login is asked about machines whose names are Google's own, so no name is in it."""
 
@@ -57,18 +66,20 @@ LOG_IN_METADATA = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccessArgs:
-    """account: the full name of the hosts' service account."""
+    """account: the full name of the hosts' service account. bucket: the name of the stack's, None where it has none."""
 
     config: Config
     account: pulumi.Input[str]
+    bucket: pulumi.Input[str] | None
 
 
 class Access(pulumi.ComponentResource):
-    """A tunnel through IAP to port 22, an OS Login account, and leave to use the hosts' service account."""
+    """A tunnel through IAP to port 22, an OS Login account, leave to use the hosts' service account, and leases."""
 
     def __init__(self, name: str, args: AccessArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:access:Access", name, {}, opts)
-        access = args.config.access
+        access, config = args.config.access, args.config
+        bucket = f"projects/_/buckets/{config.bucket.name}" if config.bucket else ""
         child = pulumi.ResourceOptions(parent=self)
         people = [(member, LOG_IN_AS_ROOT) for member in access.administrators]
         people += [(member, LOG_IN) for member in access.members if member not in access.administrators]
@@ -86,6 +97,21 @@ class Access(pulumi.ComponentResource):
                     condition=projects.IAMMemberConditionArgs(
                         title=f"SSH to {naming.resource_name(args.config.stack)}", expression=expression
                     ),
+                    opts=child,
+                )
+            for what, role, prefix in LEASES if args.bucket is not None else ():
+                objects = f"{bucket}/objects/{prefix}"
+                storage.BucketIAMMember(
+                    f"{what} {member}",
+                    bucket=args.bucket,
+                    role=role,
+                    member=member,
+                    condition=storage.BucketIAMMemberConditionArgs(
+                        title=f"{what.capitalize()} of slices",
+                        expression=f'resource.name.startsWith("{objects}")',
+                    )
+                    if prefix
+                    else None,
                     opts=child,
                 )
             serviceaccount.IAMMember(

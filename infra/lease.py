@@ -1,12 +1,12 @@
-"""Who may change a slice now: the keeper, `pulumi up` or `fab recover`, one at a time.
+"""Who may change a slice now, or start a run on it: `pulumi up`, `fab` or the keeper, one at a time.
 
 A lease is a document that its holder writes anew every RENEW_S. Whoever wants it takes it over once he has seen the
 same version for STALE_S by his own clock: no two clocks are ever compared, so none has to be right. A holder that was
 stopped for longer than that finds the document changed at his next write, and stops.
 
-The document also says whether `pulumi destroy` has removed the slice, so that the keeper does not make it again. Who
-destroys marks it first and deletes then. What a keeper asked for before the mark is there to be deleted; after it a
-keeper asks for nothing, as it makes sure of its lease before each request.
+The document also says whether Pulumi has removed the slice, so that nobody else makes it again. Who destroys marks it
+first and deletes then. What was asked for before the mark is there to be deleted; after it nothing is asked for, as
+everybody makes sure of the lease before each request.
 """
 
 from __future__ import annotations
@@ -240,8 +240,8 @@ def held(
         lease.release()
 
 
-def mark_all(store_url: str, who: str, waiting: Callable[[str], None], *, removed: bool) -> None:
-    """Mark every slice that a keeper may have in hand; once all are removed none is asked for any more.
+def mark_all_removed(store_url: str, who: str, waiting: Callable[[str], None]) -> None:
+    """Mark every slice that somebody may be making, once they are done; after that none is asked for any more.
 
     Raises:
         LeaseHeldError, LeaseLostError, DocumentsError: not all are marked.
@@ -250,7 +250,7 @@ def mark_all(store_url: str, who: str, waiting: Callable[[str], None], *, remove
     for name in of_url(url_of(store_url, ""), who).patiently(lambda: documents.names(f"{FOLDER}/")):
         one = of_url(f"{store_url.rstrip('/')}/{name}", who)
         found = one.patiently(functools.partial(documents.read, name))
-        if (found.value or {}).get("removed", False) == removed:
+        if (found.value or {}).get("removed", False):
             continue
         with held(one, patience_s=PATIENCE_S, outage_s=OUTAGE_LIMIT_S, waiting=waiting):
-            one.patiently(functools.partial(one.mark, removed=removed))
+            one.patiently(functools.partial(one.mark, removed=True))

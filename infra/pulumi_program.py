@@ -52,8 +52,6 @@ def declare() -> None:
     )
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)
-    if stack.keeper is not None:
-        pulumi.export("keeper", stack.keeper)
 
 
 def configuration() -> Config:

@@ -59,7 +59,7 @@ class QueuedResourceArgs:
     accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
     node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
     guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
-    lease_url: of the slice's lease (`infra.lease.url_of`), where a keeper may change the slice as well.
+    lease_url: of the slice's lease (`infra.lease.url_of`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
     `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
     store_url: a folder of documents in which stock-outs are remembered (`infra.stock_outs`).
@@ -115,9 +115,9 @@ class QueuedResourceProvider(Provider):
             return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
-        # One whose stack has no keeper any more may still be in the hands of the one that it had.
-        kept, was_kept = _news.get("lease_url"), _olds.get("lease_url")
-        with self._alone({"lease_url": kept or was_kept}, removed=not kept) as lifecycle:
+        # One whose stack has no bucket any more may still be in the hands of somebody who has found its lease there.
+        now, before = _news.get("lease_url"), _olds.get("lease_url")
+        with self._alone({"lease_url": now or before}, removed=not now) as lifecycle:
             return UpdateResult(lifecycle.settled(lifecycle.update(_olds, _news)))
 
     def delete(self, _id: str, _props: Props) -> None:
@@ -139,13 +139,13 @@ class QueuedResourceProvider(Provider):
         except _NoLeaseError as error:
             if not error.is_missing:
                 raise
-            say("There is no bucket with a lease, and no keeper without one")
+            say("There is no bucket with a lease, and nobody makes a slice again without one")
 
     @contextlib.contextmanager
     def _alone(self, props: Props, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
-        """While the keeper leaves the slice alone, where there is one. removed: it shall not make it again either.
+        """While nobody else changes the slice. removed: nobody shall make it again either.
 
-        Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what a keeper does then.
+        Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what others do then.
         """
         session = self.require_session()
         with plugin.plain_errors():
@@ -158,6 +158,8 @@ class QueuedResourceProvider(Provider):
                         over.enter_context(lease.held(mine, **patience, waiting=session.backoff.say))
                         mine.mark(removed=removed)
                         lifecycle = session.lifecycle(also=mine.require)
+                        if removed:
+                            over.enter_context(_unmarked_if_it_fails(mine))
                     yield lifecycle
             except DocumentsError as error:
                 raise _NoLeaseError(error) from None
@@ -169,13 +171,24 @@ class QueuedResourceProvider(Provider):
                 raise CloudTpuError(f"{error}; try again") from None
 
 
+@contextlib.contextmanager
+def _unmarked_if_it_fails(mine: lease.Lease) -> Iterator[None]:
+    """A slice whose deletion has failed is still in Pulumi's state, and the next `pulumi up` may find it unchanged."""
+    try:
+        yield
+    except CloudTpuError:
+        with contextlib.suppress(DocumentsError, lease.LeaseLostError):
+            mine.mark(removed=False)
+        raise
+
+
 class _NoLeaseError(CloudTpuError):
     """The documents with the lease do not answer."""
 
     __module__ = "builtins"
 
     def __init__(self, error: DocumentsError) -> None:
-        super().__init__(f"the keeper cannot be kept from the slice: {error}")
+        super().__init__(f"others cannot be kept from the slice: {error}")
         self.is_missing = isinstance(error, MissingError)
 
 

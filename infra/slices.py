@@ -34,7 +34,7 @@ class TpuSliceArgs:
 
     network, subnetworks (by region): full names. tag: what the firewall knows the hosts by. share: what they mount;
     None: nothing.
-    lease_url: of the slice's lease; None where there is no keeper. store_url: where stock-outs are remembered.
+    lease_url: of the slice's lease. store_url: where stock-outs are remembered. None: the stack has no bucket.
     """
 
     config: Config

@@ -9,13 +9,14 @@ import pulumi
 from pulumi_gcp import projects
 
 from contracts import inventory
-from infra import keeper_access, startup
+from infra import control, startup
 from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
 from infra.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_entry
 from infra.config import Config, NfsConfig
+from infra.control import Specification, SpecificationArgs
 from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
 from infra.iam import Access, AccessArgs, Identity
-from infra.keeper_access import Description, DescriptionArgs, KeeperAccount, KeeperAccountArgs
+from infra.keeper_access import KeeperAccount, KeeperAccountArgs
 from infra.network import Network
 from infra.node_pools import UNKNOWN, Hooks, Observed
 from infra.slices import TpuSlice, TpuSliceArgs
@@ -35,14 +36,10 @@ _Slices = Sequence[pulumi.Input[inventory.Slice]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """inventory: contract 1. image_repository: what the name of a pushed image begins with.
-
-    keeper: as `infra.keeper_access.describe` has it; None where there is no keeper.
-    """
+    """inventory: contract 1. image_repository: what the name of a pushed image begins with."""
 
     inventory: pulumi.Output[inventory.Inventory]
     image_repository: str
-    keeper: pulumi.Output[str] | None
 
 
 def declare_stack(
@@ -80,11 +77,12 @@ def declare_stack(
     after_data = pulumi.ResourceOptions(depends_on=[services, *data])
     network.connect(config, after=data)
     if identity:
-        Access("access", AccessArgs(config=config, account=identity.account), after_data)
+        people = AccessArgs(config=config, account=identity.account, bucket=bucket.name if bucket else None)
+        Access("access", people, after_data)
     zones = {zone for each in config.slices if not each.in_cluster for zone in each.zones}
     # It is deleted before all that its TPUs stand on, of which some may be in no state.
     below = pulumi.ResourceOptions(depends_on=[network, *([identity] if identity else []), *data])
-    owner = StackIdentity("owner", config.project, zones, below).owner
+    owner = StackIdentity("owner", config.project, zones, control.url_of(config), below).owner
     keeper = (
         KeeperAccount(
             "keeper",
@@ -122,8 +120,8 @@ def declare_stack(
                 tag=network.host_tag,
                 service_account=identity.email,
                 share=server.share if server else None,
-                lease_url=keeper_access.lease_url(config, each.name),
-                store_url=keeper_access.stock_outs_url(config, each),
+                lease_url=control.lease_url(config, each.name),
+                store_url=control.url_of(config),
             )
             vms[each.name].ask(asked, after=[network, identity, *stores])
 
@@ -132,25 +130,18 @@ def declare_stack(
             which(vms[each.name]) if each.name in vms else slice_entry(config, each) for each in config.slices
         ]
 
-    described = (
-        Description(
-            "description",
-            DescriptionArgs(
-                config=config,
-                bucket=bucket.name,
-                owner=owner,
-                slices={name: each.inputs for name, each in vms.items() if each.inputs is not None},
-                vacant=_inventory(config, server, all_slices(lambda each: each.vacant), granted, cluster),
-            ),
-            after_services,
+    if bucket:
+        specified = SpecificationArgs(
+            config=config,
+            bucket=bucket.name,
+            owner=owner,
+            slices={name: each.inputs for name, each in vms.items() if each.inputs is not None},
+            vacant=_inventory(config, server, all_slices(lambda each: each.vacant), granted, cluster),
         )
-        if config.keeper and bucket
-        else None
-    )
+        Specification("specification", specified, after_services)
     return Stack(
         inventory=_inventory(config, server, all_slices(lambda each: each.entry), granted, cluster),
         image_repository=registry.url,
-        keeper=described.text if described else None,
     )
 
 
@@ -200,7 +191,7 @@ def _inventory(
                 dataclasses.replace(each, granted_chips=chips)
                 for each, chips in zip(known["slices"], granted, strict=True)
             ),
-            keeper=keeper_access.store_url(config),
+            has_keeper=config.keeper,
             idle_hours=config.idle_hours,
             cluster=known["cluster"] or elsewhere,
         )

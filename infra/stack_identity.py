@@ -3,21 +3,25 @@
 Two people may give two stacks the same name in one project. What a stack makes carries its id in the owner label, and
 what carries another is never touched (`infra.cloud_tpu.lifecycle`). It is made before any TPU and deleted after them:
 `pulumi destroy` then deletes what interrupted ones have left behind, which no state knows of and which nobody could
-recognise without the id. What a TPU stands on (network, account, disks, bucket) is made before it and deleted after it.
+recognise without the id. Before that it marks every slice as removed, also those that a refresh has not found and that
+are in no state, so that nobody makes one of them again (`infra.lease`). What a TPU stands on (network, account, disks,
+bucket) is made before it and deleted after it.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
+from infra import lease
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, NoServiceError
+from infra.documents import DocumentsError, MissingError
 
 Props = dict[str, Any]
 
@@ -31,7 +35,8 @@ class StackIdentityProvider(Provider):
 
     def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
         is_new_zone = not {*_news.get("zones", ())} <= {*_olds.get("zones", ())}
-        return DiffResult(changes=is_new_zone or _olds.get("project") != _news.get("project"))
+        others = any(_olds.get(name) != _news.get(name) for name in ("project", "control_url"))
+        return DiffResult(changes=is_new_zone or others)
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
         zones = sorted({*_olds.get("zones", ()), *_news.get("zones", ())})
@@ -44,6 +49,8 @@ class StackIdentityProvider(Provider):
         """
         session, project = self.require_session(), _props["project"]
         with plugin.plain_errors():
+            if _props.get("control_url"):
+                _mark_removed(str(_props["control_url"]), session.backoff.say)
             try:
                 session.lifecycle().remove_all(project, _props["owner"], _props.get("zones"))
             except AbandonedError:
@@ -61,10 +68,21 @@ class StackIdentityProvider(Provider):
                 ) from None
 
 
+def _mark_removed(control_url: str, say: Callable[[str], None]) -> None:
+    try:
+        lease.mark_all_removed(control_url, lease.myself("`pulumi`"), say)
+    except MissingError as error:
+        say(f"{error}; no keeper acts without it")
+    except (DocumentsError, lease.LeaseHeldError, lease.LeaseLostError) as error:
+        raise CloudTpuError(
+            f"slices cannot be marked as removed, and might be made again: {error}; try again"
+        ) from None
+
+
 class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):
     """owner: 20 hexadecimal digits, fit for a label. Whatever carries it must depend on this.
 
-    zones: in which the stack may ask for TPUs now.
+    zones: in which the stack may ask for TPUs now. control_url: its control documents, None where it has no bucket.
     """
 
     owner: pulumi.Output[str]
@@ -74,7 +92,8 @@ class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):
         name: str,
         project: pulumi.Input[str],
         zones: Collection[str],
+        control_url: str | None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        props = {"project": project, "zones": sorted(zones), "owner": None}
+        props = {"project": project, "zones": sorted(zones), "control_url": control_url, "owner": None}
         super().__init__(StackIdentityProvider(), name, props, opts)

@@ -1,6 +1,6 @@
 """The keeper as a program, which a timer starts every minute: `python -m keeper`.
 
-    TPU_STACK_KEEPER=gs://BUCKET/keeper    where the stack's documents are, in place of --store
+    TPU_STACK_KEEPER=gs://BUCKET/control    where the stack's documents are, in place of --store
 
 Exit codes: 0 it has looked; 1 it could not; 2 the command line is wrong.
 """
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--store",
         default=os.environ.get(STORE, ""),
-        help=f"the stack's documents: gs://BUCKET/keeper, or a folder (default: ${STORE})",
+        help=f"the stack's documents: gs://BUCKET/control, or a folder (default: ${STORE})",
     )
     parser.add_argument(
         "--every", type=float, default=0.0, help="look again every so many seconds (default: once)"

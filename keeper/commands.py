@@ -50,7 +50,7 @@ class HandOver:
                 f"{target.slice.name}: the keeper has nothing to do on node pools, where the cluster starts each lost "
                 "pod again, --max-restarts times; leave --keep out"
             )
-        if target.inventory.keeper is None:
+        if not target.inventory.has_keeper:
             raise RequestError(
                 f"--stack {target.name}: it has no keeper; set tpu-stack:keeper: true, then `pulumi up` and `fab "
                 "keeper install`; without one, `fab train --max-restarts` brings a run back as long as the command runs"
@@ -177,7 +177,7 @@ def _meant(entries: Sequence[Wanted], wanted: str) -> str:
 
 def stop(target: Target, run_id: str) -> bool:
     """Let the keeper stop a run that it keeps, at its next look, and not bring it back; False: it keeps no such run."""
-    if target.inventory.keeper is None and target.capabilities.is_billed:
+    if target.capabilities.is_billed and not target.inventory.has_keeper:
         return False
 
     def change(now: Wanted | None) -> Wanted | None:
@@ -271,10 +271,7 @@ def capacity(console: Console, asked: targets.Wanted, *, days: int, as_json: boo
         lines = [vars(offer) | vars(hours) for offer, hours in found.items()]
         console.print(json.dumps(lines), highlight=False, markup=False, soft_wrap=True)
     elif not found:
-        console.print(
-            f"{documents.url}: no request has been noted yet; those for slices with several zones are, and with a "
-            "keeper all"
-        )
+        console.print(f"{documents.url}: no request has been noted yet; those for queued slices are")
     else:
         console.print(capacity_table(found, days=days, now=datetime.datetime.now(datetime.UTC)))
         console.print(LEGEND % days, style="dim")

@@ -115,7 +115,7 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
         RequestError: the stack has no keeper, or no gateway to put it on.
         HostError: nobody knows the gateway's host key.
     """
-    if inventory.keeper is None:
+    if not inventory.has_keeper:
         raise RequestError(
             f"the stack {inventory.stack} has no keeper; set tpu-stack:keeper: true, then `pulumi up`"
         )
@@ -270,7 +270,7 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
         for path, text in units_of.items()
     )
     stays = 'loginctl enable-linger || say "it runs only while you are logged in: sudo loginctl enable-linger $USER"'
-    by_hand = f"cd {code} && {place.python} -m keeper --store {inventory.keeper}"
+    by_hand = f"cd {code} && {place.python} -m keeper --store {inventory.control}"
     systemd = f"""[ -d /run/systemd/system ] ||
   {{ echo "there is no systemd here; let another timer do: {by_hand}"; exit 1; }}"""
     # What the keeper itself has written, without systemd's own lines.
@@ -325,7 +325,7 @@ def service_unit(place: Place, code: str, inventory: Inventory) -> str:
     lines = [
         f"[Unit]\nDescription=The keeper of tpu-stack {inventory.stack}: one look at its runs",
         "Wants=network-online.target\nAfter=network-online.target nfs-server.service\n",
-        f"[Service]\nType=oneshot\nExecStart={place.python} -m keeper --store {inventory.keeper}",
+        f"[Service]\nType=oneshot\nExecStart={place.python} -m keeper --store {inventory.control}",
         f"WorkingDirectory={folder}\nTimeoutStartSec={PASS_LIMIT_S}\nNice=5",
         # In quotes in a unit, % and backslashes mean something.
         *(

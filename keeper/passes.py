@@ -366,22 +366,23 @@ class Attempt:
         if stack is None or mine.removed or self.name not in stack.slices:
             return
         if self._standing == "doubled":
-            slices.have(self._means.client(), self._means.backoff, stack, self.name, mine, wait_s=0.0)
+            slices.have(
+                self._means.client(),
+                self._means.backoff,
+                stack,
+                self.name,
+                mine,
+                wait_s=0.0,
+                lost=self._is_lost,
+            )
         elif any(each.state == "waiting" or each.slice_lost for each in self._group):
             self._withdraw(stack, mine)
 
     def _ask(self, stack: Stack, mine: Lease) -> bool:
         """See to it that the slice is there; False: not now."""
         now_s, is_queued = self._now_s(), self._standing in rules.QUEUED
-        for number, each in enumerate(self._group) if self._standing in ("absent", "lost") else ():
-            step = rules.glance(each, self._standing, None, now_s)
-            if step.do == "ask":
-                told = None
-                if each.state == "watched" and not each.for_queue:  # the queue tells of its runs
-                    told = self._post.item(each, "preempted", LOST)
-                self._group[number] = self._note(
-                    each, "asks", step.reason, told, state="recovering", slice_lost=True
-                )
+        if self._standing in ("absent", "lost"):
+            self._note_loss()
         if self._standing == "active" and all(
             each.prepares and each.not_before_s > now_s for each in self._group
         ):
@@ -396,6 +397,7 @@ class Attempt:
                 mine,
                 # One that waits already is looked at, so that the next zone has its turn.
                 wait_s=0.0 if is_queued else slices.WAIT_S,
+                lost=self._is_lost,
             )
         except slices.UnpublishedError as error:
             for each in self._group:
@@ -424,6 +426,24 @@ class Attempt:
             return False
         slices.record(self._documents, made)
         return True
+
+    def _is_lost(self, why: str) -> None:
+        """Take note that the slice is lost, which a listing may not show: it says ACTIVE, and a node of it is gone."""
+        if self._standing not in ("absent", "lost"):
+            self._means.say(f"{self.name} is lost: {why}")
+            self._standing = "lost"
+            self._note_loss()
+
+    def _note_loss(self) -> None:
+        for number, each in enumerate(self._group):
+            step = rules.glance(each, self._standing, None, self._now_s())
+            if step.do == "ask":
+                told = None
+                if each.state == "watched" and not each.for_queue:  # the queue tells of its runs
+                    told = self._post.item(each, "preempted", LOST)
+                self._group[number] = self._note(
+                    each, "asks", step.reason, told, state="recovering", slice_lost=True
+                )
 
     def _bring_back(self, wanted: Wanted, stack: Stack | None, mine: Lease, *, is_new: bool) -> None:
         def reopen() -> Any:

@@ -11,25 +11,18 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from backends.vm import ensure
+from backends.vm.ensure import UnpublishedError as UnpublishedError
+from backends.vm.ensure import record as record
 from contracts.inventory import Slice as InventorySlice
-from contracts.inventory import slices_from_json, slices_to_json
 from infra.cloud_tpu import request, zones
 from infra.cloud_tpu.client import Client, Listing
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.cloud_tpu.workers import are_complete, hosts_of
 from infra.documents import Documents
 from infra.lease import Lease
 from keeper import rules
 from keeper.store import INVENTORY, Stack, Wanted
 from launch.inventories import with_kept
-
-
-class UnpublishedError(CloudTpuError):
-    """A slice is active, and its hosts cannot be reached yet."""
-
-    __module__ = "builtins"
-
 
 Say = Callable[[str], None]
 Json = dict[str, Any]
@@ -85,78 +78,36 @@ def standing(
 
 
 def have(
-    client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease, *, wait_s: float
+    client: Client,
+    backoff: Backoff,
+    stack: Stack,
+    name: str,
+    lease: Lease,
+    *,
+    wait_s: float,
+    lost: Callable[[str], None],
 ) -> InventorySlice | None:
-    """Ask for a slice, or adopt it, and return what the inventory has of it now; None while it waits for capacity.
-
-    Raises:
-        CloudTpuError: it is not to be had, or not with these properties.
-        infra.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
-    """
-    props = stack.slices[name]
-    here = next(each.zone for each in stack.inventory.slices if each.name == name)
-    # Of two in its zones, which an interrupted request may have left, the one that hosts are known of stays.
-    home = {"zone": here} if here in (props.get("zones") or ()) else {}
-    try:
-        outputs = Lifecycle(client, _leased(backoff, lease)).create({**props, **home, "wait_s": wait_s})
-    except CloudTpuError:
-        lease.require()
-        raise
-    lease.require()
-    return entry(stack, name, outputs)
-
-
-def entry(stack: Stack, name: str, outputs: Mapping[str, Any]) -> InventorySlice | None:
-    """Return what the inventory has of a slice, by the outputs of its lifecycle; None where it has no nodes.
-
-    Raises:
-        UnpublishedError: its hosts cannot be reached yet.
-    """
-    nodes = outputs["nodes"]
-    if request.kind_of(outputs["state"]) != "active" or not nodes:
-        return None
-    if not all(are_complete(node["workers"]) for node in nodes):
-        raise UnpublishedError(f"{name}: its hosts have not published their names and host keys yet")
-    known = next(each for each in stack.inventory.slices if each.name == name)
-    return dataclasses.replace(
-        known,
-        hosts=hosts_of(nodes),
-        created=str(outputs.get("create_time") or ""),
-        zone=str(outputs.get("zone") or known.zone),
-    )
+    """Bring a slice of a stack about, as `backends.vm.ensure.ensure`."""
+    known = _known(stack, name)
+    return ensure.ensure(client, backoff, stack.slices[name], known, lease, wait_s=wait_s, lost=lost)
 
 
 def seen(client: Client, backoff: Backoff, stack: Stack, name: str) -> InventorySlice | None:
-    """Return a slice as Google has it; None where it is not there, or not ours. Raises CloudTpuError, as `entry`."""
-    outputs = Lifecycle(client, backoff).read(stack.slices[name])
-    return None if outputs is None else entry(stack, name, outputs)
+    """Return a slice of a stack, as `backends.vm.ensure.observed`."""
+    return ensure.observed(client, backoff, stack.slices[name], _known(stack, name))
 
 
 def withdraw(client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease | None) -> None:
-    """Give back a slice that was asked for and that nobody wants any more. lease: None: there can be none.
-
-    Raises as `have`.
-    """
-    Lifecycle(client, _leased(backoff, lease) if lease else backoff).delete(stack.slices[name])
+    """Give back a slice that nobody wants any more, as `backends.vm.ensure.release`."""
+    ensure.release(client, backoff, stack.slices[name], lease)
 
 
-def _leased(backoff: Backoff, lease: Lease) -> Backoff:
-    """Return what asks for the lease too before each request."""
-    return dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
-
-
-def record(documents: Documents, fresh: InventorySlice) -> None:
-    """Write what a slice is now, for every command of the stack."""
-
-    def change(value: Any) -> Any:
-        kept = {each.name: each for each in slices_from_json(json.dumps(value or {"slices": []}))}
-        return json.loads(slices_to_json([*({**kept, fresh.name: fresh}).values()]))
-
-    documents.change(INVENTORY, change)
+def _known(stack: Stack, name: str) -> InventorySlice:
+    return next(each for each in stack.inventory.slices if each.name == name)
 
 
 def with_newest(stack: Stack, documents: Documents) -> Stack:
-    """Return the stack with the slices that a keeper has recorded."""
+    """Return the stack with the slices that were made again since `pulumi up`."""
     found = documents.read(INVENTORY).value
     kept = with_kept(stack.inventory, None if found is None else json.dumps(found).encode())
     return dataclasses.replace(stack, inventory=kept)

@@ -1,4 +1,4 @@
-"""The store: a stack's documents in `<bucket>/keeper`, which the keeper, `fab` and `pulumi up` read and change.
+"""The store: a stack's documents in `<bucket>/control`, which the keeper, `fab` and `pulumi up` read and change.
 
     stack.json          what is to be known of the stack, written by `pulumi up`: see `Stack`
     wanted.json         the runs to keep, by run id: see `Wanted`; all in one, so that a look costs one read
@@ -9,31 +9,29 @@
     used.json           when a TPU of a slice was last seen open: see `keeper.reclaim`
     looked.json         when a pass last began, as it notes now and then: see `note_look`
 
-On this machine they are in `.keeper` of the runs folder; a stack without a bucket has none.
+On this machine they are in `.control` of the runs folder; a stack without a bucket has none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from backends.targets import inventory_of, resolve
 from console import notify
 from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError
-from contracts.inventory import Inventory, InventoryError, from_json
-from infra import lease
+from contracts.inventory import RECORDED, SPECIFICATION, Inventory, InventoryError, from_json
 from infra.documents import Documents, DocumentsError
 from launch import targets
 from launch.targets import Target
 from launch.targets import Wanted as AskedFor
 
 WANTED, STACK, INVENTORY, QUEUE, CAPACITY = (
-    "wanted.json", "stack.json", "inventory.json", "queue.json", "capacity.json",
+    "wanted.json", SPECIFICATION, RECORDED, "queue.json", "capacity.json",
 )  # fmt: skip
 
 LOOKED = "looked.json"
@@ -155,7 +153,7 @@ def store_of(target: Target) -> Documents:
         RequestError: the stack has no place for them.
     """
     if target.capabilities.shares_files:
-        return Documents(f"{target.runs_url.rstrip('/')}/.keeper")
+        return Documents(f"{target.runs_url.rstrip('/')}/.control")
     return _documents_of(target.inventory, target.name)
 
 
@@ -171,29 +169,12 @@ def documents_for(asked: AskedFor) -> Documents:
 
 
 def _documents_of(inventory: Inventory, stack: str) -> Documents:
-    url = inventory.keeper or inventory.storage.bucket_url
-    if url is None:
+    if inventory.control is None:
         raise RequestError(
             f"--stack {stack}: what is kept or queued, and stock-outs, are noted in its bucket, and it has none; set "
             "tpu-stack:storage.bucket, then `pulumi up`"
         )
-    return Documents(inventory.keeper or f"{url.rstrip('/')}/keeper")
-
-
-@contextlib.contextmanager
-def alone(target: Target) -> Iterator[Callable[[], object]]:
-    """Keep the keeper and `pulumi up` from changing a target's slice, as `launch.targets.Target.alone`.
-
-    Raises:
-        RequestError: one of them is at it, or nobody can tell.
-    """
-    try:
-        with lease.held(lease.Lease(store_of(target), target.slice.name, lease.myself("`fab`"))) as mine:
-            yield mine.require
-    except (lease.LeaseHeldError, lease.LeaseLostError) as error:
-        raise RequestError(f"{error}; `fab keeper status` says more, then try again") from None
-    except DocumentsError as error:
-        raise RequestError(str(error)) from None
+    return Documents(inventory.control)
 
 
 def read_stack(documents: Documents) -> Stack:
@@ -208,7 +189,7 @@ def read_stack(documents: Documents) -> Stack:
     return found
 
 
-WRITES_IT = "`pulumi up` with tpu-stack:keeper: true writes it"
+WRITES_IT = "`pulumi up` writes it"
 
 
 def readable_stack(documents: Documents) -> Stack | None:

@@ -108,6 +108,10 @@ class Backend(Protocol):
         """Make the environment of a framework where it is missing. Raises RequestError: it could not be made."""
         ...
 
+    def ensure(self, target: Target, say: Say) -> None:
+        """Make the slice of a target again that has lost hosts, and no other. Raises RequestError: it cannot be."""
+        ...
+
     def prepare(self, target: Target) -> bool:
         """Make hosts that are new able to run something; False: some could not be prepared, which has been said."""
         ...

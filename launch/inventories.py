@@ -16,7 +16,7 @@ from typing import Any
 from contracts import atomic
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.inventory import Host, Inventory, InventoryError, Slice, from_json, slices_from_json
+from contracts.inventory import RECORDED, Host, Inventory, InventoryError, Slice, from_json, slices_from_json
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 
@@ -53,21 +53,17 @@ def parse(text: str, where: str) -> Inventory:
 
 
 def renewed(inventory: Inventory) -> Inventory:
-    """Return the inventory with the slices that its keeper has made again since `pulumi up` wrote it."""
-    if inventory.keeper is None or not is_url(inventory.keeper):
+    """Return the inventory with the slices that were made again since `pulumi up` wrote it."""
+    if inventory.control is None or not is_url(inventory.control):
         return inventory
-    from launch.remote_files import Buckets  # most stacks have no keeper
+    from launch.remote_files import Buckets  # a file with an inventory does without
 
     try:
-        (found,) = Buckets().read([f"{inventory.keeper}/{KEPT}"])
+        (found,) = Buckets().read([f"{inventory.control}/{RECORDED}"])
         return with_kept(inventory, found)
     except (HostError, InventoryError) as error:
-        print(f"warning: what the keeper has made again is not known: {error}", file=sys.stderr)
+        print(f"warning: which slices were made again is not known: {error}", file=sys.stderr)
         return inventory
-
-
-KEPT = "inventory.json"
-"""In the keeper's store: {"slices": […]}, as `keeper.store` says."""
 
 
 def with_kept(inventory: Inventory, text: bytes | None) -> Inventory:

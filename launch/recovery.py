@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from contracts import run_directory
 from contracts.durations import spoken
@@ -18,14 +16,12 @@ from contracts.run_directory import CODE, FOLDER, State
 from launch import runs
 from launch.backend import Say
 from launch.bundles import Bundle
-from launch.jobs import CHECKOUT, Submitted
+from launch.jobs import Submitted
 from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.runs import Run
 from launch.targets import Target
 
-REPAIR_LIMIT_S = 13 * 3600.0
-"""Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
 BOOT_LIMIT_S = 300.0
 BOOT_POLL_S = 1.0
 THERE_POLL_S = 10.0
@@ -64,13 +60,12 @@ def decide(state: State, run: Run) -> Decision:
 
 
 def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:
-    """Return the target with all its hosts: unchanged if they all answer, else after `pulumi up --refresh`.
+    """Return the target with all its hosts: unchanged if they all answer, else once its slice was made again.
 
     reopen: returns it as it is then.
 
     Raises:
-        RequestError: hosts do not answer and nothing here can make them again, or Pulumi failed, or they cannot be
-            prepared.
+        RequestError: hosts do not answer and nothing here can make them again, or they cannot be prepared.
     """
     silent = runs.look_at_all(target.agents).errors
     if not silent:
@@ -79,14 +74,7 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:
         raise silent[0]
     for error in silent:
         say(f"no answer from {error}")
-    if target.pulumi_stack is None:
-        raise RequestError(
-            f"{len(silent)} of {len(target.hosts)} hosts do not answer, and Pulumi did not make them; bring them back, "
-            "then `fab recover` again"
-        )
-    command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", target.pulumi_stack]
-    say(f"the slice {target.slice.name} is not whole: {shlex.join(command)}")
-    _run_pulumi(command)
+    target.backend.ensure(target, say)
     return prepared(reopen, say)
 
 
@@ -108,33 +96,6 @@ def prepared(
     return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
 
 
-def _run_pulumi(command: Sequence[str]) -> None:
-    """Run Pulumi, whose output goes to the terminal as it comes.
-
-    Ctrl-C reaches Pulumi too, which ends what it has begun and writes it to its state; that is waited for. A second
-    one ends both.
-    """
-    try:
-        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
-    with process:
-        try:
-            process.wait(REPAIR_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise RequestError(
-                f"`pulumi up` did not end within {spoken(REPAIR_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
-            ) from None
-        except KeyboardInterrupt:
-            process.wait()
-            raise
-    if process.returncode != 0:
-        raise RequestError(
-            f"`{shlex.join(command)}` failed (exit code {process.returncode}); its last lines say why"
-        )
-
-
 def wait_for_hosts(target: Target, require_there: Callable[[], None]) -> None:
     """Wait until the SSH servers of new hosts answer.
 
@@ -150,7 +111,10 @@ def wait_for_hosts(target: Target, require_there: Callable[[], None]) -> None:
         if time.monotonic() > deadline:
             raise RequestError(
                 "\n  ".join(
-                    [f"hosts do not answer {spoken(BOOT_LIMIT_S)} after `pulumi up`:", *map(str, silent)]
+                    [
+                        f"hosts do not answer {spoken(BOOT_LIMIT_S)} after their slice was there:",
+                        *map(str, silent),
+                    ]
                 )
                 + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
                 f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"

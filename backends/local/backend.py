@@ -86,6 +86,9 @@ class LocalBackend:
     def launcher(self, target: Target, request: Request) -> HostLauncher:
         return launcher_of(target, request)
 
+    def ensure(self, target: Target, say: Say) -> None:  # noqa: ARG002
+        raise RequestError("this machine's agent does not answer; the reason is above")
+
     def conclude(self, run_id: str) -> None:  # noqa: ARG002 - its agents have said all
         return None
 

@@ -72,6 +72,9 @@ class PodsBackend:
         given = {name: value for name, value in asked.items() if value is not None}
         return PodLauncher.of(self.runs, target, {**before, **given}, wait_s=request.wait_s)
 
+    def ensure(self, target: Target, say: Say) -> None:
+        """Its nodes are the cluster's, which brings them back."""
+
     def conclude(self, run_id: str) -> str | None:
         return self.runs.conclude(run_id)
 

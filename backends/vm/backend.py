@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from backends.host_launcher import HostLauncher, launcher_of
 from backends.vm.agent_session import AGENT_ROOT
+from backends.vm.ensure import exclusive, restore
 from backends.vm.transport import transports_of
 from contracts.files import is_url
 from contracts.inventory import Inventory, Slice
@@ -49,6 +50,9 @@ class SshBackend:
 
     def make_environment(self, framework: str, say: Say) -> None:
         """There is none to be made."""
+
+    def ensure(self, target: Target, say: Say) -> None:
+        restore(target.inventory.control, target.pulumi_stack, target.slice, say)
 
     def prepare(self, target: Target) -> bool:
         from backends.vm.deploy import deploy  # few runs ever need it
@@ -112,4 +116,5 @@ def target_of(inventory: Inventory, one_slice: Slice, wanted: Wanted) -> Target:
         coordinator_host=address_and_port(hosts[0].internal_address)[0],
         backend=SshBackend(),
         stand_in_devices=given.stand_in_devices if given else None,
+        alone=functools.partial(exclusive, inventory.control, one_slice.name),
     )

@@ -23,11 +23,11 @@ from infra.cloud_tpu.retry import (
     RunningError,
     poll_pause_s,
 )
-from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search, strays
+from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search, require_empty, strays
 from infra.documents import Documents, DocumentsError
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
+    from infra.cloud_tpu.client import Client, Listing
 
 Json = dict[str, Any]
 Props = Mapping[str, Any]
@@ -72,6 +72,17 @@ class Lifecycle:
             unread = dataclasses.replace(placed.look, kind="waiting", state=request.UNREAD)
             return self._shown(props, dataclasses.replace(placed, look=unread), [])
 
+    def restore(self, props: Props, lost: Callable[[str], None]) -> Json:
+        """As `create`. One that is lost is deleted first, also with nodes that still run: a run needs all of them.
+
+        lost: called with the reason before anything is deleted.
+        """
+        placed = self._found(Spec.of(props))
+        if placed is not None and placed.look.kind == "lost":
+            lost(placed.look.why)
+            self._remove(placed.spec.name, placed.spec.owner)
+        return self.create(props)
+
     def update(self, before: Props, props: Props) -> Json:
         """Labels, metadata, tags, description and addresses in place, once it is ACTIVE; wait for that if it is not.
 
@@ -107,24 +118,33 @@ class Lifecycle:
         return self._shown(props, placed, [workers.read(self._client, node) for node in in_order])
 
     def delete(self, props: Props) -> None:
-        """With its nodes and whatever is left of them; over when all are gone. What is not ours (any more) stays."""
+        """With its nodes and whatever is left of them; over when all are gone. What is not ours (any more) stays.
+
+        Raises CloudTpuError where something of it may be left, once all is gone that could be deleted.
+        """
         wanted = Spec.of(props)
         troubles: list[CloudTpuError] = []
-        beside = strays(self._client, wanted, wanted.zones) if wanted.zones else []
+        listing = self._client.queued_resources(wanted.project) if wanted.zones else None
+        beside = strays(listing, wanted, wanted.zones) if listing else []
         for spec in [*wanted.everywhere, *beside]:
             try:
-                self._delete(spec)
+                self._delete(spec, listing if spec.zone != wanted.zone else None)
             except AbandonedError:
                 raise
             except CloudTpuError as error:
-                # A zone that the project may not use (any more) has nothing of it, and must not keep it from going.
-                if error.status != "PERMISSION_DENIED" or spec.zone == wanted.zone:
-                    troubles.append(error)
+                troubles.append(error)
         if troubles:
             raise CloudTpuError("\n".join(map(str, troubles)), troubles[0].status)
 
-    def _delete(self, spec: Spec) -> None:
-        found = self._client.queued_resource(spec.name)
+    def _delete(self, spec: Spec, listing: Listing | None) -> None:
+        """listing: of all zones, by which a zone that refuses to be looked at is known to have nothing of it."""
+        try:
+            found = self._client.queued_resource(spec.name)
+        except CloudTpuError as error:
+            if listing is None or error.status != "PERMISSION_DENIED":
+                raise
+            require_empty(listing, spec, error)
+            return
         if found is not None and not request.is_owned(request.node_of(found), spec.owner):
             self._backoff.say(f"warning: {spec.name} is not of this stack any more; it is left alone")
         elif found is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +31,7 @@ from infra.cloud_tpu.retry import (
 )
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
+    from infra.cloud_tpu.client import Client, Listing
 
 LATE_S = 60.0
 """What is not shown may only be late: live ones must not be deleted because an answer was old."""
@@ -65,15 +66,30 @@ def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
     return look.state in NOT_YET and stock_outs.age_s(look, now) >= spec.zone_wait_s
 
 
-def strays(client: Client, spec: Spec, known: Collection[str]) -> list[Spec]:
+def shown(listing: Listing, spec: Spec) -> list[str]:
+    """The zones in which a listing shows it. A project may be called by its number there."""
+    ours = [each for each in listing.found if request.is_owned(request.node_of(each), spec.owner)]
+    names = [each["name"].split("/") for each in ours]
+    return [name[3] for name in names if name[5] == spec.queued_resource_id]
+
+
+def strays(listing: Listing, spec: Spec, known: Collection[str]) -> list[Spec]:
     """The same in zones beside its known ones that have it: an `up` was cut off, and then the zones changed.
 
     A zone that Google could not ask may have it too; the end of the stack looks again (`Lifecycle.remove_all`).
     """
-    found = client.queued_resources(spec.project).found
-    names = [each["name"].split("/") for each in found if request.is_owned(request.node_of(each), spec.owner)]
-    zones = [name[3] for name in names if name[5] == spec.queued_resource_id and name[3] not in known]
-    return [dataclasses.replace(spec, zone=zone) for zone in zones]
+    return [dataclasses.replace(spec, zone=zone) for zone in shown(listing, spec) if zone not in known]
+
+
+def require_empty(listing: Listing, spec: Spec, refusal: CloudTpuError) -> None:
+    """A zone that refuses to be looked at, such as one that the project may not use, has nothing of it.
+
+    Raises CloudTpuError where the listing of all zones shows it there all the same, or could not ask that zone.
+    """
+    if spec.zone in (*listing.unreachable, *shown(listing, spec)):
+        raise CloudTpuError(
+            f"{refusal}\nIt may be in {spec.zone} all the same: {spec.how_to_delete}", refusal.status
+        )
 
 
 class OneZone(Protocol):
@@ -131,7 +147,7 @@ class Search:
 
         Raises CloudTpuError where no zone takes or keeps the request, or something runs that only a person may delete.
         """
-        self._strays = {spec.zone: spec for spec in strays(self._client, self._wanted, self._all)}
+        self._strays = {spec.zone: spec for spec in strays(self._listing, self._wanted, self._all)}
         self._all |= self._strays
         self._begin(self._survey(LATE_S))
         started = said = self._backoff.now()
@@ -172,6 +188,11 @@ class Search:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _listing(self) -> Listing:
+        """What all zones showed when the search began."""
+        return self._client.queued_resources(self._wanted.project)
+
     @property
     def _id(self) -> str:
         return self._wanted.queued_resource_id
@@ -189,6 +210,7 @@ class Search:
             except CloudTpuError as error:
                 if error.status not in UNUSABLE or zone == self._wanted.zone:
                     raise
+                require_empty(self._listing, spec, error)
                 self._refuse(zone, str(error), error.status)
                 continue
             if found is not None and request.is_owned(request.node_of(found), spec.owner):
@@ -337,9 +359,10 @@ class Search:
             try:
                 found = self._client.queued_resource(spec.name, patience_s=LOOK_PATIENCE_S)
             except CloudTpuError as error:
-                if error.status in UNUSABLE:
-                    return False
-                raise
+                if error.status not in UNUSABLE:
+                    raise
+                require_empty(self._client.queued_resources(spec.project), spec, error)
+                return False
             ours = found is not None and request.is_owned(request.node_of(found), spec.owner)
             if found is None or not ours or request.state_of(found) == "DELETING":
                 return False

@@ -130,7 +130,7 @@ class Daemon:
     def _of_keeper(self) -> Mapping[str, str]:
         """The environment of the keeper: that of a person here, and where the stack's documents are."""
         opened = state.open_rehearsal({**os.environ, state.FOLDER_VARIABLE: str(self.folder)})
-        store = f"gs://{rehearsal_stack.BUCKET}/keeper"
+        store = f"gs://{rehearsal_stack.BUCKET}/control"
         return {
             **os.environ,
             **opened.environment,

@@ -19,7 +19,7 @@ from rehearsal.gcp_stand_in.world import WorldError
 SERVER = "STORAGE_EMULATOR_HOST"
 HOSTS = "TPU_STACK_STAND_IN_HOSTS"
 """JSON of what a rehearsal's hosts are, which the keeper's description of a real stack does not say."""
-DESCRIPTION = "keeper/stack.json"
+DESCRIPTION = "control/stack.json"
 BUCKET, OBJECT = "gcp:storage/bucket:Bucket", "gcp:storage/bucketObject:BucketObject"
 ANSWER_LIMIT_S = 10.0
 PATIENCE_S = 60.0

@@ -80,7 +80,7 @@ def test_commands_name_an_idle_slice_and_ask_nobody_while_it_is_not(
         "(spot, us-central1-a); `tpu-stack:slices: []` and `pulumi up` give it back"
     )
     assert not [*idle.remarks(stack(5, idle_hours=6.0))]
-    (line,) = idle.remarks(stack(5, idle_hours=0.5, keeper="gs://b/keeper"))
+    (line,) = idle.remarks(stack(5, idle_hours=0.5, has_keeper=True))
     assert line.endswith("; its keeper gives it back unless a program has a TPU open")
     assert len(asked) == 2
 

@@ -95,7 +95,6 @@ class Declared:
     resources: tuple[Resource, ...]
     inventory: inventory.Inventory
     image_repository: str
-    keeper: str | None
 
     def all(self, kind: str) -> list[Resource]:
         """Those of a type: its last part, "Firewall", or more of it where that is not enough."""
@@ -150,14 +149,12 @@ def _declare(config: Config) -> Declared:
     def program() -> pulumi.Output[None]:
         stack = declare_stack(config)
         found.append(stack.image_repository)
-        if stack.keeper is None:
-            return stack.inventory.apply(lambda made: found.extend([made, None]))
-        return pulumi.Output.all(stack.inventory, stack.keeper).apply(found.extend)
+        return stack.inventory.apply(found.append)
 
     # It returns when every registration has been answered: what is absent then was never declared.
     program()
-    repository, made, keeper = found
-    return Declared(resources=tuple(monitor.seen), inventory=made, image_repository=repository, keeper=keeper)
+    repository, made = found
+    return Declared(resources=tuple(monitor.seen), inventory=made, image_repository=repository)
 
 
 class _Monitor(mocks.MockMonitor):

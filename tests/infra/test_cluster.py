@@ -281,7 +281,7 @@ def test_what_the_keeper_keeps_is_out_of_reach_of_pods_as_of_hosts(declare: Decl
         for each in declared.all("BucketIAMMember")
         if each.inputs["member"] == PODS and each.inputs["role"].endswith("objectUser")
     ]
-    assert "objects/keeper/" in writes.inputs["condition"]["expression"]
+    assert "objects/control/" in writes.inputs["condition"]["expression"]
 
 
 def test_people_may_launch_and_can_read_no_secret_and_change_no_right(declare: Declare) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contracts import inventory
-from infra import keeper_access
+from infra import control
 from infra.cloud_tpu.request import Spec
 from tests.infra.conftest import BOTH_KINDS, SHAPES, Declare, Declared, Resource
 
@@ -33,9 +33,7 @@ def test_without_the_keeper_the_stack_is_what_it_is_with_it_less_the_keepers_own
         "Account", "BucketIAMMember", "BucketIAMMember", "Firewall", "IAMCustomRole", "IAMMember", "IAMMember",
         "KeeperAccount",
     ]  # fmt: skip
-    assert added == sorted(
-        ["BucketObject", "Description", "KeeperDismissal", *(on_the_gateway if gateway else [])]
-    )
+    assert added == (on_the_gateway if gateway else [])
     assert set(without) <= set(with_it)
     changed = {
         (each.kind.rpartition(":")[2], name)
@@ -43,13 +41,9 @@ def test_without_the_keeper_the_stack_is_what_it_is_with_it_less_the_keepers_own
         for name in {*each.inputs, *with_it[urn].inputs}
         if each.inputs.get(name) != with_it[urn].inputs.get(name)
     }
-    assert declare(**shape).inventory.keeper is None
-    expected = {("BucketIAMMember", "condition")}
-    if gateway:
-        expected.add(("Instance", "serviceAccount"))
-    if any(each.kind.endswith("QueuedResource") for each in without.values()):
-        expected |= {("QueuedResource", "lease_url"), ("QueuedResource", "store_url")}
-    assert changed == expected
+    assert not declare(**shape).inventory.has_keeper
+    # The inventory in the specification says that there is a keeper.
+    assert changed == {("BucketObject", "content"), *([("Instance", "serviceAccount")] if gateway else [])}
 
 
 def test_the_keeper_may_make_and_remove_tpus_be_root_on_hosts_use_the_bucket_and_named_secrets_and_nothing_else(
@@ -94,11 +88,13 @@ def test_the_keeper_may_make_and_remove_tpus_be_root_on_hosts_use_the_bucket_and
     assert "secretmanager.googleapis.com" in services
 
 
-def test_a_host_may_not_touch_what_the_keeper_acts_by(declare: Declare) -> None:
-    hosts = [each.inputs for each in declare(keeper=True).all("BucketIAMMember") if each.name == "objects"]
+@pytest.mark.parametrize("keeper", [False, True])
+def test_a_host_may_not_touch_the_control_documents(declare: Declare, keeper: bool) -> None:
+    """Else a job could write the queue, and `fab queue work` would run its code as whoever typed that."""
+    hosts = [each.inputs for each in declare(keeper=keeper).all("BucketIAMMember") if each.name == "objects"]
     (binding,) = hosts
-    kept = "projects/_/buckets/my-project-dev-tpu-stack/objects/keeper/"
-    assert binding["condition"]["expression"] == f'!resource.name.startsWith("{kept}")'
+    control_folder = "projects/_/buckets/my-project-dev-tpu-stack/objects/control/"
+    assert binding["condition"]["expression"] == f'!resource.name.startsWith("{control_folder}")'
 
 
 def test_the_gateway_runs_as_the_keeper_and_reaches_port_22_of_the_hosts(declare: Declare) -> None:
@@ -111,35 +107,40 @@ def test_the_gateway_runs_as_the_keeper_and_reaches_port_22_of_the_hosts(declare
     assert rule["allows"] == [{"protocol": "tcp", "ports": ["22"]}]
 
 
-def test_the_description_has_what_a_slice_is_made_of_and_depends_on_no_slice(declare: Declare) -> None:
-    """Were it to wait for slices, `pulumi destroy` would delete it last, and the keeper make again what was deleted."""
-    declared = declare(keeper=True, slices=BOTH_KINDS, notify={"smtp": "mail"})
+@pytest.mark.parametrize(
+    "keeper", [{}, {"keeper": True, "notify": {"smtp": "mail"}}], ids=["alone", "keeper"]
+)
+def test_the_specification_has_what_a_slice_is_made_of_and_depends_on_no_slice(
+    declare: Declare, keeper: dict[str, Any]
+) -> None:
+    """Were it to wait for slices, `pulumi destroy` would delete it last, and others make again what was deleted."""
+    declared = declare(slices=BOTH_KINDS, **keeper)
     described = declared.one("BucketObject")
     assert (described.inputs["bucket"], described.inputs["name"]) == (
         "my-project-dev-tpu-stack",
-        "keeper/stack.json",
+        "control/stack.json",
     )
     slices = {each.urn for kind in ("QueuedResource", "V2Vm", "TpuSlice") for each in declared.all(kind)}
     assert not slices & declared.needs(described)
     assert all(described.urn not in declared.needs(each) for each in declared.resources)
-    assert declared.keeper is not None
-    found = json.loads(declared.keeper)
     # The provider takes the content of any object for a secret.
-    assert described.inputs["content"]["value"] == declared.keeper
+    found = json.loads(described.inputs["content"]["value"])
     queued = declared.one("QueuedResource")
     assert list(found["slices"]) == ["q"]
     assert Spec.of(found["slices"]["q"]) == Spec.of(queued.inputs)
-    assert found["slices"]["q"]["lease_url"] == "gs://my-project-dev-tpu-stack/keeper/leases/q.json"
-    assert (found["store"], found["owner"]) == ("gs://my-project-dev-tpu-stack/keeper", "0123abcd")
-    assert found["environment"] == {"TPU_STACK_SMTP": "secret:projects/my-project/secrets/mail"}
+    assert found["slices"]["q"]["lease_url"] == "gs://my-project-dev-tpu-stack/control/leases/q.json"
+    assert found["owner"] == "0123abcd"
+    mail = {"TPU_STACK_SMTP": "secret:projects/my-project/secrets/mail"}
+    assert found["environment"] == (mail if keeper else {})
     vacant = inventory.from_json(found["inventory"])
     made = declared.inventory
     assert [each.origin for each in vacant.slices] == [each.origin for each in made.slices]
     assert not any(each.hosts for each in vacant.slices)
-    assert made.keeper == vacant.keeper == found["store"]
+    assert made.control == vacant.control == "gs://my-project-dev-tpu-stack/control"
+    assert made.has_keeper == vacant.has_keeper == bool(keeper)
     assert (vacant.gateway, vacant.storage, vacant.project) == (made.gateway, made.storage, made.project)
 
 
 def test_a_variable_of_a_channel_is_one_that_notifications_are_sent_by(declare: Declare) -> None:
     notify = pytest.importorskip("console.notify")
-    assert set(keeper_access.CHANNELS.values()) == set(notify.VARIABLES.values())
+    assert set(control.CHANNELS.values()) == set(notify.VARIABLES.values())

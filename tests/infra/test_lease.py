@@ -176,11 +176,11 @@ def test_who_may_wait_for_an_outage_does_and_gives_a_holder_its_minute_after_it(
     assert time.now_s == began_s
 
 
-def test_all_slices_of_a_stack_are_marked_once_their_holders_are_done(
+def test_all_slices_of_a_stack_are_marked_as_removed_once_their_holders_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "LOOK_S", 0.01)
-    documents, url = Documents(f"{tmp_path}/keeper"), f"{tmp_path}/keeper"
+    documents, url = Documents(f"{tmp_path}/control"), f"{tmp_path}/control"
     held = Lease(documents, "one", "the keeper")
     held.take()
     free = Lease(documents, "two", "the keeper")
@@ -192,9 +192,6 @@ def test_all_slices_of_a_stack_are_marked_once_their_holders_are_done(
         said.append(line)
         held.release()
 
-    lease.mark_all(url, "`pulumi`", over, removed=True)
-    assert len(said) == 1 and said[0].startswith("the keeper is changing the slice one")
-    assert [documents.read(each).value["removed"] for each in documents.names()] == [True, True]
     refusals = iter([DocumentsError("the bucket does not answer")] * 2)
 
     def away(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,9 +204,10 @@ def test_all_slices_of_a_stack_are_marked_once_their_holders_are_done(
 
     for name in ("names", "read"):
         monkeypatch.setattr(Documents, name, away(getattr(Documents, name)))
-    lease.mark_all(url, "`pulumi`", over, removed=False)
+    lease.mark_all_removed(url, "`pulumi`", over)
     assert next(refusals, None) is None
-    assert [documents.read(each).value["removed"] for each in documents.names()] == [False, False]
+    assert len(said) == 1 and said[0].startswith("the keeper is changing the slice one")
+    assert [documents.read(each).value["removed"] for each in documents.names()] == [True, True]
     assert {documents.read(each).value["token"] for each in documents.names()} == {""}
 
 

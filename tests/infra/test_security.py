@@ -171,6 +171,25 @@ def test_members_log_in_as_themselves_administrators_as_root_and_nobody_changes_
     assert {each.inputs["member"] for each in bindings(declare(access={}))} == {HOSTS}
 
 
+def test_members_take_leases_and_see_the_hosts_of_slices_and_decide_no_more_of_what_runs(
+    declare: Declare,
+) -> None:
+    """Whoever launches takes the slice's lease; whoever writes the rest of the control documents acts as others."""
+    ada = "user:ada@example.com"
+    of_bucket = declare(access={"members": [ada]}).all("BucketIAMMember")
+    objects = "projects/_/buckets/my-project-dev-tpu-stack/objects/control/"
+    assert {
+        each.inputs["role"].rpartition(".")[2]: (each.inputs.get("condition") or {}).get("expression")
+        for each in of_bucket
+        if each.inputs["member"] == ada
+    } == {
+        "legacyBucketReader": None,
+        "objectUser": f'resource.name.startsWith("{objects}leases/")',
+        "objectViewer": f'resource.name.startsWith("{objects}inventory.json")',
+    }
+    assert declare(storage={"bucket": False}).all("BucketIAMMember") == []
+
+
 def test_two_stacks_of_a_project_have_nothing_in_common_but_its_services(declare: Declare) -> None:
     """Google keeps one of each: the end of one stack would take it from the other, whose `up` would say unchanged."""
     everything: dict[str, Any] = {

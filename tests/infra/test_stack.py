@@ -122,12 +122,12 @@ def test_what_holds_data_comes_first_and_nothing_that_a_tpu_stands_on_goes_befor
     protected = {each.urn for each in any_stack.resources if each.protect}
     free = (
         *("projects/service:Service", "compute/network:Network", "StackObjects"),
-        *("BucketIAMMember", "RepositoryIamMember"),
+        *("BucketIAMMember", "RepositoryIamMember", "BucketObject"),
     )
     for each in any_stack.resources:
         ours = each.kind.startswith(("gcp:", "pulumi-python:")) and each.name != "hosts"
         assert not ours or each.protect or each.kind.endswith(free) or protected <= below(each), each.urn
-    carries_owner = ("QueuedResource", "V2Vm", "KeeperDismissal")
+    carries_owner = ("QueuedResource", "V2Vm")
     (identity,) = any_stack.all("StackIdentity")
     for each in [each for kind in carries_owner for each in any_stack.all(kind)]:
         assert identity.urn in below(each), each.urn
@@ -234,12 +234,12 @@ def test_a_slice_with_several_zones_has_a_subnet_in_each_region_and_the_inventor
         zone: f"projects/my-project/regions/{region}/subnetworks/{made[region].inputs['name']}"
         for zone, region in zip(zones, regions, strict=True)
     }
-    assert asked["store_url"] == "gs://my-project-dev-tpu-stack/keeper"
+    assert asked["store_url"] == "gs://my-project-dev-tpu-stack/control"
     (one,) = declared.inventory.slices
     assert (one.zone, one.zones) == (zones[0], tuple(zones))
     # What has one zone is asked for as ever.
     plain = declare().one("QueuedResource").inputs
-    assert not {"zones", "strategy", "zone_wait_s", "subnetworks", "store_url"} & set(plain)
+    assert not {"zones", "strategy", "zone_wait_s", "subnetworks"} & set(plain)
 
 
 def test_the_numbered_nodes_of_a_multislice_have_legal_names(declare: Declare) -> None:

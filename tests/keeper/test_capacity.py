@@ -58,8 +58,9 @@ def test_what_requests_have_found_is_shown_of_a_stack_that_has_no_hosts(
     with pytest.raises(RequestError, match="this machine asks for no TPUs"):
         commands.capacity(Console(), Wanted(), days=30, as_json=False)
 
-    store = tmp_path / "keeper"
-    file.write_text(inventory.to_json(dataclasses.replace(plain, keeper=str(store))))
+    store = tmp_path / "control"
+    storage = dataclasses.replace(NO_STORAGE, bucket_url=str(tmp_path))
+    file.write_text(inventory.to_json(dataclasses.replace(plain, storage=storage)))
     wanted = Wanted(stack=str(file))
     assert commands.capacity(Console(width=120), wanted, days=30, as_json=False) == 0
     assert "no request has been noted yet" in capsys.readouterr().out

@@ -22,8 +22,9 @@ from tests.keeper.test_machine import INVENTORY
 def test_no_host_is_needed_and_no_slice_is_asked_for(tmp_path: Path) -> None:
     several = tuple(dataclasses.replace(INVENTORY.slices[0], name=name) for name in ("a", "b"))
     file = tmp_path / "stack.json"
-    file.write_text(inventory.to_json(dataclasses.replace(INVENTORY, slices=several, keeper="gs://b/keeper")))
-    assert store.documents_for(targets.Wanted(stack=str(file))).url == "gs://b/keeper"
+    storage = dataclasses.replace(INVENTORY.storage, bucket_url=f"file://{tmp_path}")
+    file.write_text(inventory.to_json(dataclasses.replace(INVENTORY, slices=several, storage=storage)))
+    assert store.documents_for(targets.Wanted(stack=str(file))).url == f"{tmp_path}/control"
 
 
 @pytest.mark.parametrize(

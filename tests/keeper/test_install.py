@@ -27,7 +27,7 @@ from tests.keeper.test_login import inventory
 GATEWAY = Gateway(
     name="tpu-stack-dev-gateway", zone="us-central1-a", address="10.0.0.2", host_keys=(), user=None
 )
-KEPT = dataclasses.replace(inventory(), keeper="gs://b/keeper")
+KEPT = dataclasses.replace(inventory(), has_keeper=True)
 ANSWER = '[{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]'
 
 

@@ -25,7 +25,6 @@ from infra.cloud_tpu import request
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents, DocumentsError, MissingError
-from infra.keeper_dismissal import KeeperDismissalProvider
 from infra.stack_identity import StackIdentityProvider
 from keeper import passes, store
 from keeper.hosts import Examined
@@ -37,14 +36,13 @@ from tests.infra.cloud_tpu.lab import Stack as Pulumi
 from tests.launch.slices import make_inventory, make_slice
 
 ZONES = (ZONE, "us-west4-a")
-DISMISSAL = {"store_url": "gs://b/keeper", "owner": OWNER}
 POOLS = (POOL, POOL.replace(ZONE, ZONES[1]))
 RUN_ID = "flax_mlm-20261123-100000-abcd"
 STEPS, EVERY = 100, 10
 INVENTORY = make_inventory(
     make_slice((), name="main", zone=ZONE, origin="queued-resource main"),
     project="grant",
-    keeper="gs://b/keeper",
+    has_keeper=True,
 )
 EVENTS = (
     *("preempt", "preempt-leave", "terminate", "vanish", "stock-out", "stock-out-here", "restock"),
@@ -174,7 +172,12 @@ class Away(Documents):
 
 
 class Machine(RuleBasedStateMachine):
-    """destroyed: `pulumi destroy` was the last that was asked of Pulumi, and succeeded. broken_off: that one failed."""
+    """destroyed: `pulumi destroy` was the last that was asked of Pulumi, and succeeded. broken_off: that one failed.
+
+    node_count: of how many equal slices its slice is made.
+    """
+
+    node_count = 1
 
     @initialize(
         ahead_s=st.sampled_from([0.0, 0.0, 3600.0, -3600.0]),
@@ -197,7 +200,6 @@ class Machine(RuleBasedStateMachine):
         self.plan: list[tuple[int, str]] = []
         self.depth = 0
         self.is_locked = False
-        self.has_keeper = False
         self.destroyed = False
         self.asked: list[tuple[int, int]] = []
         patch = pytest.MonkeyPatch()
@@ -205,8 +207,8 @@ class Machine(RuleBasedStateMachine):
         patch.setattr(lease, "of_url", lambda url, who: self.lease_of("main", who))
         patch.setattr(lease, "held", self.held)
         patch.setattr(lease, "Documents", lambda url: Away(self))
-        self.identity, self.dismissal = StackIdentityProvider(), KeeperDismissalProvider()
-        self.identity._session = self.dismissal._session = self.cloud.session
+        self.identity = StackIdentityProvider()
+        self.identity._session = self.cloud.session
         self.up()
         self.world.on = self.world.instances()
         entry = Wanted(
@@ -325,21 +327,21 @@ class Machine(RuleBasedStateMachine):
     def up(self) -> None:
         """What needs a resource is not made where that fails."""
         self.destroyed, self.broken_off = False, True
-        asked: dict[str, Any] = {"lease_url": lease.url_of("gs://b/keeper", "main")}
+        asked: dict[str, Any] = {
+            "lease_url": lease.url_of("gs://b/control", "main"), "node_count": self.node_count,
+        }  # fmt: skip
         if self.strategy:
             asked |= {"zones": list(ZONES), "strategy": self.strategy, "zone_wait_s": 600}
-        self.has_keeper = self.has_keeper or self._pulumi(lambda: self.dismissal.create(DISMISSAL))
-        steps = [self.has_keeper, self._pulumi(lambda: self._describe({"main": wanted_props(**asked)}))]
-        self.broken_off = not (all(steps) and self._pulumi(lambda: self.pulumi.up(wait_s=60, **asked)))
+        is_specified = self._pulumi(lambda: self._describe({"main": wanted_props(**asked)}))
+        self.broken_off = not (is_specified and self._pulumi(lambda: self.pulumi.up(wait_s=60, **asked)))
 
     @rule()
     def destroy(self) -> None:
         """What a resource's deletion needs to be deleted first stays where that fails."""
         self.broken_off = True
-        self.has_keeper = not self._pulumi(lambda: self.dismissal.delete("keeper", DISMISSAL))
         steps = [self._pulumi(lambda: self._describe(None)), self._pulumi(self.pulumi.destroy)]
-        identity = {"project": "grant", "owner": OWNER}
-        if not self.has_keeper and all(steps):
+        identity = {"project": "grant", "owner": OWNER, "control_url": "gs://b/control"}
+        if all(steps):
             self.destroyed = self._pulumi(lambda: self.identity.delete(OWNER, identity))
         self.broken_off = not self.destroyed
 

@@ -54,7 +54,7 @@ def numbers(queue: Queue) -> list[int]:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    return Queue(Documents(str(tmp_path / "runs" / ".keeper")))
+    return Queue(Documents(str(tmp_path / "runs" / ".control")))
 
 
 @pytest.fixture
@@ -517,7 +517,7 @@ def bucket_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     storage = dataclasses.replace(here.storage, bucket_url="gs://b", bucket_region="us-central1")
     inventory = dataclasses.replace(here, stack="dev", project="grant", storage=storage, slices=(one,))
     (tmp_path / "dev.json").write_text(to_json(inventory))
-    monkeypatch.setattr("keeper.store.Documents", lambda _: Documents(str(tmp_path / "runs" / ".keeper")))
+    monkeypatch.setattr("keeper.store.Documents", lambda _: Documents(str(tmp_path / "runs" / ".control")))
     monkeypatch.setattr("launch.remote_files.reach", lambda *_, **__: None)
     yield str(tmp_path / "dev.json")
 

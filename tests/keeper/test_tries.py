@@ -87,6 +87,21 @@ def test_a_slice_that_is_lost_before_it_is_there_is_asked_for_at_the_next_look(
     assert one.world.runs
 
 
+def test_a_multislice_of_which_a_node_vanishes_is_lost_and_made_again_which_is_an_attempt() -> None:
+    """Google's listing goes on calling it ACTIVE."""
+    one = Machine()
+    one.node_count = 2
+    one.start(0.0)
+    before = entry(one)
+    one.control.vanish(f"projects/grant/locations/{ZONES[0]}/nodes/main-1")
+    one.keeper()
+    assert one.world.runs and len(one.world.on) == 8
+    assert [act["act"] for act in entry(one).acts] == ["asks", "resumes", "runs"]
+    assert entry(one).attempts_left == before.attempts_left - 1
+    assert "main is lost: node main-1 is gone" in one.cloud.said
+    one.teardown()
+
+
 def test_hosts_that_somebody_else_uses_take_no_attempt(one: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     one.world.crash()
     before = entry(one)

@@ -38,7 +38,7 @@ INVENTORY = Inventory(
     images={},
     gateway=Gateway(name="gateway", zone="us-central1-a", address="10.0.0.2", host_keys=(), user=None),
     slices=(),
-    keeper="gs://b/keeper",
+    has_keeper=True,
 )
 LOCK = Lock(name="keeper", files={}, sha256="0" * 64, folder="")
 PLACE = dataclasses.replace(install.gateway_place(INVENTORY, LOCK), python="/usr/bin/python3")
@@ -104,7 +104,7 @@ def test_a_keeper_is_installed_looks_every_minute_survives_a_reboot_and_may_touc
     assert {state for state, _ in again.values()} == {"ok"}, again
 
     found = passes(guest)[0]
-    assert found["words"] == ["--store", "gs://b/keeper"]
+    assert found["words"] == ["--store", "gs://b/control"]
     assert (found["uid"], found["home"], found["login"]) == (1000, "/var/lib/tpu-stack-keeper", "metadata")
     assert (found["key_was_there"], found["key_folder"]) == (False, "0o700")
     assert (found["sees_root"], found["privileges"]) == (False, True)

@@ -26,7 +26,6 @@ from infra.cloud_tpu import plugin
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, Refusal
 from infra.documents import ABSENT, Documents
-from infra.keeper_dismissal import KeeperDismissalProvider
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider
@@ -43,7 +42,6 @@ PROPS: dict[str, Any] = wanted_props(node_count=None, wait_s=60.0)
         (QueuedResourceProvider, b"infra.queued_resource"),
         (NodeWorkersProvider, b"infra.node_workers"),
         (StackIdentityProvider, b"infra.stack_identity"),
-        (KeeperDismissalProvider, b"infra.keeper_dismissal"),
         (StackObjectsProvider, b"infra.bucket_and_images"),
     ],
 )
@@ -175,7 +173,7 @@ def test_what_the_stack_keeps_in_its_bucket_goes_before_the_bucket_and_what_othe
     mine._session = cloud.session
     with served() as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        documents = Documents("gs://runs/keeper")
+        documents = Documents("gs://runs/control")
         documents.write("capacity.json", {}, version=ABSENT)
         documents.write("leases/main.json", {}, version=ABSENT)
         mine.delete("runs", {"bucket": "runs", "protect": True})

@@ -336,6 +336,54 @@ def test_one_that_has_lost_a_node_while_others_run_is_not_deleted_for_another_zo
         assert ours(cloud) == {B: "ACTIVE"}
 
 
+@pytest.mark.parametrize("refused", ["delete_queued_resource", "queued_resource"])
+def test_a_zone_that_refuses_the_deletion_of_what_it_has_is_named_with_the_remedy_and_not_forgotten(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """refused: of the client; a zone may refuse even to be looked at, and the listing of all zones shows it."""
+    stack = Stack(cloud=cloud)
+    stack.up(**ANYWHERE, wait_s=600)
+    Stack(cloud=cloud).up(zone=B, wait_s=600)  # as an interrupted race can leave it
+    real = getattr(Client, refused)
+
+    def denied(client: Client, full_name: str, **how: Any) -> Any:
+        if f"/{B}/" in full_name:
+            raise CloudTpuError(f"{full_name}: the caller has no permission", "PERMISSION_DENIED")
+        return real(client, full_name, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, refused, denied)
+        with pytest.raises(CloudTpuError, match=rf"{B}/queuedResources/main: the caller has no permission"):
+            stack.destroy()
+        assert stack.state is not None and ours(cloud).keys() == {B}
+    stack.destroy()
+    cloud.control.advance(60)
+    assert ours(cloud) == {}
+
+
+def test_a_zone_that_the_project_may_not_use_keeps_nothing_from_going(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(cloud=cloud)
+    stack.up(**ANYWHERE, wait_s=600)
+    real = Client.queued_resource
+
+    def denied(client: Client, full_name: str, **how: Any) -> Any:
+        if f"/{B}/" in full_name:
+            raise CloudTpuError(f"{full_name}: the caller has no permission", "PERMISSION_DENIED")
+        return real(client, full_name, **how)
+
+    monkeypatch.setattr(Client, "queued_resource", denied)
+    cloud.control.cut_off(B)
+    with pytest.raises(
+        CloudTpuError, match=f"It may be in {B} all the same: gcloud compute tpus queued-resources"
+    ):
+        stack.destroy()
+    cloud.control.clear_faults()
+    stack.destroy()
+    assert ours(cloud) == {}
+
+
 def test_what_is_nobodys_or_anothers_is_passed_over_and_left_alone(cloud: Cloud) -> None:
     cloud.put(owner="someone-else")  # in A
     cloud.control.advance(60)

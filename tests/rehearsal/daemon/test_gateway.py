@@ -90,10 +90,10 @@ def test_an_object_of_the_program_is_in_the_bucket_and_the_keepers_description_s
     bucket_server.remove(bucket_server.BUCKET, {"name": "b"})
     (_, made, _), (_, place, data), (method, gone, _) = asked
     assert made.startswith("/storage/v1/b?") and place.endswith(
-        "/b/b/o?uploadType=media&name=keeper/stack.json"
+        "/b/b/o?uploadType=media&name=control/stack.json"
     )
     assert json.loads(data) == {"project": "p", "platform": "cpu"}
-    assert (method, gone) == ("DELETE", "/storage/v1/b/b/o/keeper/stack.json")
+    assert (method, gone) == ("DELETE", "/storage/v1/b/b/o/control/stack.json")
     with pytest.raises(WorldError, match="Error 500"):
         bucket_server.put(bucket_server.OBJECT, {"bucket": "broken", "name": "x", "content": ""})
     monkeypatch.delenv(bucket_server.SERVER)

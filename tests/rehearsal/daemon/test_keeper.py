@@ -228,7 +228,7 @@ def with_another(person: Person, cloud: Cloud, tmp_path: Path, off_s: float) -> 
     """Start another keeper, on a machine whose clock is off."""
     opened = state.open_rehearsal(person.environ).environment
     environ = {
-        **person.environ, **opened, "OFF_S": str(off_s), "TPU_STACK_KEEPER": "gs://my-rehearsal-runs/keeper",
+        **person.environ, **opened, "OFF_S": str(off_s), "TPU_STACK_KEEPER": "gs://my-rehearsal-runs/control",
         "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": state.require(person.folder).tpu_url,
     }  # fmt: skip
     with (tmp_path / "another.log").open("wb") as said:

@@ -1,0 +1,266 @@
+"""A slice of TPU VMs is brought about, under its lease: by the same code for `pulumi up`, `fab recover` and the keeper.
+
+`pulumi up` writes what the stack's slices are made of into its control documents. Whoever makes one of them again later
+does it by that specification, with `infra.cloud_tpu.lifecycle`: the same name, the same properties, remains first. Then
+it records the new hosts in the control documents, where every command finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from contracts.durations import spoken
+from contracts.errors import RequestError, Unreachable
+from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, slices_to_json
+from infra import lease
+from infra.cloud_tpu import request
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.cloud_tpu.workers import are_complete, hosts_of
+from infra.documents import Documents
+from infra.lease import Lease
+from launch import inventories
+from launch.jobs import CHECKOUT
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.client import Client
+
+Say = Callable[[str], None]
+Properties = Mapping[str, Any]
+"""Of a queued resource, as `infra.queued_resource.QueuedResourceArgs` has them."""
+
+PULUMI_LIMIT_S = 13 * 3600.0
+"""Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
+
+
+class UnpublishedError(CloudTpuError):
+    """A slice is active, and its hosts cannot be reached yet."""
+
+    __module__ = "builtins"
+
+
+@contextlib.contextmanager
+def exclusive(control_url: str | None, slice_name: str) -> Iterator[Callable[[], object]]:
+    """Hold a slice's lease, as `launch.targets.Target.alone`. control_url: None: the stack has no place for one.
+
+    Raises:
+        RequestError: somebody else has it, or the documents do not answer.
+    """
+    if control_url is None:
+        yield lambda: None
+        return
+    with _held(Documents(control_url), slice_name) as mine:
+        yield mine.require
+
+
+@contextlib.contextmanager
+def _held(documents: Documents, slice_name: str, **patience: Any) -> Iterator[Lease]:
+    try:
+        with lease.held(Lease(documents, slice_name, lease.myself("`fab`")), **patience) as mine:
+            yield mine
+    except (lease.LeaseHeldError, lease.LeaseLostError) as error:
+        raise RequestError(f"{error}; try again once that is done") from None
+
+
+# --- by its specification -------------------------------------------------------------------------------------------
+
+
+def ensure(
+    client: Client,
+    backoff: Backoff,
+    properties: Properties,
+    known: Slice,
+    mine: Lease,
+    *,
+    wait_s: float,
+    lost: Callable[[str], None],
+) -> Slice | None:
+    """Adopt a slice, make it again, or ask for it; return it as it is now, or None while it waits for capacity.
+
+    known: as the inventory has it; of two in its zones, which an interrupted request may have left, that one stays.
+    lost: called with the reason before what is left of a lost slice is deleted.
+
+    Raises:
+        infra.cloud_tpu.retry.CloudTpuError: it is not to be had, or not with these properties.
+        infra.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
+    """
+    home = {"zone": known.zone} if known.zone in (properties.get("zones") or ()) else {}
+    try:
+        lifecycle = Lifecycle(client, _leased(backoff, mine))
+        outputs = lifecycle.restore({**properties, **home, "wait_s": wait_s}, lost)
+    except CloudTpuError:
+        mine.require()
+        raise
+    mine.require()
+    return entry(known, outputs)
+
+
+def release(client: Client, backoff: Backoff, properties: Properties, mine: Lease | None) -> None:
+    """Delete a slice, or what was asked for. mine: None: there can be no lease. Raises as `ensure`."""
+    Lifecycle(client, _leased(backoff, mine) if mine else backoff).delete(properties)
+
+
+def observed(client: Client, backoff: Backoff, properties: Properties, known: Slice) -> Slice | None:
+    """Return a slice as Google has it; None where it is not there, or not ours. Raises CloudTpuError."""
+    outputs = Lifecycle(client, backoff).read(properties)
+    return None if outputs is None else entry(known, outputs)
+
+
+def entry(known: Slice, outputs: Mapping[str, Any]) -> Slice | None:
+    """Return what the inventory has of a slice, by the outputs of its lifecycle; None where it has no nodes.
+
+    Raises:
+        UnpublishedError: its hosts cannot be reached yet.
+    """
+    nodes = outputs["nodes"]
+    if request.kind_of(outputs["state"]) != "active" or not nodes:
+        return None
+    if not all(are_complete(node["workers"]) for node in nodes):
+        raise UnpublishedError(f"{known.name}: its hosts have not published their names and host keys yet")
+    return dataclasses.replace(
+        known,
+        hosts=hosts_of(nodes),
+        created=str(outputs.get("create_time") or ""),
+        zone=str(outputs.get("zone") or known.zone),
+    )
+
+
+def _leased(backoff: Backoff, mine: Lease) -> Backoff:
+    """Return what asks for the lease too before each request."""
+    return dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and mine.require())
+
+
+def record(documents: Documents, fresh: Slice) -> None:
+    """Write what a slice is now, for every command of the stack."""
+
+    def change(value: Any) -> Any:
+        recorded = {each.name: each for each in slices_from_json(json.dumps(value or {"slices": []}))}
+        return json.loads(slices_to_json([*({**recorded, fresh.name: fresh}).values()]))
+
+    documents.change(RECORDED, change)
+
+
+# --- by a person, for one run ---------------------------------------------------------------------------------------
+
+
+def restore(control_url: str | None, pulumi_stack: str | None, known: Slice, say: Say) -> None:
+    """Make a slice again that has lost hosts, and no other one of its stack. It waits as long as `pulumi up` would.
+
+    By its specification, under its lease; a slice that has none (a direct one, or of a stack without a bucket) by
+    Pulumi, which is told to look at that slice only. pulumi_stack: None: Pulumi did not make it.
+
+    Raises:
+        RequestError: it cannot be made again, or waits for capacity.
+    """
+    documents, properties = None, None
+    if control_url is not None:
+        documents = Documents(control_url)
+        properties = _specified(documents, known.name)
+    if documents is not None and properties is not None:
+        _restore_specified(documents, known, say)
+    elif pulumi_stack is not None:
+        _restore_by_pulumi(pulumi_stack, known.name, say)
+    else:
+        raise RequestError(
+            f"the slice {known.name} has lost hosts, and Pulumi did not make it; bring them back, then `fab recover` "
+            "again"
+        )
+
+
+def _specified(documents: Documents, slice_name: str) -> Properties | None:
+    specification = documents.read(SPECIFICATION).value or {}
+    properties: Properties | None = specification.get("slices", {}).get(slice_name)
+    return properties
+
+
+def _restore_specified(documents: Documents, known: Slice, say: Say) -> None:
+    from infra.cloud_tpu import client, settings  # with Google's libraries, which nothing else here needs
+
+    backoff = Backoff(say=say)
+    with _held(documents, known.name, patience_s=lease.PATIENCE_S, waiting=say) as mine:
+        properties = _specified(documents, known.name)
+        if mine.removed or properties is None:
+            raise RequestError(f"the slice {known.name} was removed by Pulumi; `pulumi up` makes it again")
+        wait_s = float(properties.get("wait_s") or 0.0)
+
+        def lost(why: str) -> None:
+            say(f"the slice {known.name} is lost ({why}); it alone is made again")
+
+        try:
+            with contextlib.closing(client.Client(settings.read(lambda _: None), backoff)) as google:
+                made = ensure(google, backoff, properties, known, mine, wait_s=wait_s, lost=lost)
+        except CloudTpuError as error:
+            kind = Unreachable if error.status == "UNAVAILABLE" else RequestError
+            raise kind(f"the slice {known.name} is not made again: {error}") from None
+        except KeyboardInterrupt:
+            say(f"what was asked for {known.name} stays in the queue: `fab recover` goes on with it")
+            raise
+        if made is None:
+            raise Unreachable(
+                f"the slice {known.name} waits for capacity; its request stays in the queue, and `fab recover` goes on "
+                "with it"
+            )
+        record(documents, made)
+    say(f"the slice {known.name} is ACTIVE in {made.zone}; its hosts are recorded in {documents.url}")
+
+
+def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:
+    exported = inventories.ask(["stack", "export"], stack, otherwise="then `fab recover` again")
+    urns = urns_of(exported, slice_name)
+    if not urns:
+        raise RequestError(
+            f"the slice {slice_name} has lost hosts, and Pulumi's state of {stack} does not have it; `pulumi up "
+            f"--refresh --stack {stack}` makes it again, with whatever else has changed"
+        )
+    targets = [word for urn in urns for word in ("--target", urn)]
+    command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", stack, *targets]
+    say(f"the slice {slice_name} is not whole: {shlex.join(command)}")
+    _run_pulumi(command)
+
+
+def urns_of(exported: str, slice_name: str) -> tuple[str, ...]:
+    """Return the URNs of a slice's TPUs in the state that `pulumi stack export` has printed. Pure.
+
+    Raises:
+        RequestError: it is no state of a stack.
+    """
+    try:
+        resources = json.loads(exported)["deployment"].get("resources") or []
+        urns = [str(each["urn"]) for each in resources]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise RequestError("`pulumi stack export` printed no state of a stack") from None
+    ends = tuple(f"{kind}::{slice_name}" for kind in (":QueuedResource", "tpu/v2Vm:V2Vm", ":NodeWorkers"))
+    return tuple(urn for urn in urns if urn.endswith(ends))
+
+
+def _run_pulumi(command: Sequence[str]) -> None:
+    """Run Pulumi, whose output goes to the terminal as it comes.
+
+    Ctrl-C reaches Pulumi too, which ends what it has begun and writes it to its state; that is waited for. A second
+    one ends both.
+    """
+    try:
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
+    with process:
+        try:
+            process.wait(PULUMI_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RequestError(
+                f"`pulumi up` did not end within {spoken(PULUMI_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
+            ) from None
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+    if process.returncode != 0:
+        raise RequestError(
+            f"`{shlex.join(command)}` failed (exit code {process.returncode}); its last lines say why"
+        )
