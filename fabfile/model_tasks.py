@@ -7,8 +7,7 @@ import dataclasses
 from contracts.errors import RequestError
 from fabfile.command import task
 from fabfile.options import argument, flag, group, option, options, port, words
-from fabfile.train_tasks import JSON, RUN
-from fabfile.where import Where
+from fabfile.where import JSON, RUN, Where
 
 DONE_RUN = RUN + "; latest:JOB: the latest of a job that is done"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
 from fabfile.options import flag, group, option, options, seconds, several, whole, words
-from fabfile.train_tasks import JSON, Training, prints_help
-from fabfile.where import Where
+from fabfile.train_tasks import Training, prints_help
+from fabfile.where import JSON, Where
 
 if TYPE_CHECKING:
     from keeper.queue_commands import Wishes

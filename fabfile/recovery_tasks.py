@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from contracts.errors import RequestError
 from fabfile.command import task
 from fabfile.options import argument, flag, group, option, options, seconds
-from fabfile.train_tasks import RUN, KeepLimits
-from fabfile.where import Where
+from fabfile.train_tasks import KeepLimits
+from fabfile.where import RUN, Where
 
 if TYPE_CHECKING:
     from launch.targets import Target

@@ -7,8 +7,7 @@ import dataclasses
 from contracts.errors import RequestError
 from fabfile.command import task
 from fabfile.options import argument, flag, group, option, options, port, seconds, trackers, whole, words
-from fabfile.train_tasks import JSON, RUN
-from fabfile.where import STACK, Where
+from fabfile.where import JSON, RUN, STACK, Where
 
 YES = "ask nothing"
 

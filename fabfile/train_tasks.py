@@ -22,15 +22,13 @@ from fabfile.options import (
     whole,
     words,
 )
-from fabfile.where import Where
+from fabfile.where import JSON, RUN, Where
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
     from launch.launch import Request
     from launch.own_command import Command
 
-JSON = "print one JSON object, for programs"
-RUN = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
 ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
 

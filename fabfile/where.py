@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from launch.runs import Run
     from launch.targets import Given, Target, Wanted
 
+JSON = "print one JSON object, for programs"
+RUN = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 STACK = "where: local (this machine), a Pulumi stack, an inventory file, or rehearsal (default: $TPU_STACK)"
 REHEARSAL = "rehearsal"
 
