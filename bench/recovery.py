@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infra.documents import Documents
-from keeper import store
-from keeper.passes import LOOK_EVERY_S
+from launch.reconcile import LOOK_EVERY_S
+from launch.store import Store
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.daemon.daemon import DELAY_FACTOR
@@ -63,7 +63,7 @@ class Watcher:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._url = state.require(Path(environ[state.FOLDER_VARIABLE])).tpu_url
         os.environ.update(environ)  # Documents finds the server of the bucket there
-        self._documents = Documents(f"gs://{BUCKET}/control")
+        self._store = Store(Documents(f"gs://{BUCKET}/control"))
 
     def state(self) -> str:
         """The state of the only queued resource; "" where there is none."""
@@ -74,8 +74,8 @@ class Watcher:
 
     def acts(self) -> list[str]:
         """What the keeper has done about the only run that it keeps."""
-        (wanted,) = store.read_wanted(self._documents).values()
-        return [ACTS.get(act["act"], act["act"]) for act in wanted.acts]
+        (run,) = self._store.read().runs.values()
+        return [ACTS.get(str(line["act"]), str(line["act"])) for line in run.history]
 
     def recovery(self, known: int) -> Moments:
         """Wait until the run has joined again. known: how many acts there were before the preemption."""

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
@@ -21,18 +21,20 @@ from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.metric_definitions import Metrics, finite
+from launch import control, policy, recovery, run_record, runs
 from launch import jobs as job_index
 from launch import launch as launching
-from launch import run_record, runs
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
 from launch.launch import Request
 from launch.output import counted, printable, say, terminal
-from launch.recovery import decide, repaired, resuming
+from launch.recovery import repaired, resuming
 from launch.run_record import finalize
 from launch.runs import Run
 from launch.targets import Target
 
 STOP_GRACE_S = 120.0
+THERE, LOST = "there", "lost"
+"""In place of the moment when a slice was created, which a launcher need not know: whether all its hosts answer."""
 
 
 Open = Callable[[Run | None], Target]
@@ -144,9 +146,9 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     target = repaired(open_target(None), lambda: open_target(None), say(console))
     run = runs.find(target.runs, wanted)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
-    decision = decide(runs.state_now(target.find_agents(run.described), run), run)
+    decision = recovery.decide(runs.state_now(target.find_agents(run.described), run), run)
     say(console)(f"{run.run_id}: {decision.reason}")
-    if not decision.resume:
+    if decision.do != "start":
         return DONE
     return _carry_out(console, resuming(run), target, open_target, 0, detach=detach, is_recovery=True)
 
@@ -166,9 +168,10 @@ def _carry_out(
 
     is_recovery: whether it was lost before, which people may have been told of.
     """
+    wanted: control.Run | None = None
     while True:
         try:
-            run = launching.launch(request, target, say(console))
+            run = launching.launch(request, _unless_stopped(target, request, wanted), say(console))
         except launching.LaunchFailed as failure:
             ended = runs.state_now(target.agents, failure.run)
             _notify(failure.run, ended, say(console))
@@ -186,14 +189,43 @@ def _carry_out(
             return DONE
         run, state = concluded(run, state, target)
         _notify(run, state, say(console))
-        decision = decide(state, run)
-        if not decision.resume or restarts == 0 or state == "stopped":
+        wanted = wanted or recovery.desired(run, target, restarts)
+        seen = recovery.observed(run, state)
+        is_there = not runs.look_at_all(target.agents).errors
+        action = policy.judge(wanted, seen, time.time(), created=THERE if is_there else LOST)
+        if action.do == "end" or restarts == 0:
             return _report(console, run, state)
-        for line in [*run_record.summary(run, state)[:2], f"{decision.reason}; {_left(restarts)}"]:
+        wanted = policy.begun(wanted, seen, THERE, time.time()) if action.do == "start" else wanted
+        left = _left(wanted.limits.restarts or 0)
+        for line in [*run_record.summary(run, state)[:2], f"{action.reason}; {left}"]:
             say(console)(line)
+        if action.do == "wait":
+            time.sleep(max(0.0, wanted.not_before_s - time.time()))
+            wanted = policy.begun(wanted, seen, THERE, time.time())
         target = repaired(target, lambda: open_target(None), say(console))
-        request, restarts = resuming(runs.find(target.runs, run.run_id)), restarts - 1
-        is_recovery = True
+        request, is_recovery = resuming(runs.find(target.runs, run.run_id)), True
+
+
+def _unless_stopped(target: Target, request: Request, wanted: control.Run | None) -> Target:
+    """Return a target on which a run is not started again once `fab stop` was told to stop it. wanted: None: it is
+    started because a person asks for it now."""
+    if request.resume is None or wanted is None:
+        return target
+    run = request.resume
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[Callable[[], object]]:
+        with target.alone() as require:
+
+            def require_wanted() -> None:
+                require()
+                if recovery.asked_to_stop(run):
+                    raise RequestError(f"{run.run_id} is not started again: `fab stop` was told to stop it")
+
+            require_wanted()
+            yield require_wanted
+
+    return dataclasses.replace(target, alone=alone)
 
 
 def _notify(run: Run, what: State | Literal["recovered"], say: Callable[[str], None]) -> None:

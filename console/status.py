@@ -23,7 +23,7 @@ from contracts.run_costs import Cost
 from contracts.run_directory import SILENCE_LIMIT_S, State
 from contracts.run_records import Unread
 from jobs.runtime.host_samples import COLUMNS, HostSamples
-from launch import costs, run_record, runs
+from launch import costs, recovery, run_record, runs
 from launch import jobs as job_index
 from launch.hosts import Agent, HostError, PendingAnswer, stop_processes
 from launch.output import Lines, printable, say, terminal
@@ -344,6 +344,8 @@ def stop(
     begins_again = before not in run_directory.ACTIVE and target.backend.begins_again(run.run_id)
     if before not in run_directory.ACTIVE and not begins_again:
         is_kept = before != "done" and by_keeper(run.run_id)
+        if before != "done" and not is_kept:
+            recovery.ask_to_stop(run)
         end = "; the keeper does not resume it any more" if is_kept else ""
         say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0

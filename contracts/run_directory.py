@@ -20,6 +20,7 @@
     notices.json             whoever has told a person how an attempt ended, after that: ATTEMPT/KIND/CHANNEL →
                              when, in Unix seconds
     keeper.jsonl             the keeper: what it did about the run and why: {time, act, reason}
+    stop.json                `fab stop`, where nothing ran just then: {attempt} after which nobody starts it again
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
@@ -78,6 +79,7 @@ SAMPLES = "samples.json"
 KEEPER = "keeper.jsonl"
 SERVING = "serving.json"
 NOTICES = "notices.json"
+STOP = "stop.json"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 HOST_EVENTS = f"{TENSORBOARD}/hosts"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
@@ -14,7 +13,6 @@ from fabfile.where import JSON, Where
 
 if TYPE_CHECKING:
     from keeper.queue_commands import Wishes
-    from keeper.queue_worker import Open, Opened
     from launch.launch import Request
     from launch.targets import Target
 
@@ -107,14 +105,6 @@ class Queue:
     where: Where = group(Where, "stack", "slice", "runs")
     words: tuple[str, ...] = words("[WORDS]", needs="")
 
-    def open_stack(self) -> Open:
-        from keeper.queue_commands import opened
-
-        def open_at(place: Mapping[str, str]) -> Opened:
-            return opened(dataclasses.replace(self.where, **place).wanted())
-
-        return open_at
-
 
 @task
 def queue(asked: Queue) -> int:
@@ -124,19 +114,19 @@ def queue(asked: Queue) -> int:
     `work` starts what waits when a slice is free, until nothing waits or runs. Several may work at once. An ENTRY to
     cancel is a number, the name or id of a run, a sweep, or all.
     """
-    from keeper import queue_commands, store
-    from keeper.queue import Queue
+    from keeper import queue_commands
+    from keeper.stack import documents_for
 
     action, *words = asked.words or ("show",)
     # A queue is there whether the stack has hosts or not.
-    stack = dataclasses.replace(asked.where, slice=None)
-    entries = Queue(store.documents_for(stack.wanted()))
+    stack = asked.where.wanted()
+    entries = documents_for(dataclasses.replace(stack, slice=None))
     if action == "show" and not words:
         return queue_commands.show(entries, everything=asked.all, as_json=asked.json)
     if action == "work" and not words:
-        return queue_commands.work(entries, asked.open_stack(), stay=asked.stay)
+        return queue_commands.work(entries, stack, stay=asked.stay)
     if action == "cancel" and words:
-        return queue_commands.cancel(entries, asked.open_stack(), words, grace_s=asked.grace)
+        return queue_commands.cancel(entries, stack, words, grace_s=asked.grace)
     if action == "move" and 1 <= len(words) <= 2:
         number = whole(1)("fab queue move", words[0])
         return queue_commands.move(entries, number, "".join(words[1:]), priority=asked.priority)

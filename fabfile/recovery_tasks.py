@@ -58,9 +58,10 @@ class Unkeep:
 @task
 def unkeep(asked: Unkeep) -> int:
     """Keep a run no more; if it runs, it goes on."""
-    from keeper import commands, store
+    from keeper import commands
+    from keeper.stack import documents_for
 
-    return commands.unkeep(store.documents_for(asked.where.wanted()), asked.run)
+    return commands.unkeep(documents_for(asked.where.wanted()), asked.run)
 
 
 @options
@@ -76,14 +77,15 @@ class Keeper:
 @task
 def keeper(asked: Keeper) -> int:
     """Show what the keeper does, carry out a pass, or install it."""
-    from keeper import commands, install, store
+    from keeper import commands, install
     from keeper.__main__ import watch
+    from keeper.stack import documents_for
 
     if asked.action == "install":
         return install.install(asked.where.inventory(), on_this_machine=asked.here)
     if asked.action not in ("status", "run"):
         raise RequestError(f'"{asked.action}" is none of status, run, install')
-    documents = store.documents_for(asked.where.wanted())
+    documents = documents_for(asked.where.wanted())
     if asked.action == "status":
         return commands.status(documents)
     return watch(documents, functools.partial(print, flush=True), every_s=asked.every)

@@ -40,11 +40,11 @@ class Capacity:
 @task
 def capacity(asked: Capacity) -> int:
     """Show which zones had capacity for the stack's slices, and when."""
-    from keeper import commands
+    from keeper import capacity as capacities
     from launch.output import terminal
 
-    days = asked.days or commands.DAYS
-    return commands.capacity(terminal(), asked.where.wanted(), days=days, as_json=asked.json)
+    days = asked.days or capacities.DAYS
+    return capacities.capacity(terminal(), asked.where.wanted(), days=days, as_json=asked.json)
 
 
 @options

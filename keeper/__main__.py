@@ -8,49 +8,91 @@ Exit codes: 0 it has looked; 1 it could not; 2 the command line is wrong.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 
-from contracts.errors import DONE, FAILED
+from contracts.errors import DONE, FAILED, RequestError
 from infra.documents import Documents
-from keeper import passes, queue_commands, reclaim
+from keeper import reclaim, submissions
+from keeper.notices import Notices
+from keeper.stack import is_noted, note_look, stack_of, store_at
+from keeper.world import REFUSALS, World
+from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
+from launch.store import Store
+from launch.targets import LOCAL, Wanted
 
 STORE = "TPU_STACK_KEEPER"
+Say = Callable[[str], None]
 
 
-def watch(documents: Documents, say: Callable[[str], None], *, every_s: float = 0.0) -> int:
+def watch(documents: Documents, say: Say, *, every_s: float = 0.0) -> int:
     """Carry out one pass, or one every so many seconds until interrupted; FAILED where the last could not be."""
     while True:
         began_s = time.monotonic()
-        code = one_pass(passes.means_of(documents, say))
+        code = one_pass(documents, say)
         if not every_s:
             return code
         time.sleep(max(0.0, began_s + every_s - time.monotonic()))
 
 
-def one_pass(means: passes.Means) -> int:
-    """Carry out its steps; what one cannot do does not keep the others from it."""
+def one_pass(documents: Documents, say: Say) -> int:
+    """Carry out a pass and what the keeper does beside it; what one cannot do does not keep the others from it."""
+    store, world = store_at(documents), World(documents, say, program="the keeper")
     codes: list[int] = []
 
-    def step(act: Callable[[], None]) -> None:
+    def step(act: Callable[[], object]) -> None:
         try:
             act()
             codes.append(DONE)
-        except passes.REFUSALS as error:
-            means.say(f"error: {error}")
+        except (RequestError, *REFUSALS) as error:
+            say(f"error: {error}")
             codes.append(FAILED)
 
-    def rest() -> None:
-        step(lambda: queue_commands.attend(means))
-        step(lambda: reclaim.give_back(means))
-
-    step(lambda: passes.run_pass(means, rest))
-    if len(codes) == 1:  # what is wanted cannot be read
-        rest()
+    step(lambda: reconcile(store, world, say))
+    step(lambda: note_look(documents))
+    step(lambda: reclaim.give_back(store, world, say))
     return max(codes)
+
+
+def reconcile(store: Store, world: World, say: Say, asked: Wanted | None = None) -> None:
+    """Bring about what people want, as far as that can be done now. asked: as `World` has it.
+
+    Raises:
+        DocumentsError: what is wanted cannot be read.
+    """
+    content = store.read()
+    stack = stack_of(content, store.documents.url)
+    if stack is not None:
+        stack.take_environment()
+    notices = Notices(store, world, say)
+    on_this_machine = stack is None and (asked is None or asked.stack == LOCAL)
+    # On this machine one thing is done after the other: a launch changes the directory of the process.
+    at_once = 1 if on_this_machine else AT_ONCE
+    reconciler = Reconciler(store, world, notices, say, refusals=REFUSALS, at_once=at_once)
+    began_s, looks = time.monotonic(), 0
+
+    def wait(busy: Collection[Future[None]]) -> None:
+        nonlocal looks
+        looks += 1
+        left_s = max(0.0, began_s + looks * LOOK_EVERY_S - time.monotonic())
+        if busy:
+            concurrent.futures.wait(busy, left_s)
+        else:
+            time.sleep(left_s)
+
+    # A lost slice is found within half a minute by a timer of a minute.
+    has_slices = stack is not None and bool(stack.slices) and asked is None
+    is_wanted = any(run.end is None for run in content.runs.values())
+    reconciler.run_pass(wait, content, looks=2 if has_slices and is_wanted else 1)
+    if is_noted(store.documents) or asked is not None:
+        submissions.remove_code(store)
+        store.forget_ended(store.read())
+    notices.settle()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,11 +14,12 @@ import datetime
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.table import Table
 
+from backends.vm import ensure
 from console import idle
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import HOUR_S, spoken
@@ -30,13 +31,12 @@ from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.lease import LeaseHeldError, LeaseLostError
-from keeper import slices, store
-from keeper.passes import Means
-from keeper.queue import PENDING
-from keeper.store import QUEUE, Stack
+from keeper.stack import Stack, is_noted, stack_of
+from keeper.world import World, on
 from launch import costs, inventories, runs
 from launch.hosts import HostError
 from launch.output import say, terminal
+from launch.store import Store
 from launch.targets import LOCAL, Target, Wanted
 
 Json = dict[str, Any]
@@ -368,77 +368,90 @@ AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sh -c "$0" 2>/dev/null; 
 GONE, LOOKED = ("No such file or directory", "No such process"), "looked"
 
 
-def give_back(means: Means) -> None:
+def give_back(store: Store, world: World, say: Callable[[str], None]) -> None:
     """Give back what is idle, if it is time to look.
 
     Raises:
         contracts.errors.RequestError, launch.hosts.HostError, infra.documents.DocumentsError: it cannot be seen whether
             something is.
     """
-    if not store.is_noted(means.documents):
+    documents = store.documents
+    if not is_noted(documents):
         return
-    stack = store.find_stack(means.documents)
+    stack = stack_of(store.read(), documents.url)
     hours = None if stack is None else stack.inventory.idle_hours
     if stack is None or hours is None:
         return
     stack.take_environment()
     for name in stack.slices:
         try:
-            if (before := _unused(means, stack, name, hours * HOUR_S)) is None:
+            if (before := _unused(store, world, stack, name, hours * HOUR_S, say)) is None:
                 continue
-            with means.hold(name) as mine:
+            with world.hold(name) as mine:
                 # As it is now that nobody else may change it.
-                now = _unused(means, stack, name, hours * HOUR_S)
+                now = _unused(store, world, stack, name, hours * HOUR_S, say)
                 if now is None or now[0].created != before[0].created:
                     continue
-                means.say(f"{name}: no run has used it for {spoken(now[1])}; it is given back")
-                slices.withdraw(means.client(), means.backoff, stack, name, mine)
-                moment = datetime.datetime.fromtimestamp(means.documents.now_s(), datetime.UTC)
-                given_back = dataclasses.replace(now[0], hosts=(), created=moment.isoformat())
-                slices.record(means.documents, given_back)
+                say(f"{name}: no run has used it for {spoken(now[1])}; it is given back")
+                ensure.release(world.client, world.backoff, stack.slices[name], mine)
+                moment = datetime.datetime.fromtimestamp(store.now_s(), datetime.UTC)
+                ensure.record(documents, dataclasses.replace(now[0], hosts=(), created=moment.isoformat()))
         except (LeaseHeldError, LeaseLostError, CloudTpuError) as error:
-            means.say(f"{name}: {error}")
+            say(f"{name}: {error}")
 
 
-def _unused(means: Means, stack: Stack, name: str, limit_s: float) -> tuple[Slice, float] | None:
+def _unused(
+    store: Store, world: World, stack: Stack, name: str, limit_s: float, say: Callable[[str], None]
+) -> tuple[Slice, float] | None:
     """Return a slice that nobody has used for longer than the limit, and for how long; None: somebody may want it."""
-    if _is_wanted(means, name):
+    wanted = [run for run in store.read().runs.values() if run.end is None and run.desired == "running"]
+    if any(name in run.slices if run.slice is None else run.slice == name for run in wanted):
         return None
-    one = slices.seen(means.client(), means.backoff, stack, name)
-    unused_s = 0.0 if one is None else _unused_s(means, stack, one)
+    known = next(each for each in stack.inventory.slices if each.name == name)
+    one = ensure.observed(world.client, world.backoff, stack.slices[name], known)
+    unused_s = 0.0 if one is None else _unused_s(store, stack, one, say)
     return (one, unused_s) if one is not None and unused_s > limit_s else None
 
 
-def _is_wanted(means: Means, name: str) -> bool:
-    """Whether a run is kept on the slice, or waits for one in the queue."""
-    kept = store.read_wanted(means.documents).values()
-    queued = means.documents.read(QUEUE).value or {}
-    waiting = any(each.get("state") in PENDING for each in queued.get("entries", ()))
-    return waiting or any(each.slice == name and each.is_kept for each in kept)
+def _unused_s(store: Store, stack: Stack, one: Slice, say: Callable[[str], None]) -> float:
+    """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen.
 
-
-def _unused_s(means: Means, stack: Stack, one: Slice) -> float:
-    """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen."""
+    A host that does not answer, at any look, for as long as no run has used the slice, is of no use to anybody.
+    """
+    documents, now_s = store.documents, store.now_s()
     others = [each for each in stack.inventory.slices if each.name != one.name]
-    inventory = dataclasses.replace(stack.inventory, slices=(one, *others))
-    target = means.hosts.on(dataclasses.replace(stack, inventory=inventory), one.name)
+    target = on(
+        dataclasses.replace(stack, inventory=dataclasses.replace(stack.inventory, slices=(one, *others))),
+        one.name,
+    )
     known = runs.look_at_all(target.agents)
-    if known.errors or any(each["state"] in ("starting", "running") for each in known.processes):
+    seen: Mapping[str, float] = documents.read(USED).value or {}
+    silent, silent_since_s = f"{one.name}/silent", None
+    if any(each["state"] in ("starting", "running") for each in known.processes):
         return 0.0
-    try:
-        open_on = devices_open_on(target)
-    except HostError as error:
-        means.say(f"{one.name}: it is not given back: {error}")
-        return 0.0
-    if open_on:
-        means.documents.change(USED, lambda value: {**(value or {}), one.name: means.documents.now_s()})
-        return 0.0
-    seen: Mapping[str, float] = means.documents.read(USED).value or {}
+    if known.errors:
+        silent_since_s = seen.get(silent, now_s)
+        if silent not in seen:
+            documents.change(USED, lambda value: {**(value or {}), silent: now_s})
+    else:
+        if silent in seen:
+            documents.change(
+                USED, lambda value: {key: at for key, at in (value or {}).items() if key != silent}
+            )
+        try:
+            open_on = devices_open_on(target)
+        except HostError as error:
+            say(f"{one.name}: it is not given back: {error}")
+            return 0.0
+        if open_on:
+            documents.change(USED, lambda value: {**(value or {}), one.name: now_s})
+            return 0.0
     ended_s = [float(each["ended"]) for each in known.processes if each.get("ended")]
     last_s = idle.used_s(one, runs.list_runs(target.runs))
     if last_s is None:
         return 0.0
-    return max(0.0, means.documents.now_s() - max([last_s, *ended_s, seen.get(one.name, 0.0)]))
+    since_s = max([last_s, *ended_s, seen.get(one.name, 0.0), silent_since_s or 0.0])
+    return max(0.0, now_s - since_s)
 
 
 def devices_open_on(target: Target) -> list[str]:

@@ -16,11 +16,12 @@ from console import overview
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import Metric
-from keeper.queue import Entry, Queue
 from launch import jobs, runs
+from launch.control import Run as Wanted
 from launch.launch import Request
 from launch.output import printable, say, terminal
 from launch.runs import Run
+from launch.store import Store
 from launch.targets import Target
 
 SEED = "seed"
@@ -157,7 +158,7 @@ def rows(found: Sequence[Found], metric: Metric | None) -> list[Row]:
     return sorted(listed, key=lambda row: (row.mean is None, lower * (row.mean or 0.0)))
 
 
-def compare(target: Target, queue: Queue, name: str, *, as_json: bool) -> int:
+def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
     """Print what came of a sweep: a line for each combination, over its seeds.
 
     Raises:
@@ -165,15 +166,19 @@ def compare(target: Target, queue: Queue, name: str, *, as_json: bool) -> int:
     """
     listing = runs.survey(target.runs)
     several = [run for run in reversed(listing.runs) if of_run(run).get("name") == name]
-    entries = [entry for entry in queue.entries() if entry.sweep == name]
-    if not several and not entries:
+    submitted = [
+        run
+        for run in store.read().runs.values()
+        if run.submission is not None and run.submission.sweep == name
+    ]
+    if not several and not submitted:
         raise RequestError(
             f"--sweep {name}: there is none, in {target.runs_url} or in the queue; `fab queue --all`"
         )
     known = runs.look_at_all(target.agents_of_all(several))
     found = [_of_run(run, runs.state_by(run, known)) for run in several]
     there = {run.run_id for run in several}
-    found += [_of_entry(entry) for entry in entries if entry.run_id not in there]
+    found += [_of_submitted(run) for run in submitted if run.run_id not in there]
     metric = next((run.metrics.get(run.metrics.headline) for run in several if run.metrics.headline), None)
     compared = rows(found, metric)
     if as_json:
@@ -235,5 +240,8 @@ def _of_run(run: Run, state: str) -> Found:
     return Found(options=of_run(run)["options"], state=state, overview=said, reason=reason)
 
 
-def _of_entry(entry: Entry) -> Found:
-    return Found(options=entry.request["sweep"]["options"], state=entry.state, reason=entry.reason or None)
+def _of_submitted(run: Wanted) -> Found:
+    assert run.submission is not None
+    options = run.submission.request["sweep"]["options"]
+    state = run.end.outcome if run.end is not None else "waiting"
+    return Found(options=options, state=state, reason=run.reason or None)

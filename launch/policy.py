@@ -67,8 +67,9 @@ class RunObserved:
     """A run that was examined: its directory was read, and its hosts were asked.
 
     living: whether processes of its latest attempt are. attempt: the latest that its directory knows of, -1 for none.
-    silent: hosts that did not answer. checkpoint: the newest step, -1 for none. error: in a line. cost_usd: of all its
-    attempts, None where that is not known. max_usd: as its latest attempt was started with.
+    silent: hosts that did not answer. checkpoint: the newest step, -1 for none. error: in a line, of one that is done
+    its main number. cost_usd: of all its attempts, None where that is not known. max_usd: as its latest attempt was
+    started with.
     """
 
     living: Presence
@@ -80,6 +81,7 @@ class RunObserved:
     error: str = ""
     cost_usd: float | None = None
     max_usd: float | None = None
+    is_own_command: bool = False
 
 
 Do = Literal["wait", "examine", "start", "stop", "end", "request", "prepare", "release"]
@@ -219,7 +221,7 @@ def judge(
 def _ending(observed: RunObserved) -> Action | None:
     """Return the end of a run that ended for good, whatever it may still cost or try."""
     if observed.cause == "done":
-        return Action(do="end", outcome="done", reason="it is done")
+        return Action(do="end", outcome="done", reason=f"it is done{_colon(observed.error)}")
     if observed.cause in ("stopped", "over budget"):
         return Action(do="end", outcome="stopped", reason=f"it was stopped{_colon(observed.error)}")
     if observed.cause == "wrong request":
@@ -350,7 +352,9 @@ def _first_start(run: Run, of_slice: Slice, now_s: float) -> Action:
 
 
 def _where(observed: RunObserved) -> str:
-    return f"the checkpoint of step {observed.checkpoint}" if observed.checkpoint >= 0 else "the start"
+    if observed.checkpoint >= 0:
+        return f"the checkpoint of step {observed.checkpoint}"
+    return "the start, with its RUN_DIR as it was" if observed.is_own_command else "the start"
 
 
 def _colon(text: str) -> str:

@@ -101,7 +101,9 @@ class World(Protocol):
 
     def release(self, name: str, content: Content, lease: Lease) -> None: ...
 
-    def prepare(self, name: str, run: Run, require_there: Callable[[], None]) -> None:
+    def prepare(
+        self, name: str, run: Run, content: Content, lease: Lease, require_there: Callable[[], None]
+    ) -> None:
         """Wait until the hosts of a slice answer, and prepare them. Raises RequestError, SliceLostError."""
         ...
 
@@ -159,23 +161,21 @@ class Reconciler:
 
     # --- passes and looks -------------------------------------------------------------------------------------------
 
-    def run_pass(self, wait: Callable[[Collection[Future[None]]], None], looks: int = 1) -> None:
+    def run_pass(
+        self, wait: Callable[[Collection[Future[None]]], None], content: Content, looks: int = 1
+    ) -> None:
         """Look, act on what is due, and look again while something is being done; `looks` times at least.
 
-        wait: waits until the next look, or until all is done.
-
-        Raises:
-            DocumentsError: the store does not answer at the first look.
+        wait: waits until the next look, or until one of these is done. content: as it is at the first look.
         """
         busy: dict[str, Future[None]] = {}
         with ThreadPoolExecutor(self.at_once) as pool:
             number = 0
             while number < looks or busy:
                 try:
-                    due = [name for name in self.look(is_full=number % 2 == 0) if name not in busy]
+                    now = content if number == 0 else self.store.read()
+                    due = [name for name in self.look(now, is_full=number % 2 == 0) if name not in busy]
                 except DocumentsError as error:
-                    if number == 0:
-                        raise
                     self._say(str(error))
                     due = []
                 for name in due[: self.at_once - len(busy)] if self.at_once > 1 else due:
@@ -189,7 +189,7 @@ class Reconciler:
                 for name in [name for name, future in busy.items() if future.done()]:
                     busy.pop(name).result()
 
-    def look(self, *, is_full: bool = True) -> list[str]:
+    def look(self, content: Content, *, is_full: bool = True) -> list[str]:
         """Return the slices about which something is to be done, or whose runs have to be examined.
 
         is_full: whether the directories of runs are listed too; else it is about slices and the queue alone.
@@ -197,7 +197,6 @@ class Reconciler:
         Raises:
             DocumentsError: the store does not answer.
         """
-        content = self.store.read()
         for name, problem in content.unreadable.items():
             self._tell(name, f"{problem}; the others go on without it")
         self._witness.deliver([run for run in content.runs.values() if run.notices])
@@ -219,12 +218,17 @@ class Reconciler:
         signs = self._world.signs(living) if is_full else {}
         due: dict[str, None] = {}
         for run in living:
-            of_slice, place = known.get(run.slice or "", (Slice(name=""), SliceObserved(standing="unknown")))
+            of_slice, place = known.get(run.slice or "", (Slice(name=""), SliceObserved(standing="absent")))
             sign = signs.get(run.run_id)
             action = policy.next_action(run, of_slice, place, sign, None, now_s)
             if run.slice is None:
                 if action.do == "end":
                     self._end(run, action)
+            elif run.slice not in known and action.do == "end":
+                self._end(run, action)
+            elif run.slice not in known:
+                if run.reason != REMOVED:
+                    self._note(run, "waits", REMOVED)
             elif action.do != "wait" and (is_full or action.do != "examine"):
                 due[run.slice] = None
         for name, (of_slice, place) in known.items():
@@ -279,7 +283,7 @@ class Reconciler:
         places = self._world.slices(content)
         now_s = self.store.now_s()
         of_slice = content.slices.get(name, Slice(name=name))
-        place = places.get(name, SliceObserved(standing="unknown"))
+        place = places.get(name, SliceObserved(standing="absent"))
         runs = [run for run in content.runs.values() if run.slice == name and run.end is None]
         has_hosts = place.standing in policy.USABLE
         decided: list[tuple[Run, RunObserved | None, Action]] = []
@@ -288,11 +292,11 @@ class Reconciler:
             observed = None
             if place.standing != "unknown" and not (run.attempt is None and run.submission is not None):
                 observed = self._world.examine(run, content, has_hosts=has_hosts)
-                if observed is None and has_hosts and run.desired == "running":
+                if observed is None and has_hosts:
                     observed = RunObserved(living="absent")
             silent = max(silent, observed.silent if observed else 0)
             decided.append((run, observed, policy.next_action(run, of_slice, place, None, observed, now_s)))
-        if not silent and of_slice.requested and place.standing == "active":
+        if runs and not silent and of_slice.requested and place.standing == "active":
             silent = self._world.silent(name, content)
         for run, observed, action in decided:
             if action.do == "end":
@@ -305,13 +309,21 @@ class Reconciler:
                 return False
             if observed is not None and observed.living == "present":
                 self._is_well(run, observed)
-            elif action.do == "wait" and action.reason and action.reason != run.reason and has_hosts:
-                self._note(run, "waits", action.reason)
+                if of_slice.prepares:
+                    self.store.edit_slice(name, lambda now: dataclasses.replace(now, prepares=0))
+            elif action.do == "wait" and action.reason and has_hosts:
+                # While a submitted run pauses before its next try, others may have its slice.
+                is_paused = run.submission is not None and run.not_before_s > now_s
+                frees = is_paused and observed is not None and observed.living == "absent"
+                if frees or action.reason != run.reason:
+                    self._note(run, "waits", action.reason, _without_slice if frees else lambda now: now)
+        if name not in places:
+            return False
         action = policy.next_slice_action(of_slice, place, runs, silent, now_s)
         if action.do == "request":
             return self._request(of_slice, runs, action, content, lease, place)
         if action.do == "prepare":
-            return self._prepare(of_slice, runs, place)
+            return self._prepare(of_slice, runs, place, content, lease)
         if action.do == "release":
             lease.require()
             self._say(f"{name}: {action.reason}; it is given back")
@@ -388,7 +400,9 @@ class Reconciler:
                 self._note(run, "waits", f"no capacity for {name} yet")
         return is_there
 
-    def _prepare(self, of_slice: Slice, runs: Sequence[Run], place: SliceObserved) -> bool:
+    def _prepare(
+        self, of_slice: Slice, runs: Sequence[Run], place: SliceObserved, content: Content, lease: Lease
+    ) -> bool:
         """Prepare the hosts of a slice. A try is counted before it begins: hosts cost money while they are tried."""
         name, now_s = of_slice.name, self.store.now_s()
         prepares = of_slice.prepares + 1
@@ -410,7 +424,7 @@ class Reconciler:
                 raise SliceLostError(f"{name} was lost while its hosts were being prepared")
 
         try:
-            self._world.prepare(name, run, require_there)
+            self._world.prepare(name, run, content, lease, require_there)
         except SliceLostError as error:
             # No fault of the hosts: it is asked for again at once.
             text = str(error)
@@ -428,9 +442,7 @@ class Reconciler:
             return False
         self.store.edit_slice(
             name,
-            lambda now: now.noted(
-                "prepared", f"{name} is there", now_s, prepared=place.created, prepares=0, not_before_s=0.0
-            ),
+            lambda now: now.noted("prepared", f"{name} is there", now_s, prepared=place.created),
         )
         return True
 
@@ -499,9 +511,10 @@ class Reconciler:
 
         noted = self._note(counted, "runs", f"attempt {number}", started)
         self._witness.record(noted)
-        if of_slice.requested or of_slice.busy_until_s:
+        if of_slice.requested or of_slice.busy_until_s or of_slice.prepares:
             self.store.edit_slice(
-                of_slice.name, lambda now: dataclasses.replace(now, requested=False, busy_until_s=0.0)
+                of_slice.name,
+                lambda now: dataclasses.replace(now, requested=False, busy_until_s=0.0, prepares=0),
             )
         return noted.desired != "running"
 
@@ -586,6 +599,10 @@ def _decided_from(run: Run) -> Run:
 
 def _with(run: Run, notice: Mapping[str, Any] | None) -> Run:
     return run if notice is None else dataclasses.replace(run, notices=(*run.notices, notice))
+
+
+def _without_slice(run: Run) -> Run:
+    return dataclasses.replace(run, slice=None)
 
 
 def _lost(notice: Mapping[str, Any] | None) -> Callable[[Run], Run]:

@@ -1,4 +1,4 @@
-"""Recovery of a run: decides whether to resume it, restores its slice, prepares its hosts, and repeats its request.
+"""What starting a run again takes: its end as the policy sees it, its slice and hosts as they were, its request.
 
 `fab recover`, `fab train --max-restarts` and the keeper use it.
 """
@@ -13,12 +13,15 @@ from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, State
-from launch import runs
+from jobs.runtime.metric_definitions import finite
+from launch import control, costs, policy, runs
 from launch.backend import Say
 from launch.bundles import Bundle
+from launch.control import Limits
 from launch.jobs import Submitted
 from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
+from launch.policy import Action, Presence, RunObserved
 from launch.runs import Run
 from launch.targets import Target
 
@@ -27,36 +30,72 @@ BOOT_POLL_S = 1.0
 THERE_POLL_S = 10.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decision:
-    """Whether a run is to be resumed, and why or why not."""
+def observed(run: Run, state: State, *, living: Presence = "absent", silent: int = 0) -> RunObserved:
+    """Return what the policy has to know of a run in this state. living: whether its processes are. silent: hosts that
+    do not answer.
 
-    resume: bool
-    reason: str
-
-
-def decide(state: State, run: Run) -> Decision:
-    """Decide whether to resume a run in this state; its hosts are there."""
-    if state in run_directory.ACTIVE:
-        return Decision(resume=False, reason=f"it is {state}, there is nothing to recover")
-    if state == "done":
-        return Decision(resume=False, reason="it is done, there is nothing left to do")
+    Raises:
+        RequestError: how it ended cannot be read.
+    """
     if run.unread_result is not None:
-        return Decision(resume=False, reason=f"how it ended cannot be read: {run.unread_result}")
+        raise RequestError(f"{run.run_id}: how it ended cannot be read: {run.unread_result}")
     result = run.current_result() or {}
-    if result.get("out_of_budget"):
-        return Decision(resume=False, reason=f"it was stopped: {result.get('reason')}")
-    if result.get("request"):
-        return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
-    saved, how = run.directory.checkpoint_steps(), run_directory.ENDED[state]
-    if not saved and run.is_own_command:
-        return Decision(
-            resume=True, reason=f"it {how}; the command starts again, and finds its RUN_DIR as it was"
-        )
-    where = (
-        f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
+    saved = [] if living == "present" else run.directory.checkpoint_steps()
+    cause = policy.cause_of(state, result)
+    error = str(result.get("reason") or result.get("error") or "").partition("\n")[0]
+    if cause == "done":
+        _, latest = runs.progress(run)
+        error = runs.figure(run, latest)
+    return RunObserved(
+        living=living,
+        state=state,
+        cause=cause,
+        attempt=run.attempt,
+        silent=silent,
+        checkpoint=saved[-1] if saved else -1,
+        error=error,
+        cost_usd=costs.least_usd(run),
+        max_usd=finite(run.described.get("max_usd")),
+        is_own_command=run.is_own_command,
     )
-    return Decision(resume=True, reason=f"it {how} and goes on {where}")
+
+
+def desired(run: Run, target: Target, restarts: int | None = None) -> control.Run:
+    """Return a run as its launcher wants it, who looks after it himself. restarts: how often it may be started again
+    after failures; None: as often as the policy says."""
+    return control.Run(
+        run_id=run.run_id,
+        stack=target.inventory.stack,
+        runs_url=target.runs_url,
+        slices=(target.slice.name,),
+        slice=target.slice.name,
+        limits=Limits(restarts=restarts),
+    )
+
+
+def decide(state: State, run: Run) -> Action:
+    """Decide whether `fab recover` resumes a run in this state; its hosts are there. A run that was stopped goes on, as
+    somebody asks for that now."""
+    if state in run_directory.ACTIVE:
+        return Action(do="wait", reason=f"it is {state}, there is nothing to recover")
+    if state == "done":
+        return Action(do="end", outcome="done", reason="it is done, there is nothing left to do")
+    if run.unread_result is not None:
+        return Action(do="end", reason=f"how it ended cannot be read: {run.unread_result}")
+    seen = observed(run, state)
+    if seen.cause == "stopped":
+        seen = dataclasses.replace(seen, cause="lost")
+    return policy.judge(control.Run(run_id=run.run_id, stack="", runs_url="", slices=()), seen, time.time())
+
+
+def asked_to_stop(run: Run) -> bool:
+    """Return whether `fab stop` was told to stop a run when nothing of it ran, after its latest attempt had begun."""
+    return (run.directory.read_json(run_directory.STOP) or {}).get("attempt") == run.attempt
+
+
+def ask_to_stop(run: Run) -> None:
+    """Let whoever is starting a run again leave that."""
+    run.directory.write_json(run_directory.STOP, {"attempt": run.attempt})
 
 
 def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:

@@ -229,39 +229,42 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
 
 
 @pytest.mark.parametrize(
-    ("state", "result", "resume", "reason"),
+    ("state", "result", "do", "reason"),
     [
-        ("running", None, False, "it is running, there is nothing to recover"),
-        ("starting", None, False, "it is starting, there is nothing to recover"),
-        ("done", {"outcome": "done"}, False, "it is done, there is nothing left to do"),
+        ("running", None, "wait", "it is running, there is nothing to recover"),
+        ("starting", None, "wait", "it is starting, there is nothing to recover"),
+        ("done", {"outcome": "done"}, "end", "it is done, there is nothing left to do"),
         (
             "failed",
             {"outcome": "failed", "request": True, "error": "no text"},
-            False,
+            "end",
             "it would fail again: no text",
         ),
         (
-            "failed",
-            {"outcome": "failed"},
-            True,
-            "it failed and goes on from the start, as there is no checkpoint",
+            "stopped",
+            {"outcome": "stopped", "out_of_budget": True, "reason": "5 USD"},
+            "end",
+            "it was stopped: 5 USD",
         ),
-        ("lost", None, True, "it was lost and goes on from the start, as there is no checkpoint"),
-        ("hung", {"outcome": "hung"}, True, "it hung and goes on"),
-        ("preempted", {"outcome": "preempted"}, True, "it was preempted and goes on"),
+        ("failed", {"outcome": "failed"}, "start", "it failed, and goes on from the start"),
+        ("lost", None, "start", "it was lost, and goes on from the start"),
+        ("hung", {"outcome": "hung"}, "start", "it hung, and goes on"),
+        ("preempted", {"outcome": "preempted"}, "start", "it was preempted, and goes on"),
+        ("stopped", {"outcome": "stopped"}, "start", "it was stopped, and goes on"),
     ],
 )
-def test_only_what_may_go_better_is_tried_again(
-    write_run: WriteRun, state: State, result: dict[str, Any] | None, resume: bool, reason: str
+def test_only_what_may_go_better_is_recovered(
+    write_run: WriteRun, state: State, result: dict[str, Any] | None, do: str, reason: str
 ) -> None:
     run = write_run(result=result)
     decision = recovery.decide(state, run)
-    assert decision.resume is resume
+    assert decision.do == do
     assert decision.reason.startswith(reason)
     for step in (5, 20, 10):
         run.directory.write_text(f"checkpoints/{step}/state/_METADATA", "")
+    ends = {"request", "out_of_budget"} & {*(result or {})}
     assert recovery.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
-        not (result or {}).get("request")
+        not ends
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import http.server
 import json
 import threading
@@ -12,10 +13,14 @@ from typing import Any
 
 
 class Bucket(http.server.BaseHTTPRequestHandler):
-    """Objects with generations. faults: what happens to the next requests, "lost" (done, unanswered) or "busy"."""
+    """Objects with generations.
+
+    requests: method and path of each. faults: what happens to the next ones, "lost" (done, unanswered) or "busy".
+    """
 
     objects: dict[str, tuple[int, bytes, Any]]
     faults: list[str]
+    requests: list[str]
     counter = 0
     lock = threading.Lock()
 
@@ -29,7 +34,12 @@ class Bucket(http.server.BaseHTTPRequestHandler):
             found = [each for each in self.objects if each.startswith(query.get("prefix", ""))]
             folded = [each for each in found if "/" in each and query.get("delimiter")]
             prefixes = sorted({f"{each.partition('/')[0]}/" for each in folded})
-            items = [{"name": each} for each in found if each not in folded]
+            updated = datetime.datetime.now(datetime.UTC).isoformat()
+            items = [
+                {"name": each, "generation": str(self.objects[each][0]), "updated": updated}
+                for each in found
+                if each not in folded
+            ]
             return self._answer(200, json.dumps({"items": items, "prefixes": prefixes}).encode())
         if name not in self.objects:
             return self._answer(404, b"No such object")
@@ -73,6 +83,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
 
     def _fault(self) -> str:
         with self.lock:
+            self.requests.append(f"{self.command} {self.path}")
             return self.faults.pop(0) if self.faults else ""
 
     def _answer(self, status: int, body: bytes, generation: int | None = None) -> None:
@@ -89,7 +100,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def served() -> Iterator[str]:
     """Serve an empty one; its URL, for STORAGE_EMULATOR_HOST."""
-    Bucket.objects, Bucket.faults = {}, []
+    Bucket.objects, Bucket.faults, Bucket.requests = {}, [], []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

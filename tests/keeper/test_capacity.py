@@ -15,7 +15,7 @@ from contracts.errors import RequestError
 from infra import stock_outs
 from infra.documents import Documents
 from infra.stock_outs import Hours, Offer
-from keeper import commands
+from keeper.capacity import capacity, capacity_table
 from launch.targets import Wanted
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
 
@@ -28,7 +28,7 @@ A, B, C = (
 def printed(found: dict[Offer, Hours], days: int = 30) -> list[str]:
     console = Console(width=160)
     with console.capture() as shown:
-        console.print(commands.capacity_table(found, days=days, now=NOW))
+        console.print(capacity_table(found, days=days, now=NOW))
     return shown.get().splitlines()
 
 
@@ -54,20 +54,20 @@ def test_what_requests_have_found_is_shown_of_a_stack_that_has_no_hosts(
     file = tmp_path / "stack.json"
     file.write_text(inventory.to_json(plain))
     with pytest.raises(RequestError, match="stock-outs, are noted in its bucket, and it has none"):
-        commands.capacity(Console(), Wanted(stack=str(file)), days=30, as_json=False)
+        capacity(Console(), Wanted(stack=str(file)), days=30, as_json=False)
     with pytest.raises(RequestError, match="this machine asks for no TPUs"):
-        commands.capacity(Console(), Wanted(), days=30, as_json=False)
+        capacity(Console(), Wanted(), days=30, as_json=False)
 
     store = tmp_path / "control"
     storage = dataclasses.replace(NO_STORAGE, bucket_url=str(tmp_path))
     file.write_text(inventory.to_json(dataclasses.replace(plain, storage=storage)))
     wanted = Wanted(stack=str(file))
-    assert commands.capacity(Console(width=120), wanted, days=30, as_json=False) == 0
+    assert capacity(Console(width=120), wanted, days=30, as_json=False) == 0
     assert "no request has been noted yet" in capsys.readouterr().out
     now = datetime.datetime.now(datetime.UTC)
     for seen in ("out", "served", "out"):
         stock_outs.remember(Documents(str(store)), A, seen, now)
-    assert commands.capacity(Console(width=120), wanted, days=30, as_json=True) == 0
+    assert capacity(Console(width=120), wanted, days=30, as_json=True) == 0
     hour = [stock_outs.hour_of(now)]
     assert json.loads(capsys.readouterr().out) == [
         {"zone": "us-a1-a", "kind": "v5litepod-16", "capacity": "spot", "out": hour, "served": hour}

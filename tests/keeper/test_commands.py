@@ -1,10 +1,10 @@
-"""What is kept is shown, and taken back, for all slices of a stack and without its hosts."""
+"""What is kept is shown, taken back and stopped, for all slices of a stack and without its hosts."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +12,36 @@ from backends.local.backend import on_this_machine
 from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents
-from keeper import commands, store
-from keeper.queue import Entry, Queue
-from keeper.store import Wanted
+from keeper import commands, queue_commands, stack
+from keeper.commands import HandOver
 from launch import targets
-from tests.keeper.test_machine import INVENTORY
+from launch.control import Attempt, End, Limits, Run, Submission
+from launch.store import Store
+from tests.keeper.lab import INVENTORY
+
+QUEUED = Submission(
+    number=1, what="train.py", request={}, submitted={}, bundles=(), where={}, by="me", added="2026-11-23T09:00:00Z"
+)  # fmt: skip
+
+
+def kept(run_id: str, **changes: Any) -> Run:
+    run = Run(
+        run_id=run_id, stack="dev", runs_url="gs://b/runs", slices=("vm",), slice="vm", project="grant",
+        limits=Limits(attempts=3), attempt=Attempt(number=0),
+    )  # fmt: skip
+    return dataclasses.replace(run, **changes)
+
+
+def add(documents: Documents, run: Run) -> None:
+    Store(documents).edit_run(run.run_id, lambda _: run)
 
 
 def test_no_host_is_needed_and_no_slice_is_asked_for(tmp_path: Path) -> None:
     several = tuple(dataclasses.replace(INVENTORY.slices[0], name=name) for name in ("a", "b"))
     file = tmp_path / "stack.json"
-    storage = dataclasses.replace(INVENTORY.storage, bucket_url=f"file://{tmp_path}")
+    storage = dataclasses.replace(INVENTORY.storage, bucket_url=str(tmp_path))
     file.write_text(inventory.to_json(dataclasses.replace(INVENTORY, slices=several, storage=storage)))
-    assert store.documents_for(targets.Wanted(stack=str(file))).url == f"{tmp_path}/control"
+    assert stack.documents_for(targets.Wanted(stack=str(file))).url == f"{tmp_path}/control"
 
 
 @pytest.mark.parametrize(
@@ -46,52 +63,94 @@ def test_a_run_is_meant_by_its_id_a_part_of_it_its_name_or_as_the_last(
 ) -> None:
     documents = Documents(str(tmp_path))
     for number, letter in enumerate("abc"):
-        entry = Wanted(
-            run_id=f"job-20261123-1{number}0000-{4 * letter}",
-            stack="dev",
-            slice="ab"[number % 2],
-            runs_url="gs://b/runs",
-            added_s=float(number),
-            name="mine" if letter == "a" else None,
-        )
-        store.change_wanted(documents, entry.run_id, lambda _, entry=entry: entry)  # type: ignore[misc]
-    before = {*store.read_wanted(documents)}
-    if meant in before:
+        name = "mine" if letter == "a" else None
+        add(documents, kept(f"job-20261123-1{number}0000-{4 * letter}", name=name, added_s=float(number)))
+
+    def unkept() -> list[str]:
+        return [run.run_id for run in Store(documents).read().runs.values() if run.desired == "unmanaged"]
+
+    if meant in Store(documents).read().runs:
         assert commands.unkeep(documents, wanted) == 0
-        assert before - {*store.read_wanted(documents)} == {meant}
+        assert unkept() == [meant]
+        with pytest.raises(RequestError, match="is not kept"):
+            commands.unkeep(documents, meant)
     else:
         with pytest.raises(RequestError, match=meant):
             commands.unkeep(documents, wanted)
-        assert {*store.read_wanted(documents)} == before
+        assert unkept() == []
 
 
-def test_what_the_keeper_or_the_queue_resumes_is_neither_removed_nor_left_running_by_a_stop(
-    tmp_path: Path,
-) -> None:
+def test_what_is_started_again_is_neither_removed_nor_missed_by_a_stop(tmp_path: Path) -> None:
     """A run that waits for capacity has no process, and its checkpoints are what it goes on from."""
     target = dataclasses.replace(on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
     assert commands.resumed_by(target) == {} and not list(tmp_path.iterdir())
-    documents = store.store_of(target)
-    for run_id in ("kept", "unkept"):
-        entry = Wanted(run_id=run_id, stack="local", slice="vm", runs_url=str(tmp_path))
-        store.change_wanted(documents, run_id, lambda _, entry=entry: entry)  # type: ignore[misc]
-    commands.unkeep(documents, "unkept")
-    entry_of = functools.partial(
-        Entry,
-        what="job",
-        request={"name": None},
-        submitted={},
-        bundles=(),
-        where={},
-        slices=("vm",),
-        by="me",
-        added="",
-    )
-    queued = Queue(documents).add([entry_of(number=0), entry_of(number=0)], [])
-    Queue(documents).claim(queued[0].number, "vm", "queued")
+    documents = stack.store_of(target)
+    add(documents, kept("kept"))
+    add(documents, kept("unkept", desired="unmanaged"))
+    add(documents, kept("ended", end=End(outcome="done", reason="", at_s=1.0)))
+    add(documents, kept("queued", submission=QUEUED, slice=None, attempt=None))
     assert commands.resumed_by(target) == {
         "kept": "the keeper resumes it; `fab unkeep kept` first",
-        "queued": f"the queue resumes it; `fab queue cancel {queued[0].number}` first",
+        "queued": "the queue resumes it; `fab queue cancel 1` first",
     }
-    assert commands.stop(target, "kept") and not commands.stop(target, "nobody's")
-    assert store.read_wanted(documents)["kept"].stop
+    assert [commands.stop(target, run_id) for run_id in ("kept", "queued", "ended", "nobody's")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert Store(documents).read().runs["kept"].desired == "stopped"
+
+
+def test_a_run_is_kept_with_new_limits_and_again_after_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = dataclasses.replace(on_this_machine(hosts="1", platform="cpu"), runs_url=str(tmp_path))
+    described = {"version": 1, "run_id": "r", "job": "j", "attempts": [{"attempt": 2}], "max_usd": 9.0}
+    run: Any = type("Of", (), {"run_id": "r", "attempt": 2, "described": described})()
+    documents = stack.store_of(target)
+    assert "r is kept: at most 20 more attempts; " in HandOver().keep(run, target)
+    assert "at most 5 more attempts, until " in HandOver(attempts=5, hours=2.0).keep(run, target)
+    one = Store(documents).read().runs["r"]
+    assert (one.limits.attempts, one.limits.max_usd, one.slice) == (5, 9.0, target.slice.name)
+    assert one.attempt is not None and (one.attempt.number, one.attempt.checkpoint) == (2, -2)
+    commands.stop(target, "r")
+    assert "at most 5 more attempts, until " in HandOver().keep(run, target)
+    assert Store(documents).read().runs["r"].desired == "running"
+    add(documents, dataclasses.replace(one, end=End(outcome="failed", reason="no disk", at_s=1.0)))
+    capsys.readouterr()
+    assert commands.status(documents) == 0
+    assert "ended" in capsys.readouterr().out
+    HandOver().keep(run, target)
+    assert Store(documents).read().runs["r"].limits.attempts == 20
+
+
+@pytest.mark.parametrize("looked_s", [None, 0.0, 3600.0])
+def test_it_is_said_that_no_keeper_looks_at_what_is_wanted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    looked_s: float | None,
+) -> None:
+    """As where it was never installed."""
+    clock_s: list[float] = [stack.NOTED_EVERY_S * 1_000_000]
+    monkeypatch.setattr(Documents, "now_s", lambda _: clock_s[0])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    documents = Documents(str(tmp_path / "control"))
+    add(documents, kept("kept", added_s=clock_s[0]))
+    add(documents, kept("queued", submission=QUEUED, slice=None, attempt=None, added_s=clock_s[0]))
+
+    def said() -> list[bool]:
+        found = []
+        for show in (commands.status, lambda of: queue_commands.show(of, everything=False, as_json=False)):
+            show(documents)
+            text = " ".join(capsys.readouterr().out.split())
+            found.append("no keeper has looked for 1 h, and what is kept waits: `fab keeper install`" in text)
+        return found
+
+    assert said() == [False, False]
+    clock_s[0] += 3600.0
+    for _ in range(0 if looked_s is None else 2):
+        stack.note_look(documents)
+        clock_s[0] += 60.0
+    assert documents.read(stack.LOOKED).value in (None, clock_s[0] - 120.0)  # once in each quarter of an hour
+    if looked_s:
+        clock_s[0] += looked_s
+    assert said() == [looked_s != 0.0] * 2

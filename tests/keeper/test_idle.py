@@ -16,35 +16,58 @@ from typing import Any
 import pytest
 
 from backends.local.backend import on_this_machine
-from contracts.inventory import to_json
+from backends.vm import ensure
+from contracts.inventory import RECORDED, SPECIFICATION, to_json
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.settings import read as read_settings
 from infra.documents import Documents
-from infra.lease import Lease, LeaseHeldError, held, myself
-from keeper import reclaim, slices, store
-from keeper.passes import Means
+from infra.lease import Lease, LeaseHeldError
+from keeper import reclaim
+from keeper.stack import NOTED_EVERY_S, Stack, stack_of
+from keeper.world import World
 from launch import runs
+from launch.control import End, Run
 from launch.hosts import HostError
 from launch.inventories import with_kept
 from launch.runs import Look, RunsFolder
+from launch.store import Store
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 from tests.launch.test_costs import MAIN
 
 HOUR_S = 3600.0
-NOW_S = 1_800_000_000.0 - 1_800_000_000.0 % store.NOTED_EVERY_S
+NOW_S = 1_800_000_000.0 - 1_800_000_000.0 % NOTED_EVERY_S
 
 
-class Hosts:
-    """Where the runs are; what the agents say is `look`."""
+@dataclasses.dataclass
+class Lab:
+    """A stack with one slice that was made at NOW_S, and its keeper. look: what the agents of its hosts answer."""
 
-    def __init__(self, folder: RunsFolder) -> None:
-        self.folder = folder
-        self.look = Look(processes=(), errors=())
+    documents: Documents
+    world: World
+    folder: RunsFolder
+    api: TpuApi
+    said: list[str]
+    patch: pytest.MonkeyPatch
+    clock_s: float = NOW_S
+    look: Look = dataclasses.field(default_factory=lambda: Look(processes=(), errors=()))
 
-    def on(self, stack: store.Stack, slice_name: str) -> Any:
+    @property
+    def store(self) -> Store:
+        return Store(self.documents)
+
+    def is_there(self) -> bool:
+        return bool(self.api.control.alive()["queuedResources"])
+
+    def after(self, hours: float) -> bool:
+        """Whether the slice is still there after a look so many hours later."""
+        self.clock_s = NOW_S + hours * HOUR_S
+        reclaim.give_back(self.store, self.world, self.said.append)
+        return self.is_there()
+
+    def on(self, stack: Stack, slice_name: str, _: object = None) -> Any:
         (one,) = stack.inventory.slices
         assert (one.name, len(one.hosts)) == (slice_name, 4)
         return dataclasses.replace(
@@ -53,27 +76,6 @@ class Hosts:
             files=self.folder.files,
             stand_in_devices=(f"{self.folder.url}/accel*",),
         )
-
-
-@dataclasses.dataclass
-class Lab:
-    """A stack with one slice that was made at NOW_S, and its keeper."""
-
-    means: Means
-    hosts: Hosts
-    api: TpuApi
-    said: list[str]
-    patch: pytest.MonkeyPatch
-    clock_s: float = NOW_S
-
-    def is_there(self) -> bool:
-        return bool(self.api.control.alive()["queuedResources"])
-
-    def after(self, hours: float) -> bool:
-        """Whether the slice is still there after a look so many hours later."""
-        self.clock_s = NOW_S + hours * HOUR_S
-        reclaim.give_back(self.means)
-        return self.is_there()
 
 
 def make_program(path: Path, text: str) -> None:
@@ -108,21 +110,17 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             "slices": {"main": props},
             "inventory": to_json(inventory),
         }
-        documents.change(store.STACK, lambda _: stack)
-        hosts = Hosts(RunsFolder(url=str(tmp_path / "runs"), files=here.files))
+        documents.change(SPECIFICATION, lambda _: stack)
+        folder = RunsFolder(url=str(tmp_path / "runs"), files=here.files)
         with contextlib.closing(Client(read_settings(lambda _: None), backoff)) as client:
             Lifecycle(client, backoff).create(props)
-            means = Means(
-                documents=documents,
-                client=lambda: client,
-                backoff=backoff,
-                hosts=hosts,  # type: ignore[arg-type]
-                say=said.append,
-                hold=lambda name: held(Lease(documents, name, myself("the keeper"))),
+            world = World(
+                documents, said.append, program="the keeper", backoff=backoff, client=lambda: client
             )
-            made = Lab(means=means, hosts=hosts, api=api, said=said, patch=monkeypatch)
+            made = Lab(documents=documents, world=world, folder=folder, api=api, said=said, patch=monkeypatch)
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
-            monkeypatch.setattr(runs, "look_at_all", lambda _: hosts.look)
+            monkeypatch.setattr(runs, "look_at_all", lambda _: made.look)
+            monkeypatch.setattr(reclaim, "on", made.on)
             yield made
 
 
@@ -131,24 +129,26 @@ def test_a_slice_that_no_run_has_used_is_given_back_and_commands_see_that(lab: L
     assert lab.after(6.3)  # no time to look
     assert not lab.after(6.5)
     assert "main: no run has used it for 6 h" in lab.said[-2] + lab.said[-1]
-    vacant = store.read_stack(lab.means.documents).inventory
-    kept = json.dumps(lab.means.documents.read(store.INVENTORY).value).encode()
-    (one,) = with_kept(dataclasses.replace(vacant, slices=(MAIN,)), kept).slices
+    stack = stack_of(lab.store.read(), "")
+    assert stack is not None
+    recorded = json.dumps(lab.documents.read(RECORDED).value).encode()
+    (one,) = with_kept(dataclasses.replace(stack.inventory, slices=(MAIN,)), recorded).slices
     assert one.hosts == ()
     assert datetime.datetime.fromisoformat(one.created).timestamp() == lab.clock_s
     assert not lab.after(6.75) and len(lab.said) < 10
 
 
 def running(lab: Lab) -> None:
-    lab.hosts.look = Look(processes=({"state": "running", "ended": None},), errors=())
+    lab.look = Look(processes=({"state": "running", "ended": None},), errors=())
 
 
 def silent(lab: Lab) -> None:
-    lab.hosts.look = Look(processes=(), errors=(HostError(host="h", reason="no answer"),))
+    """For some hours only: nobody can use it then either, but that may pass."""
+    lab.look = Look(processes=(), errors=(HostError(host="h", reason="no answer"),))
 
 
 def ended(lab: Lab) -> None:
-    lab.hosts.look = Look(processes=({"state": "exited", "ended": NOW_S + 2 * HOUR_S},), errors=())
+    lab.look = Look(processes=({"state": "exited", "ended": NOW_S + 2 * HOUR_S},), errors=())
 
 
 def open_elsewhere(lab: Lab) -> None:
@@ -158,28 +158,31 @@ def open_elsewhere(lab: Lab) -> None:
     lab.patch.setattr(reclaim, "devices_open_on", refused)
 
 
+RUN = Run(run_id="r", stack="dev", runs_url="gs://b/runs", slices=("main",), project="grant")
+
+
 def kept(lab: Lab) -> None:
-    entry = {"stack": "dev", "slice": "main", "runs_url": "gs://b/runs"}
-    lab.means.documents.change(store.WANTED, lambda _: {"r": {**entry, "state": "waiting"}})
+    lab.store.edit_run("r", lambda _: dataclasses.replace(RUN, slice="main"))
 
 
 def queued(lab: Lab) -> None:
-    entries = [{"state": "cancelled"}, {"state": "waiting"}]
-    lab.means.documents.change(store.QUEUE, lambda _: {"entries": entries})
+    ended = dataclasses.replace(RUN, run_id="x", end=End(outcome="cancelled", reason="", at_s=1.0))
+    lab.store.edit_run("x", lambda _: ended)
+    lab.store.edit_run("r", lambda _: RUN)
 
 
 def leased(lab: Lab) -> None:
     def hold(name: str) -> contextlib.AbstractContextManager[Lease]:
         raise LeaseHeldError("`pulumi up` is changing main")
 
-    lab.means = dataclasses.replace(lab.means, hold=hold)
+    lab.patch.setattr(lab.world, "hold", hold)
 
 
 def not_configured(lab: Lab) -> None:
     def without(stack: Any) -> Any:
         return {**stack, "inventory": json.dumps({**json.loads(stack["inventory"]), "idle_hours": None})}
 
-    lab.means.documents.change(store.STACK, without)
+    lab.documents.change(SPECIFICATION, without)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +193,22 @@ def test_a_slice_that_somebody_may_want_stays(lab: Lab, keep: Callable[[Lab], No
     assert lab.after(7)
 
 
+def test_a_slice_with_a_host_that_does_not_answer_is_given_back_after_as_long(lab: Lab) -> None:
+    """Nobody can use it, and it is billed. One look without an answer is none."""
+    silent(lab)
+    assert lab.after(7)
+    lab.look = Look(processes=(), errors=())
+    kept(lab)
+    assert lab.after(8)
+    lab.store.edit_run("r", lambda _: None)
+    silent(lab)
+    assert lab.after(12)
+    assert not lab.after(18.25)
+
+
 def test_a_run_on_it_is_use(lab: Lab) -> None:
     run_id = "flax_mlm-20261120-214500-abcd"
-    directory = lab.hosts.folder.directory(run_id)
+    directory = lab.folder.directory(run_id)
     attempt = {"attempt": 0, "started": "2020-11-20T21:45:00Z", "processes": 1}
     described = {"version": 1, "run_id": run_id, "job": "flax_mlm", "args": [], "hosts": []}
     more = {"slice": {"name": "main"}, "attempts": [attempt], "created": attempt["started"]}
@@ -205,7 +221,7 @@ def test_a_run_on_it_is_use(lab: Lab) -> None:
 def test_a_program_that_has_a_device_open_holds_the_slice_and_the_time_counts_from_its_end(
     lab: Lab, tmp_path: Path
 ) -> None:
-    lab.hosts.folder.directory("x").write_text("y", "")
+    lab.folder.directory("x").write_text("y", "")
     with open(tmp_path / "runs" / "accel0", "w"):
         assert lab.after(7)
     assert lab.after(12.75)
@@ -228,6 +244,6 @@ def test_a_slice_that_cannot_be_seen_is_said_and_left_to_the_next_look(
     def seen(*_: Any) -> None:
         raise CloudTpuError("its hosts have not published their names")
 
-    monkeypatch.setattr(slices, "seen", seen)
+    monkeypatch.setattr(ensure, "observed", seen)
     assert lab.after(1000.0)
     assert lab.said[-1] == "main: its hosts have not published their names"

@@ -16,7 +16,7 @@ import pytest
 
 from backends.vm.login import KEY_VARIABLE
 from contracts.inventory import Inventory
-from keeper import hosts
+from keeper import login
 from launch.hosts import HostError
 from rehearsal.tpu_api.discovery import Document
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
@@ -86,7 +86,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
     thread.start()
     address = f"127.0.0.1:{server.server_port}"
     monkeypatch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", address)
-    monkeypatch.setattr(hosts, "ENDPOINT", f"http://{address}")
+    monkeypatch.setattr(login, "ENDPOINT", f"http://{address}")
     yield server
     server.shutdown()
     thread.join()
@@ -102,11 +102,11 @@ def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a
     google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(hosts, "clock_s", lambda: now_s[0])
+    monkeypatch.setattr(login, "clock_s", lambda: now_s[0])
     key = tmp_path / "id_ed25519"
-    environ = {hosts.VARIABLE: hosts.METADATA, KEY_VARIABLE: str(key)}
+    environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}
     for _ in range(2):
-        (host,) = hosts.from_here(inventory(), environ).slices[0].hosts
+        (host,) = login.from_here(inventory(), environ).slices[0].hosts
         assert (host.reach, host.internal_address, host.external_address) == ("direct", "10.0.0.10", None)
         assert (host.user, host.host_keys) == (USER, ("ssh-ed25519 AAAA",))
     (imported,) = google.keys
@@ -114,10 +114,10 @@ def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a
     public = asyncssh.read_private_key(key).export_public_key("openssh").decode().strip()
     assert imported["key"] == public
     lives_s = int(imported["expirationTimeUsec"]) / 1e6 - time.time()
-    assert hosts.KEY_LIFE_S - 60 < lives_s <= hosts.KEY_LIFE_S
+    assert login.KEY_LIFE_S - 60 < lives_s <= login.KEY_LIFE_S
     # Before it ends there is another one.
-    now_s[0] += hosts.KEY_LIFE_S - hosts.RENEW_BEFORE_S
-    hosts.from_here(inventory(), environ)
+    now_s[0] += login.KEY_LIFE_S - login.RENEW_BEFORE_S
+    login.from_here(inventory(), environ)
     assert len({each["key"] for each in google.keys}) == 2
 
 
@@ -125,21 +125,21 @@ def test_a_key_that_os_login_has_not_taken_is_not_used_and_the_next_look_tries_a
     google: Google, tmp_path: Path
 ) -> None:
     key = tmp_path / "id_ed25519"
-    environ = {hosts.VARIABLE: hosts.METADATA, KEY_VARIABLE: str(key)}
-    hosts.from_here(inventory(), environ)
+    environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}
+    login.from_here(inventory(), environ)
     before = key.read_bytes()
     key.with_suffix(".json").write_text("torn")
     google.status = 403
     with pytest.raises(HostError, match="OS Login does not take a key"):
-        hosts.from_here(inventory(), environ)
+        login.from_here(inventory(), environ)
     assert key.read_bytes() == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["id_ed25519"]
     google.status = 200
-    hosts.from_here(inventory(), environ)
+    login.from_here(inventory(), environ)
     assert key.read_bytes() != before
 
 
 def test_elsewhere_the_keeper_logs_in_as_fab_does(tmp_path: Path) -> None:
-    assert hosts.from_here(inventory(), {}) == inventory()
-    inside = {hosts.VARIABLE: hosts.METADATA, KEY_VARIABLE: str(tmp_path / "key")}
-    assert hosts.from_here(inventory(None), inside) == inventory(None)
+    assert login.from_here(inventory(), {}) == inventory()
+    inside = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(tmp_path / "key")}
+    assert login.from_here(inventory(None), inside) == inventory(None)

@@ -1,75 +1,103 @@
-"""A pass: while all is well it reads little and writes nothing, and nothing that it does keeps it from looking."""
+"""A pass: while all is well it costs little and writes nothing, and what one step cannot do keeps no other from it."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import subprocess
 import sys
-import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.cloud_tpu.client import Listing
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.documents import Documents
-from keeper import commands, hosts, passes, queue_commands, reclaim, store
-from keeper.__main__ import watch
-from keeper.queue import Queue
-from keeper.store import Wanted
-from tests.keeper import test_queue
+from contracts.inventory import RECORDED, SPECIFICATION, slices_to_json, to_json
+from infra.cloud_tpu.retry import CloudTpuError
+from infra.documents import ABSENT, Documents
+from keeper import __main__ as main
+from keeper import reclaim
+from launch.control import Attempt, Run
+from launch.store import Store
+from rehearsal.tpu_api import TpuApi
+from tests.infra.bucket import Bucket, served
+from tests.infra.cloud_tpu.lab import OWNER, Cloud, wanted_props
+from tests.keeper.lab import INVENTORY
+from tests.launch.slices import make_host
+
+RUNS = 50
 
 
-def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "runs"
-    for number in range(50):
-        beats = folder / f"run-{number}" / "heartbeats"
-        beats.mkdir(parents=True)
-        (beats / "host-0.json").write_text("{}")
-        entry = Wanted(
-            run_id=f"run-{number}",
-            stack="dev",
-            slice="main",
-            runs_url=str(folder),
-            project="p",
-            origin="queued-resource dev-main",
+def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted at the servers. The pass is a process of its own, as the timer starts it."""
+    with served() as url, TpuApi() as api:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        cloud = Cloud(api, api.cloud.clock)
+        for number in range(RUNS):
+            cloud.put(f"q{number}", owner=OWNER)
+        api.control.advance(3600.0)
+        documents = Documents("gs://b/control")
+        (one,) = INVENTORY.slices
+        slices = [dataclasses.replace(one, name=f"s{n}", origin=f"queued-resource q{n}") for n in range(RUNS)]
+        inventory = dataclasses.replace(INVENTORY, slices=tuple(slices))
+        specification = {
+            "project": "grant", "owner": OWNER, "inventory": to_json(inventory),
+            "slices": {f"s{n}": wanted_props(queued_resource_id=f"q{n}") for n in range(RUNS)},
+        }  # fmt: skip
+        documents.write(SPECIFICATION, specification, version=ABSENT)
+        hosts = [dataclasses.replace(each, hosts=(make_host(0),)) for each in slices]
+        documents.write(RECORDED, json.loads(slices_to_json(hosts)), version=ABSENT)
+        store = Store(documents)
+        for number in range(RUNS):
+            run = Run(
+                run_id=f"run-{number}", stack="dev", runs_url="gs://b/runs", slices=(f"s{number}",), slice=f"s{number}",
+                project="grant", attempt=Attempt(number=0, has_joined=True), seen="running",
+            )  # fmt: skip
+            store.edit_run(run.run_id, lambda _, run=run: run)  # type: ignore[misc]
+            Bucket.objects[f"runs/run-{number}/heartbeats/host-0.json"] = (1, b"{}", {})
+        code = (
+            "import sys, time\nfrom infra.documents import Documents\nfrom keeper import __main__ as main, stack\n"
+            "main.LOOK_EVERY_S, main.is_noted, stack.is_noted = 0.0, lambda _: False, lambda _: False\n"
+            "import keeper.reclaim as reclaim; reclaim.is_noted = lambda _: False\n"
+            "code = main.watch(Documents('gs://b/control'), print)\nprint(time.process_time()); sys.exit(code)"
         )
-        store.change_wanted(Documents(str(tmp_path)), entry.run_id, lambda _, entry=entry: entry)  # type: ignore[misc]
-    asked: list[str] = []
+        environ = {
+            **os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": f"{api.url}/v2/",
+        }  # fmt: skip
 
-    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            asked.append(name if name == "ages_s" else f"{name} {args[1]}")
-            return function(*args, **more)
+        answer, listings = api.answer, list[str]()
 
-        return call
+        def counted(method: str, target: str, body: bytes) -> Any:
+            listings.append(f"{method} {target}")
+            return answer(method, target, body)
 
-    for name in ("read", "write", "ages_s"):
-        monkeypatch.setattr(Documents, name, noted(name, getattr(Documents, name)))
+        monkeypatch.setattr(api, "answer", counted)
 
-    class Client:
-        def queued_resources(self, project: str) -> Listing:
-            asked.append(project)
-            name = f"projects/{project}/locations/z/queuedResources/dev-main"
-            return Listing(found=[{"name": name, "state": {"state": "ACTIVE"}}])
+        def one_pass() -> tuple[list[str], list[str]]:
+            Bucket.requests.clear()
+            listings.clear()
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=25,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            return [*Bucket.requests, *listings], done.stdout.splitlines()
 
-    means = passes.Means(
-        documents=Documents(str(tmp_path)),
-        client=Client,  # type: ignore[arg-type]
-        backoff=Backoff(sleep=lambda _: None),
-        hosts=hosts.Hosts(print),
-        say=print,
-        hold=lambda name, **_: pytest.fail(f"the lease of {name} was wanted"),
-    )
-    monkeypatch.setattr(passes, "means_of", lambda *_: means)
-    monkeypatch.setattr(
-        Documents, "now_s", lambda _: store.NOTED_WITHIN_S + 1
-    )  # not one of the looks for idle slices
-    assert watch(means.documents, print) == 0
-    tpus = "p"
-    assert asked == ["read wanted.json", "ages_s", tpus, "read queue.json", tpus]
+        before = {name: held[0] for name, held in Bucket.objects.items()}
+        one_pass()  # its cache is empty
+        requests, lines = one_pass()
+        # Each of two looks lists the documents and Google's requests; the first one lists signs of life too.
+        assert len(requests) == 5 and {each.partition(" ")[0] for each in requests} == {"GET"}, requests
+        assert float(lines[-1]) < (1.0 if len(lines) == 1 else 0.0), lines
+        assert {name: held[0] for name, held in Bucket.objects.items()} == before
+        cloud.client.close()
 
 
 def test_what_one_step_cannot_do_does_not_keep_the_others_from_it(
@@ -84,85 +112,16 @@ def test_what_one_step_cannot_do_does_not_keep_the_others_from_it(
 
         return fail
 
-    monkeypatch.setattr(passes, "run_pass", step("look"))
-    monkeypatch.setattr(queue_commands, "attend", step("queue"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(main, "reconcile", step("runs"))
+    monkeypatch.setattr(main, "note_look", step("note"))
     monkeypatch.setattr(reclaim, "give_back", step("idle"))
     said: list[str] = []
-    assert watch(Documents(str(tmp_path)), said.append) == 1
-    assert done == ["look", "queue", "idle"] and said == [f"error: no {name}" for name in done]
+    assert main.watch(Documents(str(tmp_path)), said.append) == 1
+    assert done == ["runs", "note", "idle"] and said == [f"error: no {name}" for name in done]
 
 
 def test_a_quiet_pass_does_without_what_logs_in_to_hosts() -> None:
     """Its import takes as long as all the others together, every minute."""
     code = "import keeper.__main__, sys; sys.exit('asyncssh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("busy", ["a slice", "the queue"])
-def test_a_slice_that_is_lost_while_something_else_is_waited_for_is_seen_to_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str
-) -> None:
-    documents, tended, lost = Documents(str(tmp_path)), threading.Event(), ["a"] if busy == "a slice" else []
-    for name in ("a", "b"):
-        of: dict[str, Any] = {"run_id": f"run-{name}", "slice": name, "origin": f"queued-resource {name}"}
-        one = Wanted(**of, stack="dev", project="p", runs_url=str(tmp_path / "none"))
-        store.change_wanted(documents, one.run_id, lambda _, one=one: one)  # type: ignore[misc]
-
-    class Client:
-        def queued_resources(self, project: str) -> Listing:
-            there = [name for name in ("a", "b") if name not in lost]
-            lost.append("b")  # from the second look on
-            place = f"projects/{project}/locations/z/queuedResources"
-            return Listing(
-                found=[{"name": f"{place}/{each}", "state": {"state": "ACTIVE"}} for each in there]
-            )
-
-    def waits() -> None:
-        assert tended.wait(20.0), "b waits for what is done about something else"
-
-    def attend(attempt: passes.Attempt) -> None:
-        waits() if attempt.name == "a" and "a" in lost else tended.set()
-
-    monkeypatch.setattr(passes, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(passes.Attempt, "attend", attend)
-    means = passes.Means(
-        documents=documents,
-        client=Client,  # type: ignore[arg-type]
-        backoff=Backoff(),
-        hosts=types.SimpleNamespace(signs=lambda _: {f"run-{each}": passes.WELL for each in "ab"}),  # type: ignore[arg-type]
-        say=print,
-        hold=lambda name, **_: pytest.fail(f"the lease of {name} was wanted"),
-    )
-    passes.run_pass(means, waits if busy == "the queue" else lambda: None)
-    assert tended.is_set()
-
-
-@pytest.mark.parametrize("looked_s", [None, 0.0, 3600.0])
-def test_it_is_said_that_no_keeper_looks_at_what_is_kept(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    looked_s: float | None,
-) -> None:
-    """As where it was never installed: a slice that is kept for a run is no slice for the queue."""
-    clock_s: list[float] = [store.NOTED_EVERY_S * 1_000_000]
-    monkeypatch.setattr(Documents, "now_s", lambda _: clock_s[0])
-    documents = Documents(str(tmp_path))
-    one = Wanted(run_id="run", slice="main", stack="dev", runs_url="", added_s=clock_s[0])
-    store.change_wanted(documents, one.run_id, lambda _: one)
-    Queue(documents).add([test_queue.entry(0)], [])
-
-    def said() -> list[bool]:
-        commands.status(documents), queue_commands.show(Queue(documents), everything=False, as_json=False)
-        line = "no keeper has looked for 1 h, and what is kept waits: `fab keeper install`"
-        return [line in " ".join(capsys.readouterr().out.split())]
-
-    assert said() == [False]
-    clock_s[0] += 3600.0
-    for _ in range(0 if looked_s is None else 2):
-        store.note_look(documents)
-        clock_s[0] += 60.0
-    assert documents.read(store.LOOKED).value in (None, clock_s[0] - 120.0)  # once in each quarter of an hour
-    if looked_s:
-        clock_s[0] += looked_s
-    assert said() == [looked_s != 0.0]

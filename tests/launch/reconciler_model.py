@@ -237,7 +237,9 @@ class World:
         ), "a slice on which a run lives was given back"
         self.cloud.delete(name)
 
-    def prepare(self, name: str, run: Run, require_there: Callable[[], None]) -> None:
+    def prepare(
+        self, name: str, run: Run, content: Content, lease: Lease, require_there: Callable[[], None]
+    ) -> None:
         self.pause("prepare")
         require_there()
         if name in self.silent_slices or name in self.unpreparable:
@@ -337,7 +339,8 @@ class World:
     def one_pass(self) -> None:
         """Raises nothing that a timer would not survive."""
         with contextlib.suppress(DocumentsError):
-            self.reconciler().run_pass(lambda _: None)
+            reconciler = self.reconciler()
+            reconciler.run_pass(lambda _: None, reconciler.store.read())
 
 
 __all__ = ["PowerCut", "SliceLostError", "World"]

@@ -308,6 +308,10 @@ class Machine(RuleBasedStateMachine):
         world, cloud = self.world, self.world.cloud
         self.heal()
         self.plan = []
+        for name in SLICES:  # a destruction that has begun comes to its end
+            if (world.documents().read(f"leases/{name}.json").value or {}).get("removed"):
+                world.declared.discard(name)
+                cloud.delete(name)
         # Two looks after the API answers again: what nobody wants is gone.
         for _ in range(3):
             world.sleep(1000.0)

@@ -1,0 +1,101 @@
+"""`fab capacity`: what zones had to offer, as the requests of a stack's slices found it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from contracts.durations import HOUR_S, spoken
+from contracts.errors import RequestError
+from infra import stock_outs
+from infra.documents import DocumentsError
+from infra.stock_outs import Hours, Offer
+from keeper.stack import documents_for
+from launch import targets
+
+DAYS = 30
+HEADINGS = (
+    "zone", "type", "capacity", "asked", "in vain", "last in vain", "last served", "hours of the day, UTC",
+)  # fmt: skip
+NEVER, SERVED, SOME, OUT = "·", "○", "◐", "●"
+LEGEND = (
+    f"asked, in vain: hours of the last %d days. A mark for each hour from 00: {OUT} in vain, {SOME} both, "
+    f"{SERVED} served, {NEVER} not asked"
+)
+
+
+def capacity(console: Console, asked: targets.Wanted, *, days: int, as_json: bool) -> int:
+    """Print it, the zone that served most often first; as_json: every hour that is known.
+
+    Raises:
+        RequestError: the stack has no place where that is remembered, or it does not answer.
+    """
+    if asked.stack == targets.LOCAL:
+        raise RequestError("this machine asks for no TPUs; say --stack as well")
+    documents = documents_for(asked)
+    try:
+        found = stock_outs.read(documents)
+    except DocumentsError as error:
+        raise RequestError(str(error)) from None
+    if as_json:
+        lines = [vars(offer) | vars(hours) for offer, hours in found.items()]
+        console.print(json.dumps(lines), highlight=False, markup=False, soft_wrap=True)
+    elif not found:
+        console.print(f"{documents.url}: no request has been noted yet; those for queued slices are")
+    else:
+        console.print(capacity_table(found, days=days, now=datetime.datetime.now(datetime.UTC)))
+        console.print(LEGEND % days, style="dim")
+    return 0
+
+
+def capacity_table(found: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:
+    """Return a row for each zone, type and capacity, of the hours of the last days. Pure."""
+    since = stock_outs.hour_of(now - datetime.timedelta(days=days))
+    recent = {
+        offer: Hours(
+            out=tuple(hour for hour in hours.out if hour >= since),
+            served=tuple(hour for hour in hours.served if hour >= since),
+        )
+        for offer, hours in found.items()
+    }
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in HEADINGS:
+        made.add_column(heading, justify="right" if heading in ("asked", "in vain") else "left", no_wrap=True)
+    for offer, hours in sorted(
+        recent.items(), key=lambda item: (item[0].kind, _in_vain(item[1]), item[0].zone)
+    ):
+        asked = len({*hours.out, *hours.served})
+        made.add_row(
+            offer.zone,
+            offer.kind,
+            offer.capacity,
+            str(asked),
+            f"{_in_vain(hours):.0%}" if asked else "",
+            _ago(hours.out, now),
+            _ago(hours.served, now),
+            "".join(_slot(f"T{hour:02}", hours) for hour in range(24)),
+        )
+    return made
+
+
+def _in_vain(hours: Hours) -> float:
+    """The share of the hours in which nothing was served."""
+    asked = {*hours.out, *hours.served}
+    return len(asked - {*hours.served}) / len(asked) if asked else 1.0
+
+
+def _slot(hour: str, hours: Hours) -> str:
+    out, served = (any(each.endswith(hour) for each in kind) for kind in (hours.out, hours.served))
+    return SOME if out and served else OUT if out else SERVED if served else NEVER
+
+
+def _ago(hours: tuple[str, ...], now: datetime.datetime) -> str:
+    if not hours:
+        return "–"
+    latest = datetime.datetime.fromisoformat(f"{hours[-1]}:00:00+00:00")
+    past_s = (now - latest).total_seconds()
+    return f"{spoken(past_s, units=1)} ago" if past_s >= HOUR_S else "this hour"

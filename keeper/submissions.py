@@ -1,0 +1,98 @@
+"""What `fab submit` writes of a run, and the request that becomes of it. Its code is kept beside, by its hash."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from contracts.errors import RequestError
+from infra.documents import ABSENT, ChangedError, Documents
+from launch.bundles import Bundle
+from launch.control import Run
+from launch.jobs import Submitted
+from launch.launch import Request
+from launch.store import BUNDLES, Store
+
+
+def described(asked: Request, submitted: Submitted) -> dict[str, Any]:
+    """Return the fields of a Submission that say what is run."""
+    left_out = ("command", "resume", "submitted", "bundles", "run_id")
+    request, kept = (
+        {name: value for name, value in vars(each).items() if name not in left_out}
+        for each in (asked, submitted)
+    )
+    bundles = tuple(bundle.sha256 for bundle in submitted.bundles)
+    return {"request": request, "submitted": kept, "bundles": bundles}
+
+
+def request(documents: Documents, run: Run) -> Request:
+    """Return the request of a submitted run, with the code as it was submitted.
+
+    Raises:
+        RequestError: its code is gone, or another version of tpu-stack has written it.
+    """
+    assert run.submission is not None
+    submission = run.submission
+    asked, kept = dict(submission.request), dict(submission.submitted)
+    try:
+        for name in ("arguments", "track"):
+            asked[name] = tuple(asked[name])
+        kept["arguments"] = tuple(kept["arguments"])
+        bundles = tuple(_bundle(documents, sha256) for sha256 in submission.bundles)
+        return Request(
+            **{
+                **asked,
+                "resume": None,
+                "run_id": run.run_id,
+                "submitted": Submitted(**kept, bundles=bundles),
+            }
+        )
+    except (TypeError, KeyError) as error:
+        raise RequestError(
+            f"entry {submission.number} was submitted by another version of tpu-stack ({error}); submit it again, or "
+            "run `fab queue work` in that checkout"
+        ) from None
+
+
+def keep_code(documents: Documents, bundles: Iterable[Bundle]) -> None:
+    """Write the code of a submission, where it is not there."""
+    there = {*documents.names(BUNDLES)}
+    for bundle in bundles:
+        if _place(bundle.sha256) not in there:
+            with contextlib.suppress(ChangedError):  # somebody else has written the same code
+                documents.write(_place(bundle.sha256), {"archive": bundle.text}, version=ABSENT)
+
+
+def remove_code(store: Store) -> None:
+    """Remove the code that no run needs any more, also that of a submission that was broken off."""
+    documents = store.documents
+    for name in documents.names(BUNDLES):
+        if name in _needed(store.read().runs.values()):
+            continue
+        found = documents.read(name)
+        with contextlib.suppress(ChangedError):
+            documents.delete(name, version=found.version)
+            if found.value is not None and name in _needed(store.read().runs.values()):  # submitted just now
+                documents.write(name, found.value, version=ABSENT)
+
+
+def pending(runs: Collection[Run]) -> Sequence[Run]:
+    """Return the submitted runs that have not ended."""
+    return [run for run in runs if run.submission is not None and run.end is None]
+
+
+def _needed(runs: Collection[Run]) -> set[str]:
+    return {_place(sha256) for run in pending(runs) if run.submission for sha256 in run.submission.bundles}
+
+
+def _bundle(documents: Documents, sha256: str) -> Bundle:
+    found = documents.read(_place(sha256)).value
+    bundle = Bundle.of_text(found["archive"], sha256) if found else None
+    if bundle is None:
+        raise RequestError(f"{documents.url}/{_place(sha256)}: the code is not there; submit it again")
+    return bundle
+
+
+def _place(sha256: str) -> str:
+    return f"{BUNDLES}{sha256}.json"

@@ -1,0 +1,354 @@
+"""What the keeper and the queue observe and act on: run directories, hosts, Google's queued resources.
+
+It is the `launch.reconcile.World` of a stack, or of this machine. A run is started by `launch.launch`, a slice is made
+again by `backends.vm.ensure`, as every command does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.targets import inventory_of, of_inventory, resolve
+from backends.vm import ensure
+from console import follow
+from console import track as tracking
+from contracts import run_directory
+from contracts.errors import RequestError, Unreachable
+from contracts.files import is_url
+from contracts.inventory import RECORDED, SPECIFICATION
+from contracts.inventory import Slice as InventorySlice
+from contracts.run_directory import RunDirectory, State
+from infra.cloud_tpu import request, zones
+from infra.cloud_tpu.retry import Backoff, CloudTpuError, LostAgainError
+from infra.cloud_tpu.zones import WRONG
+from infra.documents import Documents, DocumentsError
+from infra.lease import Lease, held, myself
+from keeper import submissions
+from keeper.login import from_here
+from keeper.stack import Stack, stack_of
+from launch import launch as launching
+from launch import recovery, runs, targets
+from launch.control import Run
+from launch.hosts import HostError, HostsError, stop_processes
+from launch.launch import LaunchFailed
+from launch.policy import RunObserved, Signs, SliceObserved, Standing
+from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
+from launch.store import Content
+from launch.targets import Given, Target
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.client import Client, Listing
+
+REFUSALS = (CloudTpuError, HostError, HostsError, DocumentsError)
+"""What may be better at the next look, besides RequestError."""
+FOREIGN_LIMIT_S = 300.0
+"""Without a heartbeat, after which a run that no agent has a record of is lost. Agents keep theirs by user, so another
+one may have started it; nobody but its heartbeats can tell, and what they lie in may be away for a while."""
+
+
+class World:
+    """documents: the control documents. asked: the target that a command names; None: of the keeper, which knows its
+    stack by the documents alone. program: who holds leases."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        say: Callable[[str], None],
+        *,
+        program: str,
+        asked: targets.Wanted | None = None,
+        backoff: Backoff | None = None,
+        client: Callable[[], Client] | None = None,
+    ) -> None:
+        self._documents, self._say, self._program, self._asked = documents, say, program, asked
+        self.backoff = backoff or Backoff(say=say)
+        self._make_client = client
+        self._content = Content(runs={}, slices={}, others={}, unreadable={})
+
+    @functools.cached_property
+    def client(self) -> Client:
+        if self._make_client is not None:
+            return self._make_client()
+        from infra.cloud_tpu import client, settings  # this machine's own runs need none
+
+        return client.Client(settings.read(lambda _: None), self.backoff)
+
+    # --- slices -----------------------------------------------------------------------------------------------------
+
+    def slices(self, content: Content) -> dict[str, SliceObserved]:
+        self._content = content
+        if (problem := content.unreadable.get(SPECIFICATION)) is not None:
+            raise RequestError(problem)
+        stack = stack_of(content, self._documents.url)
+        if stack is None:
+            return self._unspecified(content)
+        found: dict[str, SliceObserved] = {}
+        hosts = {each.name: each.hosts for each in self._inventory_slices(stack)}
+        for each in stack.inventory.slices:
+            if each.name not in stack.slices:
+                found[each.name] = SliceObserved(standing="fixed" if hosts.get(each.name) else "unknown")
+        if stack.slices:
+            listing = self._listing(stack.project)
+            for name in stack.slices:
+                found[name] = observed_slice(stack, name, listing, lambda: self.client.now())
+        return found
+
+    def _inventory_slices(self, stack: Stack) -> Sequence[InventorySlice]:
+        return (stack.inventory if self._asked is None else inventory_of(self._asked)).slices
+
+    def _unspecified(self, content: Content) -> dict[str, SliceObserved]:
+        """Return the slices of this machine, or of an inventory, which nothing here can make again."""
+        if self._asked is None or self._asked.stack == targets.LOCAL:
+            # A run of a project whose stack is gone has no slice any more.
+            names = {name for run in content.runs.values() if run.project is None for name in run.slices}
+            return {name: SliceObserved(standing="fixed") for name in names}
+        return {
+            each.name: SliceObserved(standing="fixed" if each.hosts else "unknown")
+            for each in inventory_of(self._asked).slices
+            if each.pool is None
+        }
+
+    def _listing(self, project: str) -> Listing | None:
+        try:
+            return self.client.queued_resources(project)
+        except CloudTpuError as error:
+            self._say(str(error))
+            return None
+
+    def request(self, name: str, content: Content, lease: Lease, *, wait_s: float) -> bool:
+        stack = self._specified(content)
+        try:
+            made = ensure.ensure(
+                self.client,
+                self.backoff,
+                stack.slices[name],
+                _known(stack, name),
+                lease,
+                wait_s=wait_s,
+                lost=lambda why: self._say(f"{name}: is lost ({why})"),
+            )
+        except ensure.UnpublishedError as error:
+            self._say(str(error))
+            return True  # preparing the hosts waits for that
+        except LostAgainError as error:
+            raise SliceLostError(str(error)) from None
+        except CloudTpuError as error:
+            raise RequestRefusedError(str(error), is_final=error.status in WRONG) from None
+        if made is not None:
+            ensure.record(self._documents, made)
+        return made is not None
+
+    def release(self, name: str, content: Content, lease: Lease) -> None:
+        stack = self._specified(content)
+        ensure.release(self.client, self.backoff, stack.slices[name], lease)
+        ensure.record(self._documents, dataclasses.replace(_known(stack, name), hosts=()))
+
+    def _specified(self, content: Content) -> Stack:
+        stack = stack_of(content, self._documents.url)
+        if stack is None:
+            raise RequestError(f"{self._documents.url}: does not say what the stack's slices are made of")
+        return stack
+
+    def _observe(self, stack: Stack, name: str) -> None:
+        """Record the hosts that a slice has now."""
+        fresh = ensure.observed(self.client, self.backoff, stack.slices[name], _known(stack, name))
+        if fresh is not None and fresh != _known(stack, name):
+            ensure.record(self._documents, fresh)
+
+    # --- hosts ------------------------------------------------------------------------------------------------------
+
+    def target(self, run: Run, name: str | None = None) -> Target:
+        """Return where a run goes on. name: of the slice; None: the run's own."""
+        name = name or run.slice or ""
+        where = dict(run.submission.where) if run.submission else {}
+        if run.project is None and (self._asked is None or self._asked.stack == targets.LOCAL):
+            place = targets.Wanted(**{**where, "runs": run.runs_url})  # type: ignore[arg-type]  # texts alone
+            before = runs.read(resolve(place).runs.directory(run.run_id))
+            return resolve(place, before) if before else resolve(place)
+        if self._asked is not None:
+            asked = dataclasses.replace(self._asked, **{**where, "runs": run.runs_url}, slice=name)  # type: ignore[arg-type]
+            return of_inventory(inventory_of(asked), asked)
+        stack = self._specified(self._content)
+        if name in stack.slices and not _known(stack, name).hosts:
+            self._observe(stack, name)
+            recorded = self._documents.read(RECORDED).value
+            self._content = dataclasses.replace(
+                self._content, others={**self._content.others, RECORDED: recorded}
+            )
+            stack = self._specified(self._content)
+        return on(stack, name, run.runs_url or None)
+
+    def silent(self, name: str, content: Content) -> int:
+        run = next(run for run in content.runs.values() if run.slice == name)
+        return len(runs.look_at_all(self.target(run).agents).errors)
+
+    def prepare(
+        self, name: str, run: Run, content: Content, lease: Lease, require_there: Callable[[], None]
+    ) -> None:
+        stack = stack_of(content, self._documents.url)
+        if stack is not None and name in stack.slices:
+            # One of which a node is gone, which the listing does not show, is made again here.
+            if not self.request(name, content, lease, wait_s=0.0):
+                raise SliceLostError(f"{name} has lost a node, and waits for capacity")
+            recorded = self._documents.read(RECORDED).value
+            self._content = dataclasses.replace(content, others={**content.others, RECORDED: recorded})
+        recovery.prepared(lambda: self.target(run, name), self._say, require_there)
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def signs(self, several: Sequence[Run]) -> dict[str, Signs]:
+        found: dict[str, Signs] = {}
+        names = [run_directory.heartbeat(0), run_directory.RESULT]
+        for folder in sorted(
+            {run.runs_url for run in several if run.attempt is not None or not run.submission}
+        ):
+            ids = sorted(run.run_id for run in several if run.runs_url == folder)
+            if not is_url(folder) and not Path(folder).is_dir():
+                continue
+            try:
+                ages_s = Documents(folder).ages_s(ids, names)
+            except DocumentsError as error:
+                self._say(str(error))
+                continue
+            for run_id in ids:
+                beat, result = (f"{run_id}/{name}" for name in names)
+                found[run_id] = Signs(beat_age_s=ages_s.get(beat), has_result=result in ages_s)
+        return found
+
+    def directory(self, run: Run) -> RunDirectory | None:
+        """Return a run's directory as this machine sees it without hosts; None where it does not."""
+        if not is_url(run.runs_url) and not Path(run.runs_url).is_dir():
+            return None
+        return resolve(targets.Wanted(runs=run.runs_url)).runs.directory(run.run_id)
+
+    def examine(self, run: Run, content: Content, *, has_hosts: bool) -> RunObserved | None:
+        self._content = content
+        if not has_hosts:
+            directory = self.directory(run)
+            found = runs.read(directory) if directory is not None else None
+            if found is None:
+                return None
+            outcome = (found.current_result() or {"outcome": "lost"}).get("outcome")
+            state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
+            return recovery.observed(found, state)
+        target = self.target(run)
+        found = runs.read(target.runs.directory(run.run_id))
+        if found is None:
+            return None
+        known = runs.look(target.find_agents(found.described), found)
+        now_s = self._documents.now_s()
+        if not (known.processes or known.knowing):
+            # No agent has a record of it: another user has started it.
+            now_s -= FOREIGN_LIMIT_S - run_directory.SILENCE_LIMIT_S
+        state = runs.state(
+            found, known.processes, unanswered=len(known.errors), knowing=known.knowing, now_s=now_s
+        )
+        has_result = found.current_result() is not None
+        silent = len(known.errors)
+        if state in run_directory.ACTIVE or (
+            state == "failed" and not has_result and follow.is_ending(known)
+        ):
+            return recovery.observed(found, state, living="present")
+        if silent and not (has_result and state == "done"):
+            return recovery.observed(found, state, living="unknown", silent=silent)
+        found, state = follow.concluded(found, state, target)
+        return recovery.observed(found, state)
+
+    def start(self, run: Run, require: Callable[[], object]) -> int:
+        try:
+            target = dataclasses.replace(self.target(run), alone=lambda: contextlib.nullcontext(require))
+            before = runs.read(target.runs.directory(run.run_id))
+            if before is None and run.submission is not None:
+                wanted = submissions.request(self._documents, run)
+            elif before is not None:
+                wanted = dataclasses.replace(recovery.resuming(before), submitted=recovery.as_it_was(before))
+            else:
+                raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
+            launching.work_out(wanted, target)
+        except (Unreachable, HostError, HostsError) as error:
+            raise NotStartedError(str(error), is_outage=isinstance(error, Unreachable)) from None
+        except RequestError as error:
+            raise NotStartedError(str(error), is_final=True) from None
+        try:
+            started = launching.launch(wanted, target, self._say, now_s=self._documents.now_s)
+        except LaunchFailed as failure:
+            if failure.is_interrupted:
+                raise KeyboardInterrupt from None
+            raise NotStartedError(str(failure), has_result=True) from None
+        except Unreachable as error:
+            raise NotStartedError(str(error), is_outage=True) from None
+        except (HostError, HostsError, RequestError) as error:
+            is_outage = isinstance(error, HostError) and error.is_outage
+            raise NotStartedError(
+                str(error), is_in_use=launching.is_in_use(error), is_outage=is_outage
+            ) from None
+        tracking.start(started, target, self._say)
+        return started.attempt
+
+    def stop(self, run: Run) -> None:
+        target = self.target(run)
+        found = runs.read(target.runs.directory(run.run_id))
+        if found is not None:
+            grace_s = follow.STOP_GRACE_S if run.stop_grace_s is None else run.stop_grace_s
+            stop_processes(target.find_agents(found.described), found.run_id, found.attempt, grace_s=grace_s)
+
+    @contextlib.contextmanager
+    def hold(self, name: str) -> Iterator[Lease]:
+        with held(Lease(self._documents, name, myself(self._program))) as mine:
+            yield mine
+
+
+def on(stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
+    """Return a slice of a stack, as the keeper reaches it. runs_url: where its runs are; None: by default."""
+    inventory = from_here(stack.inventory, os.environ)
+    given = None
+    if stack.platform is not None:
+        given = Given(
+            inventory=inventory,
+            folder=Path("/nonexistent"),
+            platform=stack.platform,
+            python=stack.python or targets.PYTHON,
+            stand_in_devices=stack.stand_in_devices or (),
+        )
+    asked = targets.Wanted(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
+    return of_inventory(inventory, asked)
+
+
+def _known(stack: Stack, name: str) -> InventorySlice:
+    return next(each for each in stack.inventory.slices if each.name == name)
+
+
+def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callable[[], Any]) -> SliceObserved:
+    """Return how a queued slice stands by a listing of its project; None: Google gave no answer. now: its clock."""
+    if listing is None:
+        return SliceObserved(standing="unknown")
+    origin = _known(stack, name).origin
+    own_id = origin.partition(" ")[2]
+    same = [each for each in listing.found if each["name"].rpartition("/")[2] == own_id]
+    same = [each for each in same if request.is_owned(request.node_of(each), stack.owner)]
+    if listing.unreachable and request.ACTIVE not in [request.state_of(each) for each in same]:
+        return SliceObserved(standing="unknown")  # it may be in a zone that could not be asked
+    looks = [request.look(each, {}) for each in same]
+    kinds = [look.kind for look in looks]
+    order: tuple[Standing, ...] = ("active", "waiting", "lost")
+    kind: Standing = next((each for each in order if each in kinds), "absent")
+    created = next(
+        (
+            str(each.get("createTime", ""))
+            for each, look in zip(same, looks, strict=True)
+            if look.kind == kind
+        ),
+        "",
+    )
+    spec = request.Spec.of(stack.slices[name])
+    if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in looks) > 1:
+        kind = "doubled"
+    if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
+        kind = "overdue" if any(zones.is_over(spec, look, now()) for look in looks) else kind
+    return SliceObserved(standing=kind, created=created)

@@ -1,0 +1,242 @@
+"""What a pass does at Google: against the simulator of the Cloud TPU API, with hosts that are modelled."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import naming
+from infra.cloud_tpu.client import Listing
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.request import Spec
+from infra.lease import Lease, held
+from keeper import commands, queue_commands
+from keeper.stack import Stack
+from keeper.world import observed_slice
+from launch import policy
+from launch.control import Submission
+from launch.policy import Standing
+from launch.targets import Wanted
+from tests.infra.cloud_tpu.lab import ZONE, wanted_props
+from tests.keeper import lab as labs
+from tests.keeper.lab import RUN_ID, ZONES, Lab
+from tests.launch.slices import make_inventory, make_slice
+
+lab = labs.lab
+TWO_ZONES = {"zones": [*ZONES], "strategy": "first", "zone_wait_s": 600.0}
+ACTIVE, WAITS = "ACTIVE", "WAITING_FOR_RESOURCES"
+QUEUED = Submission(
+    number=1, what="train.py", request={}, submitted={}, bundles=(), where={}, by="me", added=""
+)
+
+
+def acts(lab: Lab) -> list[str]:
+    return [str(line["act"]) for line in lab.run.history]
+
+
+def test_a_lost_slice_is_requested_waited_for_and_prepared_and_its_run_goes_on(lab: Lab) -> None:
+    lab.up()
+    lab.train()
+    lab.one_pass()
+    assert lab.run.history == () and lab.slice.history == ()
+    before = lab.hosts()
+    lab.preempt()
+    lab.set_capacity(0)
+    lab.one_pass()
+    assert lab.states() == {ZONE: WAITS} and lab.run.reason == "no capacity for main yet"
+    count = len(lab.cloud.control.journal())
+    for _ in range(3):
+        lab.later(600.0)
+    assert len(lab.cloud.control.journal()) == count, "what waits is waited for, and nothing else"
+    lab.set_capacity(64)
+    lab.cloud.control.advance(600.0)
+    lab.one_pass()
+    assert lab.is_running and lab.attempt == 1 and lab.prepared == 1
+    assert {*lab.on} == {*lab.hosts()} != {*before}
+    assert [*dict.fromkeys(acts(lab))] == ["asks", "waits", "has a new slice", "resumes", "runs"], (
+        lab.run.history
+    )
+    assert lab.run.limits.attempts == 19 and lab.slice.requested is False
+
+
+def test_one_that_waits_in_vain_gets_the_next_zone_and_one_that_two_zones_serve_loses_the_other(
+    lab: Lab,
+) -> None:
+    lab.up(**TWO_ZONES)
+    lab.train()
+    lab.preempt()
+    lab.set_capacity(0, 0)
+    lab.one_pass()
+    assert lab.states() == {ZONES[0]: WAITS}
+    lab.set_capacity(0, 64)
+    lab.later(700.0)
+    lab.later(600.0)
+    assert lab.states() == {ZONES[1]: ACTIVE} and lab.is_running
+    properties = Spec.of(wanted_props(**TWO_ZONES))
+    lab.set_capacity(64, 64)
+    Lifecycle(lab.cloud.client, lab.cloud.session.backoff).ask(properties, is_recorded=False)
+    lab.cloud.control.advance(600.0)
+    assert lab.states() == dict.fromkeys(ZONES, ACTIVE)
+    lab.later()
+    assert lab.states() == {ZONES[1]: ACTIVE} and lab.is_running and lab.attempt == 1
+
+
+def test_a_multislice_of_which_a_node_is_gone_is_made_again(lab: Lab) -> None:
+    """The listing shows it as ACTIVE: its silent hosts tell."""
+    lab.up(node_count=2)
+    lab.train()
+    lab.cloud.control.vanish("main-1")
+    for _ in range(3):
+        lab.later(120.0)
+    assert lab.is_running and lab.attempt == 1 and len(lab.on) == 8
+    assert "main: is lost (node main-1 is gone)" in lab.lines
+    assert lab.states() == {ZONE: ACTIVE}
+
+
+def test_in_a_zone_that_cannot_be_asked_nothing_is_known_and_nothing_done(lab: Lab) -> None:
+    lab.up()
+    lab.train()
+    lab.preempt()
+    lab.cloud.control.cut_off(ZONE)
+    before = len(lab.cloud.control.journal())
+    for _ in range(2):
+        lab.later()
+    assert len(lab.cloud.control.journal()) == before and lab.run.end is None and lab.prepared == 0
+    lab.cloud.control.clear_faults()
+    lab.later()
+    assert lab.is_running
+
+
+@pytest.mark.parametrize("how", ["stop", "unkeep", "cancel"])
+def test_what_was_asked_for_is_given_back_once_no_run_wants_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    lab.up()
+    lab.train(submission=QUEUED if how == "cancel" else None)
+    lab.preempt()
+    lab.set_capacity(0)
+    lab.one_pass()
+    assert lab.states() == {ZONE: WAITS}
+    target: Any = type("Target", (), {})()
+    monkeypatch.setattr(commands, "store_of", lambda _: lab.documents)
+    if how == "stop":
+        assert commands.stop(target, RUN_ID)
+    elif how == "unkeep":
+        commands.unkeep(lab.documents, RUN_ID)
+    else:
+        monkeypatch.setattr(queue_commands, "World", lambda *_, **__: lab.world())
+        assert queue_commands.cancel(lab.documents, Wanted(), ["1"], grace_s=1.0) == 0
+    lab.cloud.control.cut_off(ZONE)
+    lab.later()
+    assert lab.states() == {ZONE: WAITS} or how == "cancel"
+    lab.cloud.control.clear_faults()
+    lab.later()
+    lab.later()
+    assert lab.states() == {} and lab.run.end is not None
+    assert lab.run.end.outcome == {"stop": "stopped", "unkeep": "unmanaged", "cancel": "stopped"}[how]
+    assert [*lab.store.read().slices] == []
+
+
+def test_a_slice_that_is_destroyed_meanwhile_is_not_asked_for_and_its_run_waits(lab: Lab) -> None:
+    lab.up()
+    lab.train()
+    lab.preempt()
+    mark = Lease(lab.documents, "main", "`pulumi`")
+    mark.take()
+    mark.mark(removed=True)
+    mark.release()
+    lab.cloud.delete({**wanted_props(), "node_count": 1})
+    lab.one_pass()
+    lab.later()
+    assert lab.states() == {}
+    assert lab.run.end is None and "`pulumi up` makes it again" in lab.run.reason
+    with held(Lease(lab.documents, "main", "`pulumi`")) as again:
+        again.mark(removed=False)
+    lab.later()
+    assert lab.is_running
+
+
+def test_hosts_that_cannot_be_prepared_are_tried_twelve_times_and_the_slice_is_given_back(lab: Lab) -> None:
+    lab.up()
+    lab.train()
+    lab.preempt()
+    lab.broken = "w-0: no room on its disk"
+    for _ in range(policy.MOST_PREPARES + 3):
+        lab.later(policy.LONGEST_PAUSE_S)
+    assert lab.prepared == policy.MOST_PREPARES
+    assert lab.run.end is not None and lab.run.end.outcome == "failed"
+    assert lab.run.end.reason == "its hosts could not be prepared 12 times: w-0: no room on its disk"
+    assert lab.states() == {}
+
+
+def test_one_document_that_is_none_is_named_and_the_run_of_another_is_brought_back(lab: Lab) -> None:
+    lab.up()
+    lab.train()
+    (bad := Path(lab.documents.url) / "runs" / "bad.json").write_text("1\n[]")
+    lab.preempt()
+    lab.one_pass()
+    assert lab.is_running
+    assert any(f"{bad} cannot be read" in line and "the others go on" in line for line in lab.lines)
+
+
+# --- how a slice stands ---------------------------------------------------------------------------------------------
+
+NOW = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
+PLACES = {**wanted_props(), "zones": ["a", "b"], "strategy": "first", "zone_wait_s": 600}
+ONE_ZONE = wanted_props()
+STACK = Stack(
+    project="p",
+    owner="ours",
+    slices={"main": PLACES},
+    inventory=make_inventory(make_slice((), name="main", origin="queued-resource dev-main")),
+)
+
+
+def asked(
+    state: str, zone: str = "a", *, owner: str = "ours", own_id: str = "dev-main", age_s: int = 0
+) -> Any:
+    """A queued resource as a listing has it."""
+    return {
+        "name": f"projects/p/locations/{zone}/queuedResources/{own_id}",
+        "state": {"state": state},
+        "createTime": (NOW - datetime.timedelta(seconds=age_s)).isoformat(),
+        "tpu": {"nodeSpec": [{"node": {"labels": {naming.OWNER_LABEL: owner}}}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("places", "requests", "standing"),
+    [
+        (PLACES, [], "absent"),
+        (PLACES, [asked(ACTIVE, own_id="dev-other")], "absent"),
+        (PLACES, [asked("SUSPENDED")], "lost"),
+        (PLACES, [asked("SUSPENDED"), asked(ACTIVE, "b", owner="theirs")], "lost"),
+        (PLACES, [asked(WAITS, owner="theirs")], "absent"),
+        (PLACES, [asked(WAITS, age_s=599)], "waiting"),
+        (PLACES, [asked(WAITS, age_s=600)], "overdue"),
+        (PLACES, [asked("PROVISIONING", age_s=6000)], "waiting"),
+        (PLACES | {"strategy": "race"}, [asked(WAITS, age_s=600), asked(WAITS, "b", age_s=600)], "waiting"),
+        (ONE_ZONE, [asked(WAITS, age_s=6000)], "waiting"),
+        (PLACES, [asked(ACTIVE), asked("PROVISIONING", "b")], "doubled"),
+        (PLACES, [asked(ACTIVE), asked(ACTIVE, "b")], "doubled"),
+        (PLACES, [asked(ACTIVE), asked("DELETING", "b")], "active"),
+        (PLACES, [asked(ACTIVE), asked(ACTIVE, "b", owner="theirs")], "active"),
+    ],
+)
+def test_a_slice_stands_as_the_requests_of_its_own_stack_do_in_all_its_zones(
+    places: dict[str, Any], requests: list[Any], standing: Standing
+) -> None:
+    stack = dataclasses.replace(STACK, slices={"main": places})
+
+    def found(unreachable: tuple[str, ...]) -> Standing:
+        return observed_slice(
+            stack, "main", Listing(found=requests, unreachable=unreachable), lambda: NOW
+        ).standing
+
+    assert found(()) == standing
+    assert found(("b",)) == (standing if standing in ("active", "doubled") else "unknown")
+    assert observed_slice(stack, "main", None, lambda: NOW).standing == "unknown"

@@ -1,0 +1,134 @@
+"""What a reconciler decided is carried out only if the object is still the one that it was decided about."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from launch.control import Attempt, Limits, Run
+from tests.launch.reconciler_model import Process, World
+
+
+class Lab:
+    """One kept run on the slice "a". at: what happens in the middle of an action, by its place."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.at: dict[str, Callable[[], object]] = {}
+        self.world = World(self._pause)
+        self.world.declared.add("a")
+        self.world.cloud.create("a", "pulumi")
+        created = self.world.cloud.created["a"]
+        attempt = Attempt(number=0, created=created, checkpoint=-2, has_joined=True)
+        run = Run(
+            run_id="r", stack="s", runs_url="/runs", slices=("a",), slice="a", project="p", attempt=attempt,
+            limits=Limits(attempts=20), seen="running", added_s=self.world.clock.now(),
+        )  # fmt: skip
+        self.world.store().edit_run("r", lambda _: dataclasses.replace(run, **changes))
+        self.process = Process(attempt=0, token=1, on=("a", created), state="running")
+        self.world.processes["r"] = self.process
+
+    def _pause(self, place: str) -> None:
+        if (happens := self.at.pop(place, None)) is not None:
+            happens()
+
+    def desire(self, desired: Any) -> None:
+        self.world.store().edit_run("r", lambda now: now and dataclasses.replace(now, desired=desired))
+
+    @property
+    def run(self) -> Run:
+        found = self.world.store().run("r")
+        assert found is not None
+        return found
+
+
+def fail(lab: Lab) -> None:
+    lab.process.state, lab.process.cause = "failed", "failed"
+
+
+def test_a_run_that_is_stopped_while_its_restart_is_decided_is_not_started() -> None:
+    lab = Lab()
+    fail(lab)
+    lab.at["decided"] = lambda: lab.desire("stopped")
+    lab.world.one_pass()
+    assert lab.process.attempt == 0 and lab.run.limits.attempts == 20
+    lab.world.one_pass()
+    assert lab.run.end is not None and lab.run.end.outcome == "stopped"
+
+
+def test_a_run_that_is_stopped_while_its_code_is_staged_is_not_started() -> None:
+    lab = Lab()
+    fail(lab)
+    lab.at["stage"] = lambda: lab.desire("stopped")
+    lab.world.one_pass()
+    assert lab.process.attempt == 0
+    assert lab.run.end is not None and lab.run.end.outcome == "stopped"
+
+
+def test_a_run_that_gets_new_limits_while_its_end_is_decided_goes_on() -> None:
+    lab = Lab(limits=Limits(attempts=0))
+    fail(lab)
+    lab.at["decided"] = lambda: lab.world.store().edit_run(
+        "r", lambda now: now and dataclasses.replace(now, limits=Limits(attempts=5))
+    )
+    lab.world.one_pass()
+    assert lab.run.end is None and lab.world.is_living("r")
+
+
+def test_a_slice_that_pulumi_is_destroying_is_not_requested() -> None:
+    lab = Lab()
+    with lab.world.hold("a") as mine:
+        mine.mark(removed=True)
+    lab.world.cloud.delete("a")
+    lab.world.one_pass()
+    assert lab.world.cloud.states == {}
+    assert lab.run.end is None and "pulumi up" in lab.run.reason
+
+
+def test_whoever_froze_as_he_started_a_run_starts_nothing_that_was_stopped_meanwhile() -> None:
+    lab = Lab()
+    fail(lab)
+
+    def stop_meanwhile() -> None:
+        held, lab.world.held = lab.world.held, []
+        lab.desire("stopped")
+        lab.world.sleep(200.0)
+        lab.world.one_pass()
+        assert lab.run.end is None, "its processes may begin yet, and nobody would look after them"
+        lab.world.held = held
+
+    lab.at["begin"] = stop_meanwhile
+    for _ in range(3):
+        lab.world.one_pass()
+    assert lab.process.attempt == 1
+    assert not lab.world.is_living("r") and lab.run.end is not None
+
+
+def test_an_attempt_whose_launcher_died_is_begun_again_and_counted() -> None:
+    lab = Lab()
+    fail(lab)
+
+    class Died(BaseException):
+        pass
+
+    def die() -> None:
+        raise Died
+
+    lab.at["stage"] = die
+    with contextlib.suppress(Died):
+        lab.world.one_pass()
+    lab.world.held.clear()
+    lab.world.sleep(120.0)
+    lab.world.one_pass()
+    assert lab.world.is_living("r") and lab.run.limits.attempts == 18
+
+
+def test_a_quiet_look_writes_nothing() -> None:
+    lab = Lab()
+    lab.world.one_pass()
+    count = lab.world.memory.count
+    for _ in range(3):
+        lab.world.sleep(60.0)
+        lab.world.one_pass()
+    assert lab.world.memory.count == count
