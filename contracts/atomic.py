@@ -61,18 +61,19 @@ def write(
     *,
     mode: int | None = None,
     put: Callable[[str, str], None] | None = None,
+    beside: str | None = None,
 ) -> None:
     """Write a file whole, text as UTF-8. Its folder has to be there.
 
     mode: exactly; None is what the umask leaves. put: how the file gets its name; os.replace where none is given. With
-    os.link one that is there already stays.
+    os.link one that is there already stays. beside: the path that it has until then, on the same disk.
 
     Raises:
         FileExistsError: with os.link, there is a file already.
         OSError: the disk is full, or the folder is not there or not to be written.
     """
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, beside_name(name))
+    beside = beside or os.path.join(folder, beside_name(name))
     try:
         made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
         with open(made, "wb") as file:

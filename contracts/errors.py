@@ -14,6 +14,8 @@ HUNG = 79
 """Of a pod: the run hung, and its processes were ended with their stack traces saved."""
 FAILED_HERE = 80
 """Of a pod: its process failed, and whether the run has failed is not its to say; it may have lost a peer."""
+SUPERSEDED = 81
+"""A newer attempt of the run has begun, so this one ended without writing anything. Nobody repeats it."""
 INTERRUPTED = 130
 
 
@@ -47,6 +49,13 @@ class Unreachable(RequestError):
 def exit_code_of(error: RequestError) -> int:
     """Return the exit code of a command or job that ends with this error."""
     return UNAVAILABLE if isinstance(error, Unreachable) else WRONG_REQUEST
+
+
+class Superseded(Exception):
+    """A newer attempt of the run has begun, so the one that meets this may not write any more.
+
+    A process that meets it ends with SUPERSEDED. See contracts.fencing.
+    """
 
 
 class JobFailed(Exception):

@@ -61,6 +61,19 @@ class Files(Protocol):
         """Write the file whole; the folders above it are made."""
         ...
 
+    def write_new(self, path: str, data: bytes) -> None:
+        """Write a file of a name that nobody else knows yet: it need not be whole at once. The folders are made."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write the file whole, unless there is one: of several who do so at once one gets True, the others False."""
+        ...
+
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name in one step; the place of a file of that name is taken. One that is not there (any
+        more) is an error."""
+        ...
+
     def remove(self, path: str) -> None: ...
 
     def list(self, path: str) -> builtins.list[str]:
@@ -112,6 +125,20 @@ class DiskFiles:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         atomic.write(path, data, mode=0o600 if path.endswith(PRIVATE_ENDING) else None)
 
+    def write_new(self, path: str, data: bytes) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        mode = 0o600 if path.endswith(PRIVATE_ENDING) else 0o666
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            atomic.write(path, data, put=os.link)
+        except FileExistsError:
+            return False
+        return True
+
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -136,6 +163,8 @@ class DiskFiles:
     def move(self, path: str, to: str) -> None:
         os.makedirs(os.path.dirname(to), exist_ok=True)
         os.replace(path, to)
+
+    move_folder = move
 
     def put_file(self, file: str, path: str) -> None:
         with open(file, "rb") as source:

@@ -1,5 +1,7 @@
 """Contract 3, the run directory: what lies in it, who writes which file, and what state its run is in.
 
+    attempts/<n>.json        the launcher, or the first pod, that begins attempt n: its fencing token; contracts.fencing
+    .unfinished/<n>/         attempt n: files and checkpoints before they get their names
     run.json                 the launcher, before anything starts: RUN_VERSION, job, options, code, hosts, attempts
     code.tar.gz.base64       the launcher: the code bundle of the latest attempt
     folder.tar.gz.base64     the launcher, where a command of the user's own runs: its folder as it was last sent
@@ -44,11 +46,13 @@ The agent imports this file at each start, so it imports nothing heavy.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 
 from contracts import run_records
-from contracts.errors import PEER_LOST
+from contracts.errors import PEER_LOST, Superseded
 from contracts.run_records import METRICS as METRICS
 from contracts.run_records import OWN_COMMAND as OWN_COMMAND
 from contracts.run_records import RUN as RUN
@@ -88,6 +92,8 @@ HEARTBEATS = "heartbeats"
 HOSTS = "hosts"
 LOGS = "logs"
 STACKS = "stacks"
+ATTEMPTS = "attempts"
+UNFINISHED = ".unfinished"
 
 OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "stopped", "preempted", "hung")
 STATES_ENDED = ("done", "failed", "stopped", "preempted")
@@ -117,6 +123,16 @@ COMMITTED = "commit_success.txt"
 def heartbeat(process_id: int) -> str:
     """The heartbeat file of one process, relative to the run directory."""
     return f"{HEARTBEATS}/host-{process_id}.json"
+
+
+def token(attempt: int) -> str:
+    """The fencing token of an attempt, relative to the run directory."""
+    return f"{ATTEMPTS}/{attempt}.json"
+
+
+def unfinished(attempt: int, name: str) -> str:
+    """A new name, relative to the run directory, for what attempt `attempt` will give the name `name`."""
+    return f"{UNFINISHED}/{attempt}/{os.urandom(6).hex()}-{name.rpartition('/')[2]}"
 
 
 def tracker(name: str) -> str:
@@ -242,10 +258,12 @@ def _is_fresh(heartbeats: Sequence[Mapping[str, Any] | None], now_s: float) -> b
 class RunDirectory:
     """Files of one run under `url`: a path on this host (a disk, NFS), or a URL that fsspec knows (gs://).
 
-    files: how they are reached where that is not from this host's own disks.
+    files: how they are reached where that is not from this host's own disks. attempt: the one that writes through this
+    object: every write raises Superseded once a newer attempt has begun (contracts.fencing). None: writes are not
+    fenced.
     """
 
-    def __init__(self, url: str, files: Files | None = None) -> None:
+    def __init__(self, url: str, files: Files | None = None, *, attempt: int | None = None) -> None:
         from contracts.files import DiskFiles, is_url
 
         self.url = url.rstrip("/")
@@ -253,6 +271,44 @@ class RunDirectory:
         if files is None and self.is_remote:
             raise ValueError(f"{url} is not on this host's disks; say how its files are reached")
         self.files: Files = files or DiskFiles()
+        self.attempt = attempt
+
+    def of_attempt(self, attempt: int) -> RunDirectory:
+        """This directory as attempt `attempt` writes it."""
+        return RunDirectory(self.url, self.files, attempt=attempt)
+
+    def unfenced(self) -> RunDirectory:
+        """This directory as it is written by what belongs to no attempt."""
+        return RunDirectory(self.url, self.files)
+
+    def newest_attempt(self) -> int | None:
+        """The newest attempt that has a token; None where there is none, as in directories made by older code."""
+        numbers = [name.partition(".")[0] for name in self.list(ATTEMPTS)]
+        return max((int(number) for number in numbers if number.isdigit()), default=None)
+
+    def require_newest(self) -> None:
+        """Check that no newer attempt has begun; one read of a small file that is not there.
+
+        Raises:
+            Superseded: one has.
+        """
+        if self.attempt is not None and self.read_text(token(self.attempt + 1)) is not None:
+            raise Superseded(
+                f"attempt {self.newest_attempt()} of this run has begun since; attempt {self.attempt} ends"
+            )
+
+    def commit(self, beside: str, name: str) -> None:
+        """Give the file `beside`, which is of `unfinished`, its name. The place of a file of that name is taken.
+
+        Raises:
+            Superseded: a newer attempt has begun; nothing has changed.
+        """
+        self.require_newest()
+        try:
+            self.files.move(self.path(beside), self.path(name))
+        except Exception:  # each driver has exceptions of its own
+            self.require_newest()  # it has removed the file
+            raise
 
     def path(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -271,8 +327,24 @@ class RunDirectory:
 
         Raises:
             OSError: the disk is full, or the directory cannot be written.
+            Superseded: a newer attempt than this object's has begun.
         """
-        self.files.write(self.path(name), text.encode())
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write the file whole; see `write_text`."""
+        if self.attempt is None:
+            self.files.write(self.path(name), data)
+            return
+        beside = unfinished(self.attempt, name)
+        try:
+            self.files.write_new(self.path(beside), data)
+            self.commit(beside, name)
+        except Exception:
+            with contextlib.suppress(Exception):  # the first failure says why
+                self.files.remove(self.path(beside))
+            self.require_newest()
+            raise
 
     def read_json(self, name: str) -> Json | None:
         """The file's JSON object; None where there is no such file or it holds no object."""
@@ -286,7 +358,8 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def remove(self, name: str) -> None:
-        """Remove the file; nothing happens where there is none."""
+        """Remove the file; nothing happens where there is none. Raises Superseded: as `write_text`."""
+        self.require_newest()
         self.files.remove(self.path(name))
 
     def list(self, name: str) -> builtins.list[str]:

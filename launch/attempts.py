@@ -4,7 +4,8 @@ The request is JSON on stdin: {"first": the attempt that the launcher made ready
 attempt and all that follow, see `Limits`}. The answer on stdout is {"attempt", "budget_s"}; where nothing is left to do
 {"over": exit code, "reason"}. run.json and result.json are then as after a resume by a launcher. A request with
 "missing", processes that are waited for, begins nothing and is answered {"over"} where the run is done, or can never
-be: one that is missing was done with its part, or the first attempt can begin no more; else {}.
+be: one that is missing was done with its part, or the first attempt can begin no more; else {}. Of several pods that
+ask at once one begins the attempt (contracts.fencing), and the others get {"over": SUPERSEDED}.
 
 It travels with the code bundle, as does the policy that it asks, and imports nothing heavy.
 """
@@ -18,8 +19,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from contracts import run_directory, run_records
-from contracts.errors import DONE, FAILED, INTERRUPTED, PEER_LOST, WRONG_REQUEST, is_final
+from contracts import fencing, run_directory, run_records
+from contracts.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    PEER_LOST,
+    SUPERSEDED,
+    WRONG_REQUEST,
+    Superseded,
+    is_final,
+)
 from contracts.run_costs import MOMENT, number, wall_s
 from contracts.run_directory import Outcome, RunDirectory, State
 from jobs.runtime.bucket_files import files_of
@@ -143,27 +153,40 @@ def _step(checkpoint: int | None) -> int:
 
 
 def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """Begin an attempt, and put the end of the last one on record; return the answer."""
+    """Begin an attempt, and put the end of the last one on record; return the answer.
+
+    Raises:
+        Superseded: somebody else has begun one meanwhile.
+    """
     described = directory.read_json(run_directory.RUN)
     if described is None:
         return {"over": FAILED, "reason": f"{directory.path(run_directory.RUN)} is not there"}
     limits = Limits(**request["limits"])
-    attempts = described["attempts"]
-    last, launched = (
-        attempts[-1],
-        [attempt for attempt in attempts if "pod" in attempt and attempt["attempt"] >= request["first"]],
-    )
+    attempts, first = described["attempts"], request["first"]
+    last, newest_taken = attempts[-1], directory.newest_attempt() or 0
+    token = directory.read_json(run_directory.token(newest_taken)) or {}
+    if token.get("launch", first) > first:
+        return {"over": INTERRUPTED, "reason": f"attempt {newest_taken} of this run has been launched since"}
+    # What is written here rests on what is known now: no newer attempt than this one has begun.
+    current = max(last["attempt"], newest_taken)
+    directory = directory.of_attempt(current)
+    launched = [attempt for attempt in attempts if "pod" in attempt and attempt["attempt"] >= first]
     if "missing" in request:
         return look(directory, limits, launched, last["attempt"], request["missing"], now_s)
-    result = conclude(directory, last) if launched else None
     saved = directory.checkpoint_steps()
     newest = saved[-1] if saved else None
+    # The launcher has taken the token of its first attempt; of its pods one begins it.
+    if not launched and (current > last["attempt"] or not fencing.begin_launched(directory)):
+        last.setdefault("checkpoint", newest)  # by a pod that was lost before it could put that on record
+        launched = [last]
+    result = conclude(directory, last) if launched else None
     if launched:
         directory.write_json(run_directory.RUN, described)
     if (end := end_of_run(limits, launched, result, newest, now_s)) is not None:
         return close(directory, end, last["attempt"], now_s, result)
     if launched:
-        last = {**last, "attempt": last["attempt"] + 1}
+        directory = fencing.take(directory, current + 1, launch=first)
+        last = {**last, "attempt": current + 1}
         attempts.append(last)
     last |= {
         "pod": request["pod"],
@@ -251,7 +274,11 @@ def main(arguments: Sequence[str]) -> int:
     (url,) = arguments
     directory = RunDirectory(url, files_of(url))
     directory.read_text(run_directory.RUN)  # loads the bucket's library and connects, before it is asked
-    print(json.dumps(begin(directory, json.loads(sys.stdin.read()), time.time())))
+    try:
+        answer = begin(directory, json.loads(sys.stdin.read()), time.time())
+    except Superseded as error:
+        answer = {"over": SUPERSEDED, "reason": str(error)}
+    print(json.dumps(answer))
     return 0
 
 

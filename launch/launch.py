@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from contracts import run_directory
+from contracts import fencing, run_directory
 from contracts.durations import spoken
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, Superseded, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import unreadable
@@ -110,9 +110,9 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
     if planned.needs_environment:
         target.backend.make_environment(plan.framework, say)
     only = only_launch_of(run_id) if request.resume else contextlib.nullcontext()
-    with only, target.alone() as require_alone:
-        plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
-        before = directory.read_json(run_directory.RUN) if request.resume else None
+    with only, target.alone() as require_alone, _unless_superseded(run_id):
+        attempt, before = _next_attempt(request.resume, target)
+        plan = dataclasses.replace(plan, attempt=attempt)
         for line in (*filter(None, [planned.note]), *left_out_lines(planned.bundles)):
             say(line)
         if plan.budget is not None:
@@ -124,6 +124,7 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
         except BaseException:
             _remove_if_empty(plan, target)
             raise
+        directory = fencing.take(directory, attempt, launch=attempt)
         now = datetime.datetime.fromtimestamp(now_s(), datetime.UTC)
         described = run_record(
             plan,
@@ -147,7 +148,7 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
         # Of a command of the user's own nobody knows whether its processes form a group.
         what = "all joined" if plan.command is None else "the command runs on all hosts"
         say(f"{what} after {time.monotonic() - began_s:.1f} s")
-    return _read(directory)
+    return _read(directory.unfenced())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,21 +296,27 @@ def _start_and_join(plan: Plan, launcher: Launcher, directory: RunDirectory, say
         join(plan, target.agents)
     except (HostsError, HostError, RequestError) as error:  # what had been started has been stopped again
         if not isinstance(error, AtWorkError):  # the run is another launcher's
-            finalize(_read(directory), "failed", str(error))
+            _finalized(directory, "failed", str(error))
         raise
     except NotJoined as error:
         _settle(directory)
         stop_all()
         if error.outcome == "failed" and (hint := plans.container_hint(plan.container, target.platform)):
             say(hint)
-        raise LaunchFailed(finalize(_read(directory), error.outcome, str(error))) from None
+        raise LaunchFailed(_finalized(directory, error.outcome, str(error))) from None
     except KeyboardInterrupt:
         stop_all()
-        ended = finalize(_read(directory), "stopped", "interrupted")
+        ended = _finalized(directory, "stopped", "interrupted")
         raise LaunchFailed(ended, is_interrupted=True) from None
     except BaseException:
         stop_all()
         raise
+
+
+def _finalized(directory: RunDirectory, outcome: str, error: str) -> Run:
+    """Put the end of an attempt on record as that attempt; return the run for whoever goes on with it."""
+    run = finalize(_read(directory), outcome, error)
+    return dataclasses.replace(run, directory=directory.unfenced())
 
 
 REMOVE_LIMIT_S = 10.0
@@ -427,9 +434,22 @@ def _read(directory: RunDirectory) -> Run:
     return run
 
 
-def _next_attempt(resume: Run | None, target: Target) -> int:
+@contextlib.contextmanager
+def _unless_superseded(run_id: str) -> Iterator[None]:
+    try:
+        yield
+    except Superseded as error:
+        raise AtWorkError(f"{run_id}: {error}; `fab status` shows it") from None
+
+
+def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, Any] | None]:
+    """Return the number of the next attempt, and run.json with how the latest one ended, which it overwrites.
+
+    Of several who get the same number, one can take its token.
+    """
     if resume is None:
-        return 0
+        return 0, None
+    newest_taken = resume.directory.newest_attempt() or 0
     fresh = runs.read(resume.directory) or resume
     agents = target.find_agents(fresh.described)
     now = runs.state_now(agents, fresh)
@@ -445,14 +465,10 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
                 f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
             )
         time.sleep(POLL_S)
-    _record_end(fresh, now)
-    return fresh.attempt + 1
-
-
-def _record_end(run: Run, outcome: str) -> None:
-    """Write to run.json how the latest attempt ended, and how long it took; the next one overwrites result.json."""
-    run.described["attempts"][-1] |= {"outcome": outcome, "wall_s": run.wall_s}
-    run.directory.write_json(run_directory.RUN, run.described)
+    *earlier, latest = fresh.described["attempts"]
+    ended = {**latest, "outcome": now, "wall_s": fresh.wall_s}
+    before = {**fresh.described, "attempts": [*earlier, ended]}
+    return max(fresh.attempt, newest_taken) + 1, before
 
 
 @contextlib.contextmanager

@@ -216,6 +216,14 @@ class Buckets:
     def write(self, path: str, data: bytes) -> None:
         self._carry_out(path, lambda: self._files.write(path, data))
 
+    write_new = write
+
+    def create(self, path: str, data: bytes) -> bool:
+        return self._carry_out(path, lambda: self._files.create(path, data))
+
+    def move(self, path: str, to: str) -> None:
+        self._carry_out(path, lambda: self._files.move(path, to))
+
     def remove(self, path: str) -> None:
         self._carry_out(path, lambda: self._files.remove(path))
 
@@ -318,6 +326,14 @@ class HostFiles:
 
     def write(self, path: str, data: bytes) -> None:
         self._ask("write", {"path": path, "text": data.decode()})
+
+    write_new = write
+
+    def create(self, path: str, data: bytes) -> bool:
+        return bool(self._ask("create", {"path": path, "text": data.decode()})["created"])
+
+    def move(self, path: str, to: str) -> None:
+        self._ask("move", {"path": path, "to": to})
 
     def remove(self, path: str) -> None:
         self._ask("remove", {"path": path})

@@ -132,6 +132,21 @@ def write_file(request: Json) -> Json:
     return {}
 
 
+def create_file(request: Json) -> Json:
+    """Put a file there, unless there is one; `created` says which."""
+    from contracts.files import DiskFiles
+
+    return {"created": DiskFiles().create(request["path"], request["text"].encode(errors="replace"))}
+
+
+def move_file(request: Json) -> Json:
+    """Give a file another name, in the place of one that has it."""
+    from contracts.files import DiskFiles
+
+    DiskFiles().move(request["path"], request["to"])
+    return {}
+
+
 def list_names(request: Json) -> Json:
     """What is in a directory; nothing where there is none."""
     try:

@@ -35,6 +35,7 @@ from contracts.errors import (
     INTERRUPTED,
     PEER_LOST,
     RESUME_ME,
+    SUPERSEDED,
     UNAVAILABLE,
     WRONG_REQUEST,
     is_final,
@@ -389,7 +390,8 @@ def request_of(told: Json, index: int, agreed: Json) -> Json:
 def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
     """Return the code by which Kubernetes decides what follows, by the Job's podFailurePolicy.
 
-    0 done; 1, 2 and 130 (failed, wrong request, told to stop) end the run; with all others the pod is started again.
+    0 done; 1, 2 and 130 (failed, wrong request, told to stop) end the run; with all others the pod is started again,
+    and asks what is left to do.
     A process fails where it loses another one, and does not always know it: so of a failure only the first pod says 1,
     which knows how all ended. ended: as `supervisor.watch` returns it.
     """
@@ -398,8 +400,10 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
         return int(code)
     if was_asked:
         return INTERRUPTED
-    if code in (RESUME_ME, UNAVAILABLE):
+    if code in (RESUME_ME, UNAVAILABLE, SUPERSEDED):
         return int(code)
+    if (order or {}).get("outcome") == "superseded":
+        return SUPERSEDED
     if "hung" in ((order or {}).get("outcome"), (verdict or {}).get("outcome")):
         return HUNG
     if is_first and verdict is not None:

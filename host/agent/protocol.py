@@ -262,6 +262,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "stacks": ("hang_dump.stacks", f"{ONE} timeout_s:seconds"),
     "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
     "write": ("files.write_file", "path:path text:content"),
+    "create": ("files.create_file", "path:path text:content"),
+    "move": ("files.move_file", "path:path to:path"),
     "list": ("files.list_names", "path:path"),
     "remove": ("files.remove_file", "path:path"),
     "folder_bytes": ("files.folder_bytes", "path:path"),

@@ -10,6 +10,7 @@ import subprocess
 import threading
 
 from contracts import atomic, run_directory
+from contracts.errors import SUPERSEDED
 
 from . import docker_command
 from .container_start import deliver_arguments, image_environment
@@ -40,6 +41,8 @@ class RunFiles:
         self.dir: str | None = request["run_dir"]
         self.url: str = self.dir or request["env"].get("RUN_DIR", "")
         self.request = request
+        self.superseded: str | None = None
+        """What to say once a newer attempt has begun; then nothing is written any more."""
         self.is_remote = self.dir is None and "://" in self.url
         self._log_bytes = 0
         self._ended = threading.Event()
@@ -52,16 +55,26 @@ class RunFiles:
         whether a disk took all of them; a bucket's client has tried again itself.
         """
         once = once or {}
-        if self.is_remote:
+        if self.look() is not None:
+            note(f"{', '.join([*texts, *once])} not written: {self.superseded}")
+        elif self.is_remote:
             self._deliver({**texts, **once}, list(once))
         elif self.dir is not None:
             written = [self._write(name, text, os.replace) for name, text in texts.items()]
             return all(written + [self._write(name, text, os.link) for name, text in once.items()])
         return True
 
+    def look(self) -> str | None:
+        """What to say if a newer attempt has begun. On a disk it is looked up; of a bucket the last delivery tells."""
+        attempt = self.request["attempt"]
+        newer = run_directory.token(attempt + 1)
+        if self.dir is not None and os.path.exists(os.path.join(self.dir, newer)):
+            self.superseded = f"attempt {attempt + 1} of this run has begun since; attempt {attempt} ends"
+        return self.superseded
+
     def remove(self, name: str) -> None:
         directory = self.dir
-        if directory is not None:
+        if directory is not None and self.look() is None:
             tried(f"removing {name}", lambda: atomic.remove(os.path.join(directory, name)))
 
     def keep_log(self) -> None:
@@ -82,10 +95,23 @@ class RunFiles:
                 self._deliver({}, [])
 
     def _write(self, name: str, text: str, put: Callable[[str, str], None]) -> bool:
+        """Fenced: see contracts.fencing."""
+        beside = run_directory.unfinished(self.request["attempt"], name)
+
+        def put_if_newest(beside: str, path: str) -> None:
+            if self.look() is None:
+                try:
+                    put(beside, path)
+                except FileNotFoundError:
+                    if self.look() is None:  # or else the newer attempt has removed it
+                        raise
+
         def write() -> None:
-            self._make_parents(os.path.dirname(name))
+            for folder in (os.path.dirname(beside), os.path.dirname(name)):
+                self._make_parents(folder)
+            path, beside_path = (os.path.join(self.dir or "", each) for each in (name, beside))
             with contextlib.suppress(FileExistsError):
-                atomic.write(os.path.join(self.dir or "", name), text, put=put)
+                atomic.write(path, text, put=put_if_newest, beside=beside_path)
 
         return tried(f"writing {name}", write)
 
@@ -112,7 +138,9 @@ class RunFiles:
             with self._delivering:
                 done = subprocess.run(
                     work.argv,
-                    input=json.dumps({"files": files, "unless_there": unless_there}).encode(),
+                    input=json.dumps(
+                        {"files": files, "unless_there": unless_there, "attempt": self.request["attempt"]}
+                    ).encode(),
                     cwd=work.cwd,
                     env=work.environment,
                     stdout=subprocess.DEVNULL,
@@ -124,7 +152,9 @@ class RunFiles:
             note(f"delivering to {self.url}: {error}")
             work.clear()
             return
-        if done.returncode:
+        if done.returncode == SUPERSEDED:
+            self.superseded = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        elif done.returncode:
             note(f"delivering to {self.url}: {done.stderr.decode(errors='replace')[-2000:].strip()}")
 
 

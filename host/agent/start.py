@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from contracts import atomic
 from .files import read_json, tail_of
 from .proc import parse_stat, start_ticks, wait_until
 from .process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
-from .protocol import Failed, remedy_for
+from .protocol import Failed, Refused, remedy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def start(request: Json) -> Json:
         process.record = read_json(process.record_path)
         already = bool(process.record)
         if not already:
+            refuse_older(process)
             # What is there is a start that came to nothing, and nobody else is at it.
             shutil.rmtree(process.dir, ignore_errors=True)
             os.mkdir(process.dir)
@@ -59,6 +61,22 @@ def start(request: Json) -> Json:
     finally:
         os.close(lock)
     return {**{name: process.record[name] for name in ("pid", "pgid", "started")}, "already": already}
+
+
+def refuse_older(process: Process) -> None:
+    """Refuse to start a process of an attempt that is older than one that was started here.
+
+    Raises:
+        Refused: it is.
+    """
+    names = os.listdir(os.path.dirname(process.dir))
+    attempts = [int(name.partition("-")[0]) for name in names if re.fullmatch(r"\d+-\d+", name)]
+    newest, asked = max(attempts, default=0), process.attempt
+    if newest > asked:
+        message = (
+            f"start: attempt {newest} of {process.run_id} has begun on this host; attempt {asked} is older"
+        )
+        raise Refused(message, "see `fab status`; `fab train --resume` begins the next one")
 
 
 def limit_of(request: Json) -> float:

@@ -125,10 +125,11 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
         news.clear()
         if not over.is_set():
             budget.look(time.monotonic())
-            order = attempt.look()
+            newer = files.look()
+            order = attempt.look() if newer is None else superseded(process, newer)
     if order is not None:
         note(f"stopping because {order['reason']}")
-        ended["was_killed"] = not over.wait(0 if order["outcome"] == "hung" else LAST_WORDS_S)
+        ended["was_killed"] = not over.wait(0 if order["outcome"] in ("hung", "superseded") else LAST_WORDS_S)
         if ended["was_killed"]:
             ended["texts"] = stop(process, order, over)
     if request["container"] is not None:
@@ -143,6 +144,12 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
     finalize(process, files, ended, order, attempt)
     dismiss_guard()
     return {**ended, "order": order, "verdict": attempt.verdict()}
+
+
+def superseded(process: Process, reason: str) -> Json:
+    """The order to stop a process because a newer attempt has begun."""
+    ranks = [process.process_id]
+    return {"outcome": "superseded", "rank": ranks[0], "ranks": ranks, "reason": reason, "message": reason}
 
 
 def lacked_memory(ended: Json, order: Json | None, killed_before: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, Superseded, Unreachable
 from contracts.files import DiskFiles, Piece, beginning, is_url
 from contracts.run_directory import RunDirectory
 
@@ -77,6 +77,21 @@ class BucketFiles:
     def write(self, path: str, data: bytes) -> None:
         _bucket(path).pipe_file(path, data)
 
+    write_new = write
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            _bucket(path).pipe_file(path, data, mode="create")  # with ifGenerationMatch=0
+        except FileExistsError:
+            return False
+        return True
+
+    def move(self, path: str, to: str) -> None:
+        """The copy is made by the bucket's server, in one step, and fails where the object has been removed."""
+        bucket = _bucket(path)
+        bucket.cp_file(path, to)
+        self.remove(path)
+
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             _bucket(path).rm_file(path)
@@ -98,8 +113,10 @@ class BucketFiles:
         with contextlib.suppress(FileNotFoundError):
             _bucket(path).rm(path, recursive=True)
 
-    def move(self, path: str, to: str) -> None:
-        _bucket(path).mv(path, to, recursive=True)
+    def move_folder(self, path: str, to: str) -> None:
+        bucket = _bucket(path)
+        bucket.copy(path, to, recursive=True)
+        bucket.rm(path, recursive=True)
 
     def get(self, path: str, to: str) -> None:
         """Copy a file, or a folder with all that is in it, to a place of this host where nothing is yet."""
@@ -230,7 +247,9 @@ def _none_or_refusal(error: Exception) -> Exception | None:
 def _bucket(url: str) -> Any:
     import fsspec
 
-    return fsspec.core.url_to_fs(url, use_listings_cache=False)[0]
+    # A disk that stands in for a bucket has no folders to be made first either.
+    how = {"auto_mkdir": True} if url.startswith("file://") else {}
+    return fsspec.core.url_to_fs(url, use_listings_cache=False, **how)[0]
 
 
 def pauses_s(directory: RunDirectory) -> Sequence[float]:
@@ -249,10 +268,13 @@ def retry[Result](
 
     Raises:
         Exception: that of the last try.
+        Superseded: at once.
     """
     for pause_s in pauses_s:
         try:
             return action()
+        except Superseded:
+            raise
         except Exception as error:  # fsspec's file systems raise kinds of their own, not only OSError
             with contextlib.suppress(OSError):  # the log may be on a disk that is full
                 say(f"{what}: {type(error).__name__}: {error}; trying again in {pause_s:g} s")

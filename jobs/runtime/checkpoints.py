@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from contracts.atomic import beside_name, remove
 from contracts.errors import RequestError
-from contracts.run_directory import CHECKPOINTS, COMMITTED
-from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from contracts.run_directory import CHECKPOINTS, COMMITTED, unfinished
+from jobs.runtime.bucket_files import BucketFiles, files_of, pauses_s, retry
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
 
@@ -149,28 +149,45 @@ class Checkpoints:
         """A new folder for what is written: where a rename makes it a checkpoint, or one that is thrown away."""
         if self._directory.is_remote or self._group.rank() > 0:
             return tempfile.mkdtemp()
-        beside = self._directory.path(f"{CHECKPOINTS}/{beside_name(str(step))}")
+        beside = self._directory.path(self._unfinished(step))
         os.makedirs(beside)
         return beside
 
+    def _unfinished(self, step: int) -> str:
+        return unfinished(self._run.environment.attempt, str(step))
+
     def _write(self, step: int, beside: str, write: Callable[[], None], notes: Mapping[str, Any]) -> None:
-        folder = self._directory.path(f"{CHECKPOINTS}/{step}")
+        name = f"{CHECKPOINTS}/{step}"
         try:
             write()
             Path(beside, NOTES).write_text(
                 json.dumps({**notes, CHECKSUMS: _checksums(beside)}), encoding="utf-8"
             )
             if self._directory.is_remote:
-                put = lambda: files_of(folder).put_folder(beside, folder)  # noqa: E731
+                put = lambda: self._put(beside, name)  # noqa: E731
                 retry(put, what=f"checkpoint {step}", pauses_s=pauses_s(self._directory))
-                self._directory.write_text(f"{CHECKPOINTS}/{step}/{COMMITTED}", "")
+                self._directory.write_text(f"{name}/{COMMITTED}", "")
             else:
-                os.replace(beside, folder)
+                self._directory.commit(os.path.relpath(beside, self._directory.url), name)
         finally:
             remove(beside)
         for old in self._directory.checkpoint_steps()[: -self._keep_last]:
             if old != self.best:
+                self._directory.require_newest()
                 self._remove(old)
+
+    def _put(self, folder: str, name: str) -> None:
+        """Put a folder of this host into the bucket, where it is no checkpoint yet. Its files come to their names by
+        the bucket's server, from names of this attempt: see contracts.fencing."""
+        beside, to = (
+            self._directory.path(self._unfinished(int(name.rpartition("/")[2]))),
+            self._directory.path(name),
+        )
+        files = BucketFiles()
+        files.put_folder(folder, beside)
+        self._directory.require_newest()
+        files.remove_folder(to, COMMITTED)
+        files.move_folder(beside, to)
 
     def _remove(self, step: int) -> None:
         name = f"{CHECKPOINTS}/{step}"
@@ -223,7 +240,7 @@ def put_aside(run: Run, torn: Torn, used: int, *, moves: bool) -> None:
         )
         if moves:
             folder = run.directory.path(f"{CHECKPOINTS}/{step}")
-            files_of(folder).move(folder, run.directory.path(f"{TORN}/{step}-{time.time_ns()}"))
+            files_of(folder).move_folder(folder, run.directory.path(f"{TORN}/{step}-{time.time_ns()}"))
 
 
 def warn_of_a_new_beginning(run: Run) -> None:

@@ -2,7 +2,9 @@
 
 The request is JSON on stdin: {"files": [{"name", "text"} or {"name", "path", "limit_bytes"}], "unless_there": [names]}.
 Of a file that is longer than its limit the last part is delivered; a name in `unless_there` is left as it is where it
-is there already. Exit code 1 and a line on stderr for each file that could not be delivered. Imports nothing heavy.
+is there already. "attempt": the one whose files they are; once a newer one has begun only its logs are delivered, and
+the exit code is SUPERSEDED. Exit code 1 and a line on stderr for each file that could not be delivered. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from contracts.run_directory import RunDirectory
+from contracts.errors import SUPERSEDED, Superseded
+from contracts.run_directory import LOGS, RunDirectory
 from jobs.runtime.bucket_files import files_of, retry
 
 LIMIT_S = 110
@@ -49,27 +52,36 @@ class File:
         return data.decode(errors="replace")
 
 
-def read_request(text: str) -> tuple[list[File], list[str]]:
-    """The files, and the names that are not to be replaced.
+def read_request(text: str) -> tuple[list[File], list[str], int | None]:
+    """The files, the names that are not to be replaced, and the attempt, if it is named.
 
     Raises:
         ValueError, TypeError, KeyError: it is not such a request.
     """
     request: dict[str, Any] = json.loads(text)
-    return [File(**fields) for fields in request["files"]], list(request.get("unless_there") or [])
+    files = [File(**fields) for fields in request["files"]]
+    return files, list(request.get("unless_there") or []), request.get("attempt")
 
 
 def deliver(directory: RunDirectory, files: Sequence[File], unless_there: Collection[str] = ()) -> list[str]:
-    """Write the files; one line for each that could not be written. One that fails does not keep back the others."""
+    """Write the files; one line for each that could not be written. One that fails does not keep back the others.
+
+    Raises:
+        Superseded: a newer attempt has begun than the directory's; those logs are written that come before other files.
+    """
     problems = []
 
     def put(file: File) -> None:
+        # The name of a log has its attempt, so it takes the place of nobody else's.
+        to = directory.unfenced() if file.name.startswith(f"{LOGS}/") else directory
         if file.name not in unless_there or directory.read_text(file.name) is None:
-            directory.write_text(file.name, file.content())
+            to.write_text(file.name, file.content())
 
-    for file in files:
+    for file in sorted(files, key=lambda file: not file.name.startswith(f"{LOGS}/")):
         try:
             retry(lambda file=file: put(file), what=file.name, say=_complain)  # type: ignore[misc]
+        except Superseded:
+            raise
         except Exception as error:  # a bucket's library raises kinds of its own
             problems.append(f"{directory.path(file.name)} not delivered: {type(error).__name__}: {error}")
     return problems
@@ -88,8 +100,14 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(LIMIT_S)
     (url,) = arguments
-    files, unless_there = read_request(sys.stdin.read())
-    problems = deliver(RunDirectory(url, files_of(url)), files, unless_there)
+    files, unless_there, attempt = read_request(sys.stdin.read())
+    directory = RunDirectory(url, files_of(url), attempt=attempt)
+    try:
+        problems = deliver(directory, files, unless_there)
+        directory.require_newest()
+    except Superseded as error:
+        _complain(str(error))
+        return SUPERSEDED
     for problem in problems:
         _complain(problem)
     return 1 if problems else 0

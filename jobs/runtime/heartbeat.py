@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from contracts.errors import SUPERSEDED, Superseded
 from contracts.files import DiskFiles
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory, heartbeat, reserve
@@ -68,6 +69,7 @@ class Heartbeat:
 
         Raises:
             OSError: the run directory cannot be written; a bucket's library has kinds of its own too.
+            Superseded: a newer attempt has begun. Whenever that shows later, the thread ends this process.
         """
         if not self._speaks_for_host:
             return
@@ -145,6 +147,8 @@ class Heartbeat:
             return
         try:
             retry(self._write, what="heartbeat not written")
+        except Superseded:
+            raise
         except Exception as error:  # a bucket's library raises kinds of its own
             _complain(error)
 
@@ -217,6 +221,10 @@ def _overwrite(path: str, data: bytes) -> None:
 def _try(write: Callable[[], None]) -> None:
     try:
         write()
+    except Superseded as error:
+        # From this thread: the main one may compute, or wait for other processes, for long.
+        print(error, flush=True)
+        os._exit(SUPERSEDED)
     except Exception as error:  # a bucket's library raises kinds of its own, and the thread has to go on
         _complain(error)
 

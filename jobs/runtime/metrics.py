@@ -47,6 +47,7 @@ class Metrics:
 
     Raises (on any call):
         OSError: the disk is full, or the run directory cannot be written.
+        Superseded: a newer attempt has begun.
     """
 
     def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
@@ -79,6 +80,7 @@ class Metrics:
                 self.flush()
         else:
             with open(self._directory.path(METRICS), "a", encoding="utf-8") as file:
+                self._directory.require_newest()  # in this order: see contracts.fencing
                 file.write(line)
         self._events.write(step, values)
 

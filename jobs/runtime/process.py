@@ -1,6 +1,7 @@
 """One process of a job from start to exit code: the only part of a job that knows how a run ends.
 
-Exit codes: 0 done; 2 the request was wrong; 75 saved, resume me; 76 another host was lost; 1 anything else.
+Exit codes: 0 done; 2 the request was wrong; 75 saved, resume me; 76 another host was lost; 81 a newer attempt has
+begun; 1 anything else.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from contracts.errors import (
     FAILED,
     PEER_LOST,
     RESUME_ME,
+    SUPERSEDED,
     UNAVAILABLE,
     JobFailed,
     RequestError,
+    Superseded,
     exit_code_of,
 )
 from contracts.process import ProcessEnvironment
@@ -132,7 +135,7 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(exit_code_of(error))
     stacks = answer_sigusr1(environment.control_dir)
-    directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
+    directory = fenced_directory(environment)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
     preemption.watch.start(
         rank=environment.process_id,
@@ -144,6 +147,12 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
     if stacks is not None:
         stacks.close()
     _exit(code)
+
+
+def fenced_directory(environment: ProcessEnvironment) -> RunDirectory:
+    """The run directory as this process's attempt writes it."""
+    run_dir = environment.run_dir
+    return RunDirectory(run_dir, files_of(run_dir), attempt=environment.attempt)
 
 
 def _exit(code: int) -> NoReturn:
@@ -229,6 +238,12 @@ def finish_early(run: Run, step: int) -> None:
 
 def _fail(run: Run, error: Exception) -> int:
     """Say what went wrong; the exit code."""
+    with contextlib.suppress(Exception):  # an outage: then it is told as what it is
+        try:
+            run.directory.require_newest()
+        except Superseded as superseded:  # whatever has failed, failed because of that
+            print(superseded, file=sys.stderr, flush=True)
+            return SUPERSEDED
     if isinstance(error, RequestError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)
@@ -293,7 +308,7 @@ def _put(directory: RunDirectory, name: str, text: str) -> None:
 def end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
     try:
         run.heartbeat.end("failed", message, says_all=says_all)
-    except OSError as error:
+    except (OSError, Superseded) as error:
         print(f"heartbeat not written: {error}", file=sys.stderr, flush=True)
 
 

@@ -2,7 +2,8 @@
 
 `python -m jobs.runtime.rank_supervisor SPEC`, where SPEC is a `contracts.ranks.Spec`. To the agent it is the process of
 a job like any other. Exit codes: 0 all ranks ended with 0; 75 they were told to stop, or one of them ended with 75;
-otherwise the exit code of the first rank that failed, and 128 + N for one that signal N ended, as a shell would.
+81 a newer attempt has begun; otherwise the exit code of the first rank that failed, and 128 + N for one that signal N
+ended, as a shell would.
 
 A command needs to know nothing of it: the heartbeat and the result are written here. The ranks of a job write their own
 and agree by themselves on where they stop; here they are started, told to stop, and killed when one of them is lost.
@@ -29,12 +30,10 @@ from typing import Any
 
 from contracts import atomic, causes, run_directory
 from contracts import process as process_environment
-from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME
+from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, SUPERSEDED, Superseded
 from contracts.process import ProcessEnvironment
 from contracts.ranks import OF_LOG, Spec, decoded, rank_variables
-from contracts.run_directory import RunDirectory
 from jobs.runtime import command_environment, process, sampler
-from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat, last_words
 from jobs.runtime.joining import Joining
 
@@ -67,7 +66,7 @@ def main(text: str) -> int:
     if spec.folder is None:
         return _of_job(spec, environment, told)
     stacks = process.answer_sigusr1(environment.control_dir)
-    directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
+    directory = process.fenced_directory(environment)
     run = process.Run(
         environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment)
     )
@@ -80,6 +79,9 @@ def main(text: str) -> int:
             if spec.layer is not None:
                 command_environment.ensure(spec.layer, spec.python or sys.executable)
             return _carry_out(run, spec, told)
+        except Superseded as error:  # the agent ends the ranks with this process
+            print(error, flush=True)
+            return SUPERSEDED
         except OSError as error:
             message = f"{error.filename or spec.work}: {error.strerror or error}"
             why = causes.cause(message, coordinator=environment.coordinator, places=_places(run, spec))

@@ -167,7 +167,8 @@ class Record:
     """Writes samples into the run directory: the host's file, and TensorBoard's."""
 
     def __init__(self, environment: ProcessEnvironment, interval_s: float) -> None:
-        self._directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
+        run_dir = environment.run_dir
+        self._directory = RunDirectory(run_dir, files_of(run_dir), attempt=environment.attempt)
         self._name = run_directory.host_samples(environment.host)
         self._samples = HostSamples(host=environment.host, interval_s=interval_s)
         self._has_read = environment.attempt == 0

@@ -43,7 +43,7 @@ def test_what_is_written_is_read_back_listed_in_order_moved_and_removed(director
     assert directory.list("checkpoints") == ["10", "2", "9"]
     directory.remove("checkpoints/9/state")
     assert directory.read_text("checkpoints/9/state") is None
-    files_of(directory.url).move(directory.path("checkpoints/2"), directory.path("torn/2-1"))
+    files_of(directory.url).move_folder(directory.path("checkpoints/2"), directory.path("torn/2-1"))
     assert directory.read_text("torn/2-1/state") == "2"
     assert directory.read_text("checkpoints/2/state") is None
 

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from contracts import fencing
+from contracts.run_directory import RunDirectory
 from host.agent import run_files, supervisor
 from host.agent.proc import NO_MEMORY, oom_kills
 from host.agent.process import Process, exit_record
 from host.agent.run_files import RunFiles
+from jobs.runtime.bucket_files import files_of
 from tests.host.conftest import CHECKOUT, cut_off, is_running, until
 
 SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
@@ -103,7 +106,7 @@ def test_a_result_that_is_there_and_odd_heartbeats_beside_it_are_left_alone(agen
     assert agent.ended()["reason"] == "exit code 1"
     assert agent.result() == {"outcome": "done"}
     assert agent.heartbeat()["state"] == "failed"
-    assert list(agent.run_dir.glob(".*")) == []
+    assert [path for path in agent.run_dir.glob(".*/**/*") if path.is_file()] == []
 
 
 def test_whatever_a_process_leaves_behind_ends_with_it(agent: Any) -> None:
@@ -256,6 +259,19 @@ def start_request(tmp_path: Path, **fields: Any) -> dict[str, Any]:
     }
 
 
+def test_a_bucket_gets_but_the_log_once_a_newer_attempt_has_begun_and_the_supervisor_learns_of_that(
+    tmp_path: Path,
+) -> None:
+    files = RunFiles(start_request(tmp_path))
+    (tmp_path / "log").write_text("one\n")
+    fencing.take(RunDirectory(files.url, files_of(files.url)), 1, launch=1)
+    assert files.look() is None
+    files.put({"beat.json": "{}"}, {"result.json": "{}"})
+    assert files.look() == "attempt 1 of this run has begun since; attempt 0 ends"
+    found = {path.name for path in (tmp_path / "bucket").rglob("*.*") if path.is_file()}
+    assert found == {"host-1.log", "1.json"}
+
+
 def test_a_bucket_gets_the_log_and_the_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, starts = subprocess.run, []
 
@@ -276,7 +292,7 @@ def test_a_bucket_gets_the_log_and_the_last_words(tmp_path: Path, monkeypatch: p
     files.put({"beat.json": "{}"}, {"result.json": "the agent's", "first.json": "{}"})
     files.end_log()
     assert len(starts) == before + 1
-    texts = {path.name: path.read_text() for path in (tmp_path / "bucket").rglob("*.*")}
+    texts = {path.name: path.read_text() for path in (tmp_path / "bucket").rglob("*.*") if path.is_file()}
     own = {"beat.json": "{}", "result.json": "the job's own", "first.json": "{}"}
     assert texts == {**own, "host-1.log": "one\n"}
 

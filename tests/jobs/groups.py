@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from contracts.process import ProcessEnvironment
-from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.process import Run
+from jobs.runtime.process import Run, fenced_directory
 
 
 def free_address() -> str:
@@ -41,7 +39,7 @@ def environment_of(job: str, framework: str, run_dir: Path | str, **changed: Any
 
 def run_in(environment: ProcessEnvironment) -> Run:
     """A run of one process, in the directory that the environment names."""
-    directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
+    directory = fenced_directory(environment)
     return Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
 
 

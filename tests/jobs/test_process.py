@@ -222,7 +222,12 @@ def test_a_device_that_this_host_does_not_have_is_a_wrong_request_and_trains_not
     assert beat is not None
     assert beat["state"] == "failed"
     # What samples the host may have begun by then.
-    assert {*RunDirectory(str(tmp_path / "run")).list(".")} <= {"heartbeats", "hosts", "tensorboard"}
+    assert {*RunDirectory(str(tmp_path / "run")).list(".")} <= {
+        ".unfinished",
+        "heartbeats",
+        "hosts",
+        "tensorboard",
+    }
 
 
 def mistakes(environ: dict[str, str]) -> str:

@@ -131,6 +131,8 @@ def test_a_bucket_is_written_to_now_and_then_only(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(BucketFiles, "write", lambda _self, path, _data: written.append(path))
+    monkeypatch.setattr(BucketFiles, "write_new", lambda _self, _path, _data: None)
+    monkeypatch.setattr(BucketFiles, "move", lambda _self, _path, to: written.append(to))
     monkeypatch.setattr(BucketFiles, "read", lambda _self, paths: [None for _ in paths])
     now_s = 1e9
     monkeypatch.setattr(time, "time", lambda: now_s)

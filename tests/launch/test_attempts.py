@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from contracts import run_directory
+from contracts import fencing, run_directory
+from contracts.errors import Superseded
 from contracts.run_directory import RunDirectory
 from launch import jobs
 from launch.attempts import End, Limits, begin, cause_of, end_of_run
@@ -347,4 +348,56 @@ def test_it_is_a_program_of_the_code_bundle_and_answers_in_json(tmp_path: Path) 
         env={"PYTHONPATH": str(tmp_path / "code")},
     )
     assert json.loads(done.stdout) == {"attempt": 0, "budget_s": None}
-    assert directory.list("") == [run_directory.RUN]
+    assert directory.list("") == [run_directory.UNFINISHED, run_directory.ATTEMPTS, run_directory.RUN]
+
+
+def test_of_two_pods_that_begin_at_once_one_does_and_the_next_to_come_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    directory = a_run(tmp_path, made_ready(0))
+    fencing.take(directory, 0, launch=0)
+    other = {**REQUEST, "pod": "name-0-other"}
+    assert begin(directory, REQUEST, START_S)["attempt"] == 0
+    # As one that has read run.json before that: what it wrote would take the place of the first's.
+    directory.write_json("run.json", {"run_id": "r", "attempts": [made_ready(0)]})
+    assert begin(directory, other, START_S)["attempt"] == 1
+    with pytest.raises(Superseded):
+        directory.of_attempt(0).require_newest()
+    assert [each["attempt"] for each in attempts(directory)] == [0, 1]
+
+
+def test_a_pod_that_is_overtaken_while_it_begins_an_attempt_leaves_run_json_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, saved = a_run(tmp_path, begun(0)), RunDirectory.checkpoint_steps
+    answers: list[int] = []
+
+    def overtaken(self: RunDirectory) -> list[int]:
+        monkeypatch.setattr(RunDirectory, "checkpoint_steps", saved)
+        answers.append(begin(directory, {**REQUEST, "pod": "name-0-other"}, START_S)["attempt"])
+        return saved(self)
+
+    monkeypatch.setattr(RunDirectory, "checkpoint_steps", overtaken)
+    with pytest.raises(Superseded):
+        begin(directory, REQUEST, START_S)
+    assert answers == [1]
+    assert [each.get("pod") for each in attempts(directory)] == ["name-0-0", "name-0-other"]
+
+
+def test_a_token_that_a_lost_pod_has_taken_is_not_used_again(tmp_path: Path) -> None:
+    directory = a_run(tmp_path, begun(0), result={"outcome": "preempted"})
+    fencing.take(directory, 1, launch=0)
+    assert begin(directory, REQUEST, START_S)["attempt"] == 2
+    assert [each["outcome"] for each in attempts(directory)] == ["preempted", None]
+
+
+def test_pods_of_an_earlier_launch_begin_nothing_beside_a_later_one(tmp_path: Path) -> None:
+    directory = a_run(tmp_path, begun(0), made_ready(1))
+    fencing.take(directory, 1, launch=1)
+    before = (tmp_path / "run.json").read_bytes()
+    for request in (REQUEST, looking(1)):
+        assert begin(directory, request, START_S) == {
+            "over": 130,
+            "reason": "attempt 1 of this run has been launched since",
+        }
+    assert (tmp_path / "run.json").read_bytes() == before

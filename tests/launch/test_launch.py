@@ -20,8 +20,9 @@ from backends.local import environments
 from backends.local.backend import on_this_machine
 from backends.targets import resolve
 from console import follow
+from contracts import fencing
 from contracts.errors import RequestError
-from contracts.run_directory import FOLDER
+from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
 from launch import jobs, launch, runs, targets
@@ -31,7 +32,7 @@ from launch.hosts import Agent, GoneLink, HostsError
 from launch.launch import NotJoined
 from launch.plan import Container, Plan
 from launch.run_record import run_record
-from launch.runs import Run
+from launch.runs import AtWorkError, Run
 from launch.targets import Target
 from tests.launch.slices import make_target
 
@@ -265,6 +266,53 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
     assert run.directory.read_text(FOLDER) == folder.text
 
 
+def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_to_it(
+    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, here = earlier(), on_this_machine(hosts="2", platform="cpu")
+    asked = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    started: list[tuple[int, str]] = []
+
+    def launched_by_another(plan: Plan, _launcher: Any, directory: RunDirectory, _say: Any) -> None:
+        started.append((plan.attempt, directory.read_text("run.json") or ""))
+
+    def overtaken(_: Any, plan: Plan, *__: Any) -> Plan:
+        if not started:
+            monkeypatch.setattr(launching, "_start_and_join", launched_by_another)
+            monkeypatch.setattr(launching, "only_launch_of", lambda _: contextlib.nullcontext())
+            started.append((-1, ""))
+            launching.launch(asked, here, print)
+        return plan
+
+    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", overtaken)
+    with pytest.raises(
+        AtWorkError, match="attempt 1 of this run has been begun by somebody else; `fab status`"
+    ):
+        launching.launch(asked, here, print)
+    (_, (attempt, written)) = started
+    assert (attempt, run.directory.read_text("run.json")) == (1, written)
+
+
+def test_a_launcher_that_is_frozen_after_it_took_an_attempt_neither_records_nor_starts_it(
+    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, here = earlier(), on_this_machine(hosts="2", platform="cpu")
+    asked = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    take = fencing.take
+
+    def frozen(directory: RunDirectory, attempt: int, *, launch: int) -> RunDirectory:
+        taken = take(directory, attempt, launch=launch)
+        take(directory, attempt + 1, launch=launch).write_text("run.json", "the next one's")
+        return taken
+
+    monkeypatch.setattr(fencing, "take", frozen)
+    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(launching, "_start_and_join", lambda *_: pytest.fail("it was started"))
+    with pytest.raises(AtWorkError, match="attempt 2 of this run has begun since; attempt 1 ends"):
+        launching.launch(asked, here, print)
+    assert run.directory.read_text("run.json") == "the next one's"
+
+
 def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
     earlier: Callable[..., Run], beat: Callable[..., dict[str, Any]]
 ) -> None:
@@ -276,8 +324,9 @@ def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
         (None, ("lost", 60.0)),
     ):
         run = earlier(result=result, beats=beats)
-        assert launching._next_attempt(run, here) == 1
-        (attempt,) = (run.directory.read_json("run.json") or {})["attempts"]
+        number, before = launching._next_attempt(run, here)
+        (attempt,) = (before or {})["attempts"]
+        assert number == 1
         assert (attempt["outcome"], attempt["wall_s"]) == ended
         run.directory.remove("result.json")
 

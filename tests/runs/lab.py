@@ -329,7 +329,7 @@ class Lab:
         finally:
             self.signal(run, signal.SIGCONT)
 
-    def _guards(self, run: Run) -> list[int]:
+    def guards(self, run: Run) -> list[int]:
         """The second process of each supervisor, which would end the job in its place."""
         supervisors = {record["supervisor_pid"] for record in self.records(run)}
         folder = os.fsencode(self.agent_root / "runs" / run.run_id)
@@ -343,7 +343,7 @@ class Lab:
 
     def cut_power(self, run: Run) -> None:
         """SIGKILL to the supervisors, their guards and the jobs: nobody is left to say what happened."""
-        for pid in self._guards(run):
+        for pid in self.guards(run):
             os.kill(pid, signal.SIGKILL)
         self.signal(run, signal.SIGKILL, role="supervisor_pid")
         self.signal(run, signal.SIGKILL)

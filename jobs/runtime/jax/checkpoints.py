@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+from orbax.checkpoint.path import atomicity, atomicity_defaults
 
 from contracts.errors import RequestError
-from contracts.run_directory import CHECKPOINTS
+from contracts.run_directory import CHECKPOINTS, UNFINISHED, RunDirectory
 from jobs.runtime.checkpoints import none_readable, put_aside, warn_of_a_new_beginning
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
@@ -55,6 +57,7 @@ class Checkpoints:
                 # Orbax skips a step while another is being written; here every save that is asked for is made.
                 enable_should_save_is_saving_in_progress_check=False,
                 cleanup_tmp_directories=True,
+                temporary_path_class=_unfinished_path(run.directory, run.environment.attempt),
                 async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
             ),
         )
@@ -197,6 +200,36 @@ def _add_checksum(total: jax.Array, array: jax.Array) -> jax.Array:
         place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= bits.shape[axis]
     return total * jnp.uint32(31) + jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+
+
+def _unfinished_path(directory: RunDirectory, attempt: int) -> type[atomicity.TemporaryPathBase]:
+    """Where Orbax writes a checkpoint of an attempt before it is complete, and how it becomes complete: only while no
+    newer attempt has begun (contracts.fencing). Orbax raises in `wait` what is raised here.
+
+    In a bucket Orbax writes the files under their own names, and a small one last that says that they are complete.
+    """
+
+    class Renamed(atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
+        @classmethod
+        def from_final(cls, final_path: epath.Path, **options: Any) -> Renamed:
+            if final_path.parent.name != CHECKPOINTS:  # a part of a checkpoint
+                made: Renamed = super().from_final(final_path, **options)
+                return made
+            folder = epath.Path(directory.path(f"{UNFINISHED}/{attempt}"))
+            return cls(folder / f"{final_path.name}{atomicity.TMP_DIR_SUFFIX}", final_path, **options)
+
+        async def finalize(self) -> None:
+            if self.get_final().parent.name == CHECKPOINTS:
+                directory.require_newest()
+            await super().finalize()
+
+    class Marked(atomicity.CommitFileTemporaryPath):  # type: ignore[misc]
+        async def finalize(self) -> None:
+            directory.require_newest()
+            await super().finalize()
+
+    usual = atomicity_defaults.get_default_temporary_path_class(epath.Path(directory.url))
+    return Renamed if usual is atomicity.AtomicRenameTemporaryPath else Marked
 
 
 class _Best:
