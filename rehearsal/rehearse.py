@@ -193,7 +193,7 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
     story.type(f"fab recover --stack rehearsal {DISTURBED} --detach")
 
     story.tell(
-        "Now Google takes the whole spot slice back. `fab recover` asks Pulumi for another and goes on there."
+        "Now Google takes the whole spot slice back. `fab recover` asks for the same again and goes on there."
     )
     story.until_step(DISTURBED, SECOND_ACCIDENT)
     story.type("fab rehearsal preempt")

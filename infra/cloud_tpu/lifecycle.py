@@ -73,11 +73,13 @@ class Lifecycle:
             return self._shown(props, dataclasses.replace(placed, look=unread), [])
 
     def restore(self, props: Props, lost: Callable[[str], None]) -> Json:
-        """As `create`. One that is lost is deleted first, also with nodes that still run: a run needs all of them.
+        """As `create`; what runs stays as it is. One that is lost is deleted first, also with nodes that still run.
 
         lost: called with the reason before anything is deleted.
         """
         placed = self._found(Spec.of(props))
+        if placed is not None and placed.look.kind == "active" and not placed.others:
+            return self._outputs(props, placed, before=())
         if placed is not None and placed.look.kind == "lost":
             lost(placed.look.why)
             self._remove(placed.spec.name, placed.spec.owner)
