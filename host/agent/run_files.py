@@ -55,9 +55,7 @@ class RunFiles:
         whether a disk took all of them; a bucket's client has tried again itself.
         """
         once = once or {}
-        if self.look() is not None:
-            note(f"{', '.join([*texts, *once])} not written: {self.superseded}")
-        elif self.is_remote:
+        if self.is_remote and self.superseded is None:
             self._deliver({**texts, **once}, list(once))
         elif self.dir is not None:
             written = [self._write(name, text, os.replace) for name, text in texts.items()]
@@ -99,12 +97,14 @@ class RunFiles:
         beside = run_directory.unfinished(self.request["attempt"], name)
 
         def put_if_newest(beside: str, path: str) -> None:
-            if self.look() is None:
-                try:
-                    put(beside, path)
-                except FileNotFoundError:
-                    if self.look() is None:  # or else the newer attempt has removed it
-                        raise
+            if self.look() is not None:
+                note(f"{name} not written: {self.superseded}")
+                return
+            try:
+                put(beside, path)
+            except FileNotFoundError:
+                if self.look() is None:  # or else the newer attempt has removed it
+                    raise
 
         def write() -> None:
             for folder in (os.path.dirname(beside), os.path.dirname(name)):
