@@ -23,6 +23,7 @@ def test_an_undisturbed_run_is_done_its_directory_is_whole_and_the_checkout_as_i
     assert {path.name for path in home.iterdir()} - {"hosts"} == {
         *("run.json", "metrics.jsonl", "tensorboard", "checkpoints", "logs", "heartbeats"),
         *("export", "report.html", "result.json", "settings.json", "code.tar.gz.base64"),
+        *("attempts", ".unfinished"),
     }
     described, settings = reference.described, reference.directory.read_json("settings.json") or {}
     assert (described["version"], described["job"], described["stack"]) == (1, "flax_mlm", "jax")
