@@ -117,7 +117,11 @@ def end_of_run(
         stack="",
         runs_url="",
         slices=(),
-        attempt=Attempt(number=last["attempt"], checkpoint=_step(last["checkpoint"])),
+        attempt=Attempt(
+            number=last["attempt"],
+            checkpoint=_step(last["checkpoint"]),
+            after=cause if in_vain and limits.needs_progress else "",
+        ),
         failures=len(in_vain) if limits.needs_progress else 0,
     )
     observed = RunObserved(

@@ -44,6 +44,7 @@ class Attempt:
 
     number: as run.json will have it. created: when the slice was created, as its API says it, so that hosts that are
     lost are told from hosts that are there. checkpoint: the step that it goes on from, -1: from the start.
+    after: why the attempt before it ended, "" for none: see launch.policy.Cause.
     starting_until_s: Unix seconds until which another reconciler leaves it alone while its processes are not there yet.
     has_joined: whether all its processes were seen in the group, or at work.
     """
@@ -51,6 +52,7 @@ class Attempt:
     number: int
     created: str = ""
     checkpoint: int = -1
+    after: str = ""
     starting_until_s: float = 0.0
     has_joined: bool = False
 

@@ -186,11 +186,11 @@ def judge(
     how = ENDED.get(observed.state, "ended") if not is_begun else "was not started"
     if run.failed_starts >= MOST_FAILED_STARTS:
         return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries to start it: {run.reason}")
-    if cause in OWN and not is_begun and not is_new and run.failures >= 1:
+    if cause in OWN and not is_begun and not is_new and attempt is not None and attempt.after in OWN:
         return Action(
             do="end",
             outcome="hung" if cause == "hung" else "lost" if cause == "lost" else "failed",
-            reason=f"it {observed.state} twice from {_where(observed)}, with no new checkpoint between"
+            reason=f"it {how} twice from {_where(observed)}, with no new checkpoint between"
             f"{_colon(observed.error)}",
         )
     if cause == "outside" and run.failures >= MOST_OUTAGES and not is_new:
@@ -260,13 +260,13 @@ def begun(run: Run, observed: RunObserved | None, created: str, now_s: float) ->
     number = max(observed.attempt if observed else -1, before.number if before else -1) + 1
     checkpoint, failed_starts = observed.checkpoint if observed else -1, run.failed_starts
     if observed is None or (observed.attempt < 0 and before is None):
-        fresh, failures = limits, 0
+        fresh, failures, after = limits, 0, ""
     else:
         is_new = before is None or checkpoint > before.checkpoint
         is_slice_lost = before is not None and bool(before.created) and before.created != created
         is_begun = before is not None and before.number > observed.attempt
         cause = "preempted" if (is_slice_lost and observed.cause in OWN) or is_begun else observed.cause
-        failures = 1 if is_new else run.failures + 1
+        failures, after = 1 if is_new else run.failures + 1, cause
         takes = takes_restart(run, cause, is_new=is_new)
         counts = cause != "outside"
         failed_starts += is_begun
@@ -281,6 +281,7 @@ def begun(run: Run, observed: RunObserved | None, created: str, now_s: float) ->
             number=number,
             created=created,
             checkpoint=checkpoint,
+            after=after,
             starting_until_s=now_s + STARTING_LIMIT_S,
         ),
         limits=fresh,

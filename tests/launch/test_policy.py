@@ -18,8 +18,8 @@ QUEUED = Submission(
 )
 
 
-def kept(**changes: Any) -> Run:
-    attempt = Attempt(number=3, created="c1", checkpoint=20, has_joined=True)
+def kept(*, after: str = "", **changes: Any) -> Run:
+    attempt = Attempt(number=3, created="c1", checkpoint=20, after=after, has_joined=True)
     run = Run(
         run_id="r", stack="s", runs_url="/runs", slices=("a",), slice="a", seen="running", attempt=attempt,
         limits=Limits(attempts=20),
@@ -54,12 +54,14 @@ def decide(
         (kept(), ended("preempted"), "start"),
         (kept(), ended("preempted", checkpoint=20), "start"),
         (kept(), ended("failed"), "start"),
-        (kept(failures=0), ended("failed", checkpoint=20), "start"),
-        (kept(failures=1), ended("failed", checkpoint=20), "end"),
-        (kept(failures=1), ended("hung", checkpoint=20), "end"),
+        (kept(), ended("failed", checkpoint=20), "start"),
+        (kept(failures=3, after="preempted"), ended("failed", checkpoint=20), "start"),
+        (kept(after="failed"), ended("failed", checkpoint=20), "end"),
+        (kept(after="failed"), ended("hung", checkpoint=20), "end"),
+        (kept(after="failed"), ended("failed"), "start"),
         (kept(failures=5), ended("outside", checkpoint=20), "start"),
         (kept(failures=policy.MOST_OUTAGES), ended("outside", checkpoint=20), "end"),
-        (kept(failures=1), ended("failed", checkpoint=20, attempt=2), "start"),  # the newest was never started
+        (kept(after="failed"), ended("failed", checkpoint=20, attempt=2), "start"),  # the newest was never started
         (kept(failed_starts=policy.MOST_FAILED_STARTS), ended("preempted"), "end"),
         (kept(limits=Limits(attempts=0)), ended("preempted"), "end"),
         (kept(limits=Limits(deadline_s=NOW - 1)), ended("preempted"), "end"),
@@ -99,7 +101,7 @@ def test_a_run_without_its_slice_is_neither_started_nor_given_up(standing: Stand
 
 def test_hosts_that_were_made_again_are_no_fault_of_the_run() -> None:
     again = SliceObserved(standing="active", created="c2")
-    run, failed = kept(failures=1), ended("failed", checkpoint=20)
+    run, failed = kept(after="failed"), ended("failed", checkpoint=20)
     assert decide(run, failed).do == "end"
     assert decide(run, failed, again).do == "start"
 
@@ -120,6 +122,7 @@ def test_an_attempt_is_counted_before_it_starts() -> None:
     assert run.limits == Limits(attempts=19, restarts=0)
     assert run.attempt is not None and (run.attempt.number, run.attempt.checkpoint) == (4, 20)
     assert (run.failures, run.not_before_s) == (1, NOW + policy.FIRST_PAUSE_S)
+    assert run.attempt.after == "failed"
     after_outage = policy.begun(kept(), ended("outside"), "c1", NOW)
     assert after_outage.limits.attempts == 20
     first = policy.begun(kept(attempt=None, limits=Limits(restarts=0)), None, "c1", NOW)
