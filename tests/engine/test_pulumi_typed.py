@@ -112,6 +112,7 @@ def launcher(path: Path, module: str, *arguments: Path) -> None:
 IDENTITY = ("pulumi-python:dynamic:StackIdentity", "owner")
 QUEUED = ("pulumi-python:dynamic:QueuedResource", "main")
 OBJECTS = ("pulumi-python:dynamic:StackObjects", "objects")
+SPECIFICATION = ("gcp:storage:BucketObject", "specification")
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def test_a_stack_is_previewed_made_kept_refreshed_changed_and_destroyed(shell: S
         assert shell.type(f"pulumi config set {line}").code == 0
     changed = shell.type("pulumi up --yes")
     assert changed.code == 0, changed.text
-    assert changed.resources("updated") == {QUEUED, OBJECTS}
+    assert changed.resources("updated") == {QUEUED, OBJECTS, SPECIFICATION}
     assert api.control.alive()["nodes"][0]["labels"]["team"] == "nlp"
 
     destroy = shell.type("pulumi destroy --yes")
