@@ -92,6 +92,7 @@ def test_a_rank_that_comes_after_the_limit_of_jax_is_named_with_it_and_is_not_sa
 
 
 TORCH = """
+import os, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -100,6 +101,7 @@ model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
 model(torch.full((4, 1), float(dist.get_rank() + 1))).sum().backward()
 print("sum", 0.5 * next(model.parameters()).grad.item(), "of", dist.get_world_size())  # 4 * 1.5 is the mean over ranks
 dist.destroy_process_group()
+os._exit(sys.stdout.flush() or 0)  # torch's own threads may abort the interpreter's exit
 """
 
 TENSORFLOW = """
