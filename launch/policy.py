@@ -147,8 +147,8 @@ def next_action(
     if run.attempt is None and run.submission is not None:
         return _first_start(run, of_slice, now_s)
     if observed is None:
-        is_well = signs is not None and not signs.has_result and (signs.beat_age_s or 0.0) <= SILENT_S
-        is_fresh = is_well and signs is not None and signs.beat_age_s is not None
+        beat_age_s = None if signs is None or signs.has_result else signs.beat_age_s
+        is_fresh = beat_age_s is not None and beat_age_s <= SILENT_S
         if is_fresh and run.desired == "running" and run.seen == "running":
             return Action(do="wait")
         return Action(do="examine")

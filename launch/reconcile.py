@@ -140,8 +140,8 @@ class Witness(Protocol):
 
 
 class Reconciler:
-    """refusals: what a World raises that may be better at the next look, besides RequestError. poll_s: between looks of
-    a pass. at_once: 1 is without threads."""
+    """refusals: what a World raises that may be better at the next look, besides RequestError. at_once: slices that are
+    seen to at the same time; 1 is without threads. wait_s: for a slice that was requested just now."""
 
     def __init__(
         self,

@@ -105,7 +105,8 @@ class Store:
 
     def run(self, run_id: str) -> Run | None:
         """Return the run's document; None where there is none. Raises RequestError: it cannot be read."""
-        return self._parsed(f"{RUNS}{run_id}.json", control.run_of)
+        name = f"{RUNS}{run_id}.json"
+        return self._parsed(name, self.documents.read(name).value, control.run_of)
 
     def edit_run(self, run_id: str, change: Callable[[Run | None], Run | None]) -> Run | None:
         """Change one run, and return it as it is then. change: gets None where there is none; returning what it got
@@ -149,13 +150,12 @@ class Store:
         for _, run_id in ended[: -MOST_ENDED or None]:
             self.edit_run(run_id, lambda run: None if run is not None and run.end is not None else run)
 
-    def _parsed[T](self, name: str, parse: Callable[[Any], T]) -> T | None:
-        value = self.documents.read(name).value
+    def _parsed[T](self, name: str, value: Any, parse: Callable[[Any], T]) -> T | None:
         try:
             return None if value is None else parse(_content(value))
         except ValueError as error:
             raise RequestError(
-                f"{self.documents.url}/{name} cannot be read: {error}; {_remedy(name)}"
+                f"{self.documents.url}/{name} cannot be read: {error}; remove that document ({name}) if nobody needs it"
             ) from None
 
     def _edit[T: Run | Slice](
@@ -165,12 +165,7 @@ class Store:
         for attempt in range(MOST_TRIES):
             found = self.documents.read(name)
             value = found.value
-            try:
-                before = None if value is None else parse(_content(value))
-            except ValueError as error:
-                raise RequestError(
-                    f"{self.documents.url}/{name} cannot be read: {error}; {_remedy(name)}"
-                ) from None
+            before = self._parsed(name, value, parse)
             operations = list(value.get(OPERATIONS, ())) if isinstance(value, dict) else []
             if operation in operations:
                 return before  # it got through, and only its answer was lost
@@ -197,10 +192,6 @@ def _content(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: item for name, item in value.items() if name != OPERATIONS}
-
-
-def _remedy(name: str) -> str:
-    return f"remove that document ({name}) if nobody needs it"
 
 
 def _read_cache(path: Path | None, url: str) -> dict[str, tuple[int, Any]]:
