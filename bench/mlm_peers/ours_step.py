@@ -72,7 +72,7 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
             )
             return found.loss, found.accuracy
 
-    dtype = steps.activations_dtype(config).name
+    dtype = steps.activations_dtype(config, mesh).name
     answer(take, {**facts, "dtype": dtype}, evaluated, lambda: machine_flops_per_s(dtype))
 
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.errors import RequestError
 from jobs.flax_mlm.model import Apply, Layer, Mlm, plainly
+from jobs.runtime.jax.ops import platform
 
 DATA, FSDP = "data", "fsdp"
 """The grid's axes: groups of devices, and the devices of a group."""
@@ -113,7 +114,7 @@ def sum_over(tree: Any, axes: tuple[str, ...] = (DATA, FSDP)) -> Any:
     """
     if not jax.tree.leaves(tree) or all(jax.lax.axis_size(axis) == 1 for axis in axes):
         return tree
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return jax.lax.psum(tree, axes)
     flat, unravel = ravel_pytree(tree)
     return unravel(jax.lax.psum(flat, axes))

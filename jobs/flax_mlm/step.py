@@ -103,15 +103,15 @@ def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:
     )
 
 
-def decided(config: Config) -> Config:
+def decided(config: Config, platform: str) -> Config:
     """Decide the activations' dtype where it is left open: bfloat16, or float32 where some host's CPU has no
     instructions for it. All processes ask together and come to the same."""
-    dtype = processor.dtype(config.dtype, jax.default_backend(), distributed.everywhere)
+    dtype = processor.dtype(config.dtype, platform, distributed.everywhere)
     return dataclasses.replace(config, dtype=dtype)
 
 
-def activations_dtype(config: Config) -> jnp.dtype:
-    return jnp.dtype(decided(config).dtype)
+def activations_dtype(config: Config, mesh: Mesh) -> jnp.dtype:
+    return jnp.dtype(decided(config, mesh.devices.flat[0].platform).dtype)
 
 
 def learning_rate(config: Config) -> optax.Schedule:
@@ -147,7 +147,7 @@ def create(
 
     compiled: what makes a program of a function of jax.jit's, such as `Executables.of`.
     """
-    dims, dtype = dimensions(config, tokenizer), activations_dtype(config)
+    dims, dtype = dimensions(config, tokenizer), activations_dtype(config, mesh)
     graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, dtype, nnx.Rngs(0))))[0]
 
     def draw() -> State:

@@ -47,7 +47,7 @@ def train(run: Run, config: Config) -> Final:
     if begun_from is not None:
         distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint)
     tokens = prepare_data(run, config)
-    config = steps.decided(config)
+    config = steps.decided(config, run.environment.platform)
     run.decide(settings(config, vocab_size=tokens.tokenizer.vocab_size))
     for text in tokens.warnings:
         run.warn(text)

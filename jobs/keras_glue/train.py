@@ -138,7 +138,7 @@ class Training:
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / each)) * each
         self.peak_rate = learning_rate(config, self.settings["hidden_size"])
-        dtype = processor.dtype(config.dtype, jax.default_backend(), distributed.everywhere)
+        dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
         self.build(dtype)
         parameters = self.model.count_params()
         self.rates = Rates(

@@ -320,6 +320,21 @@ def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
     assert found(lambda x, kernel_IO, bias_O: ops.logits(x, kernel_IO.T, bias_O))[0].dtype == jnp.float32
 
 
+def test_operations_are_chosen_by_the_platform_of_the_mesh_not_by_that_of_this_process() -> None:
+    tpu = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=tpu)
+    x = jnp.ones((8, 8))
+
+    def operations() -> str:
+        return str(jax.make_jaxpr(lambda x: ops.gelu(ops.linear(x, x, x[0])))(x))
+
+    here = operations()
+    with jax.sharding.use_abstract_mesh(mesh):
+        there = operations()
+    assert "custom_vjp" in here
+    assert "custom_vjp" not in there
+
+
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="on this CPU XLA turns bfloat16 into float32 first")
 def test_on_a_cpu_a_transposed_matrix_of_bfloat16_is_copied_before_it_is_multiplied() -> None:
     x = jnp.ones((8, 24), jnp.bfloat16)

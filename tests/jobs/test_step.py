@@ -212,7 +212,10 @@ def test_activations_are_bfloat16_where_every_hosts_cpu_multiplies_it_unless_ask
         monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: able[0])
         gathered = lambda mine: [mine, *able[1:]]  # noqa: E731
         monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", gathered)
-        return [steps.activations_dtype(Config(dtype=dtype)) for dtype in ("auto", "float32", "bfloat16")]
+        mesh = sharding.make_mesh(1, jax.devices()[:1])
+        return [
+            steps.activations_dtype(Config(dtype=dtype), mesh) for dtype in ("auto", "float32", "bfloat16")
+        ]
 
     assert kinds(True) == kinds(True, True) == [jnp.bfloat16, jnp.float32, jnp.bfloat16]
     assert kinds(False) == kinds(True, False) == [jnp.float32, jnp.float32, jnp.bfloat16]
@@ -229,7 +232,7 @@ STEP = 1e-5
 
 @pytest.fixture
 def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(steps, "activations_dtype", lambda _: jnp.dtype("float64"))
+    monkeypatch.setattr(steps, "activations_dtype", lambda _config, _mesh: jnp.dtype("float64"))
     with jax.enable_x64(True):
         yield
 

@@ -23,6 +23,12 @@ SPLASH_BLOCK = 128
 CUDNN_MOST_HEAD_WIDTH = 128
 
 
+def platform() -> str:
+    """The platform that the program being traced is for: its mesh's, or where it has none, this process's."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else str(device.platform)
+
+
 def on_cpu[**Arguments](
     twin: Callable[Arguments, jax.Array],
 ) -> Callable[[Callable[Arguments, jax.Array]], Callable[Arguments, jax.Array]]:
@@ -31,7 +37,7 @@ def on_cpu[**Arguments](
     def decorate(plain: Callable[Arguments, jax.Array]) -> Callable[Arguments, jax.Array]:
         @functools.wraps(plain)
         def chosen(*args: Arguments.args, **kwargs: Arguments.kwargs) -> jax.Array:
-            return (twin if jax.default_backend() == "cpu" else plain)(*args, **kwargs)
+            return (twin if platform() == "cpu" else plain)(*args, **kwargs)
 
         return chosen
 
@@ -171,7 +177,7 @@ def _splash_kernel(length: int, heads: int, interpret: bool) -> Any:
 def _takes_splash(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
     length = k_BSHK.shape[1]
     return (
-        jax.default_backend() == "tpu"
+        platform() == "tpu"
         and q_BMHK.shape[1] == length
         and length >= SPLASH_LEAST_POSITIONS
         and length % SPLASH_BLOCK == 0
@@ -183,7 +189,7 @@ def _takes_cudnn(q_BMHK: jax.Array, k_BSHK: jax.Array, mask_B1MS: jax.Array | No
     is_even = q_BMHK.shape[1] % 2 == 0 and k_BSHK.shape[1] % 2 == 0
     return (
         (mask_B1MS is None or is_even)
-        and jax.default_backend() == "gpu"
+        and platform() == "gpu"
         and q_BMHK.dtype in (jnp.bfloat16, jnp.float16)
         and q_BMHK.shape[-1] <= CUDNN_MOST_HEAD_WIDTH
         and q_BMHK.shape[-1] % 8 == 0
