@@ -13,16 +13,11 @@ PEER_LOST = 76
 HUNG = 79
 """Of a pod: the run hung, and its processes were ended with their stack traces saved."""
 FAILED_HERE = 80
-"""Of a pod: its process failed, and whether the run has failed is not its to say; it may have lost a peer."""
+"""Of a pod: its process failed. Whether the run is over is not its to say: it may have lost a peer, and the policy may
+repeat it."""
 SUPERSEDED = 81
 """A newer attempt of the run has begun, so this one ended without writing anything. Nobody repeats it."""
 INTERRUPTED = 130
-
-
-def is_final(code: int | None) -> bool:
-    """Return whether a run whose first failure was of this code would fail so again: a program error, or a wrong
-    request. None: a process was lost."""
-    return code not in (None, PEER_LOST, UNAVAILABLE) and not is_of_signal(code)
 
 
 def is_of_signal(code: int | None) -> bool:

@@ -46,7 +46,7 @@ class HandOver:
         if target.capabilities.restarts_runs:
             raise RequestError(
                 f"{target.slice.name}: the keeper has nothing to do on node pools, where the cluster starts each lost "
-                "pod again, --max-restarts times; leave --keep out"
+                "pod again; leave --keep out"
             )
         if not target.inventory.has_keeper:
             raise RequestError(

@@ -28,28 +28,27 @@ from contracts.errors import (
     SUPERSEDED,
     WRONG_REQUEST,
     Superseded,
-    is_final,
 )
 from contracts.run_costs import MOMENT, number, wall_s
 from contracts.run_directory import Outcome, RunDirectory, State
 from jobs.runtime.bucket_files import files_of
-from launch import policy
-from launch.control import Attempt, Run
+from launch import control, policy
+from launch.control import Run
 from launch.policy import Cause, RunObserved
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a launch allows the attempts of its pods; the cluster limits their restarts, and pauses before each.
+    """What a launch allows the attempts of its pods.
 
-    budget_s: seconds of all attempts together; budget_reason: what is said when they are spent. needs_progress: whether
-    attempts without a new checkpoint come to nothing. begin_by_s: when the first one has to begin at the latest, in
-    Unix seconds. None: no limit.
+    restarts: as launch.control.Limits has them; the cluster pauses before each. budget_s: seconds of all attempts
+    together; budget_reason: what is said when they are spent. begin_by_s: when the first one has to begin at the
+    latest, in Unix seconds. None: no limit.
     """
 
+    restarts: int
     budget_s: float | None
     budget_reason: str | None
-    needs_progress: bool
     begin_by_s: float | None
 
     def budget_left_s(self, attempts: Sequence[Mapping[str, Any]]) -> int | None:
@@ -71,15 +70,16 @@ class End:
     error: str | None = None
 
 
+ON_RECORD: Mapping[Cause, int] = {
+    "done": DONE, "stopped": INTERRUPTED, "over budget": INTERRUPTED, "wrong request": WRONG_REQUEST,
+}  # fmt: skip
+"""Ends of a run that its own result tells, and the exit codes of its pods."""
+
+
 def cause_of(state: State, result: Mapping[str, Any] | None) -> Cause:
     """Return why an attempt on pods ended as it did."""
-    code = (result or {}).get("exit_code")
-    if state == "failed" and result is not None:
-        # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
-        if is_final(code):
-            return "wrong request"
-        if code in (None, PEER_LOST):  # a pod was lost, which is the cluster's affair
-            return "preempted"
+    if state == "failed" and result is not None and result.get("exit_code") in (None, PEER_LOST):
+        return "preempted"  # a pod was lost, which is the cluster's affair
     return policy.cause_of(state, result)
 
 
@@ -96,60 +96,57 @@ def end_of_run(
     the last one.
     """
     if not attempts:
-        if limits.begin_by_s is None or now_s <= limits.begin_by_s:
-            return None
-        moment = time.strftime(MOMENT, time.gmtime(limits.begin_by_s))
-        reason = f"not all of its pods were there by {moment}, long after --wait was over; launch it again"
-        return End(code=FAILED, reason=reason, outcome="failed", error=reason)
-    result, last = result or {}, attempts[-1]
-    left_s, cause = limits.budget_left_s(attempts), last["cause"]
-    is_on_record = cause in ("done", "stopped", "over budget", "wrong request")
-    if not is_on_record and left_s is not None and left_s <= 0:
-        cause = "over budget"
-    alike = policy.OWN if cause in policy.OWN else (cause,)
-    in_vain = [
-        attempt
-        for attempt in attempts[:-1]
-        if attempt["cause"] in alike and attempt["checkpoint"] == last["checkpoint"]
-    ]
-    run = Run(
-        run_id="",
-        stack="",
-        runs_url="",
-        slices=(),
-        attempt=Attempt(
-            number=last["attempt"],
-            checkpoint=_step(last["checkpoint"]),
-            after=cause if in_vain and limits.needs_progress else "",
-        ),
-        failures=len(in_vain) if limits.needs_progress else 0,
-    )
-    observed = RunObserved(
-        living="absent",
-        state=last["outcome"],
-        cause=cause,
-        attempt=last["attempt"],
-        checkpoint=_step(newest_checkpoint),
-    )
+        return _too_late(limits, now_s)
+    result = result or {}
+    error = str(result.get("reason") or result.get("error") or "")
+    run, observed = replay(limits, attempts, newest_checkpoint, error)
+    left_s, cause = limits.budget_left_s(attempts), observed.cause
+    if left_s is not None and left_s <= 0 and cause not in ON_RECORD:
+        return End(code=INTERRUPTED, reason=str(limits.budget_reason), outcome="stopped")
     action = policy.judge(run, observed, now_s)
-    error = result.get("reason") or result.get("error") or "nothing is known of its end"
     if action.do != "end":
         return None
-    if cause == "done":
-        return End(code=DONE, reason=action.reason)
-    if cause in ("stopped", "over budget"):
-        reason = str(error if is_on_record else limits.budget_reason)
-        return End(code=INTERRUPTED, reason=reason, outcome=None if is_on_record else "stopped")
-    if is_on_record:
-        return End(
-            code=WRONG_REQUEST if result.get("exit_code") == WRONG_REQUEST else FAILED, reason=str(error)
+    if cause in ON_RECORD:
+        return End(code=ON_RECORD[cause], reason=action.reason if cause == "done" else error)
+    _, _, more = error.partition("\n")
+    text = "\n".join(filter(None, [action.reason, more]))
+    return End(code=FAILED, reason=action.reason, outcome="failed", error=text)
+
+
+def replay(
+    limits: Limits, attempts: Sequence[Mapping[str, Any]], newest_checkpoint: int | None, error: str
+) -> tuple[Run, RunObserved]:
+    """Return the run as a reconciler's document would have it that had begun these attempts, and the end of the last
+    one. error: of that."""
+    run = Run(run_id="", stack="", runs_url="", slices=(), limits=control.Limits(restarts=limits.restarts))
+    observed = None
+    saved = [*(attempt["checkpoint"] for attempt in attempts[1:]), newest_checkpoint]
+    for attempt, checkpoint in zip(attempts, saved, strict=True):
+        run = policy.begun(run, observed, "", 0.0)
+        assert run.attempt is not None
+        begun = dataclasses.replace(
+            run.attempt, number=attempt["attempt"], checkpoint=_step(attempt["checkpoint"])
         )
-    return End(
-        code=FAILED,
-        reason=action.reason,
-        outcome="failed",
-        error=f"{action.reason}\nthe last time: {error}",
-    )
+        run = dataclasses.replace(run, attempt=begun)
+        observed = RunObserved(
+            living="absent",
+            state=attempt["outcome"],
+            cause=attempt["cause"],
+            attempt=attempt["attempt"],
+            checkpoint=_step(checkpoint),
+            error=error.partition("\n")[0],
+        )
+    assert observed is not None
+    return run, observed
+
+
+def _too_late(limits: Limits, now_s: float) -> End | None:
+    """Return the end of a run of which no attempt has begun, if none may any more."""
+    if limits.begin_by_s is None or now_s <= limits.begin_by_s:
+        return None
+    moment = time.strftime(MOMENT, time.gmtime(limits.begin_by_s))
+    reason = f"not all of its pods were there by {moment}, long after --wait was over; launch it again"
+    return End(code=FAILED, reason=reason, outcome="failed", error=reason)
 
 
 def _step(checkpoint: int | None) -> int:

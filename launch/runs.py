@@ -15,7 +15,7 @@ from typing import Any
 
 from contracts import run_costs, run_directory, run_records
 from contracts.durations import spoken
-from contracts.errors import RequestError, is_final
+from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import Files, Piece
 from contracts.run_directory import RunDirectory, State
 from contracts.run_records import Unread
@@ -488,7 +488,7 @@ def state_by(run: Run, known: Look) -> State:
 def may_be_restarted(run: Run, known: Look, state: State) -> bool:
     """Return whether a run that seems to have ended may go on: what starts it again is not heard now."""
     code = (run.current_result() or {}).get("exit_code")
-    is_over = state in ("done", "stopped") or (state == "failed" and code is not None and is_final(code))
+    is_over = state in ("done", "stopped") or (state == "failed" and code == WRONG_REQUEST)
     return not is_over and bool(known.errors) and run.begins_again
 
 

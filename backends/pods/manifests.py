@@ -25,11 +25,10 @@ from backends.pods.pods import (
     label,
     name_of,
 )
-from contracts.errors import FAILED, INTERRUPTED, RESUME_ME, WRONG_REQUEST
+from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
-from contracts.run_directory import CODE, FOLDER, OWN_COMMAND
+from contracts.run_directory import CODE, FOLDER
 from launch import plan as plans
-from launch.jobs import SERVER
 from launch.plan import Plan
 
 Manifest = dict[str, Any]
@@ -47,6 +46,9 @@ KEPT_S = 24 * 3600
 """How long an ended run's pods stay, for `kubectl logs` and to say why it ended where it could not; the run directory
 has its logs for ever."""
 PROBE_PERIOD_S = 60
+MOST_POD_STARTS = 1000
+"""How often each pod is started again. The policy ends a run, which its first pod asks before each attempt. This ends
+one whose pods cannot ask, as after its bucket was deleted: some four days later, by the cluster's own pauses."""
 AS_ROOT = {"runAsUser": 0, "runAsGroup": 0}
 """The device files of a TPU are root's, and only root may pin memory beyond the node's limit, as its driver does:
 https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. Of root's rights it has no other."""
@@ -74,9 +76,8 @@ def rights(*, several: bool) -> list[tuple[str, str, str]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """restarts: how often each pod may be started again after a failure. queue: the Kueue queue that admits the run.
-    suspended: made, and not begun yet. begin_by_s: when its first attempt has to begin at the latest, in Unix seconds;
-    None: at any time."""
+    """restarts: as launch.control.Limits has them. queue: the Kueue queue that admits the run. suspended: made, and not
+    begun yet. begin_by_s: when its first attempt has to begin at the latest, in Unix seconds; None: at any time."""
 
     restarts: int = 10
     queue: str | None = None
@@ -218,7 +219,7 @@ def _job(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Man
             "suspend": _is_suspended(options),
             # Of each pod, as they fail together: a limit of the whole Job would count one lost peer once a pod, and
             # the pause before the next start doubles with each.
-            "backoffLimitPerIndex": options.restarts,
+            "backoffLimitPerIndex": MOST_POD_STARTS,
             "maxFailedIndexes": 0,
             "ttlSecondsAfterFinished": KEPT_S,
         },
@@ -245,7 +246,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
                 "publishNotReadyAddresses": True,
             },
             "failurePolicy": {
-                "maxRestarts": options.restarts,
+                "maxRestarts": MOST_POD_STARTS,
                 "restartStrategy": "BlockingRecreate",  # two processes of one rank would be two too many
                 "rules": [
                     {
@@ -272,8 +273,6 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Manifest:
     nodes, several = _nodes(plan), slices_of(plan) > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-    # What makes no checkpoints that can be counted would go on so for ever: of it this counts as a failure.
-    saved = [{"action": "Ignore", "onExitCodes": _codes(RESUME_ME)}] if _needs_progress(plan) else []
     final = {"action": "FailJob", "onExitCodes": _codes(FAILED, WRONG_REQUEST, INTERRUPTED)}
     return {
         "completionMode": "Indexed",
@@ -281,7 +280,7 @@ def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -
         "parallelism": nodes,
         "podReplacementPolicy": "Failed",  # two processes of one rank would be two too many
         # In a JobSet every failure has to end the Job, which is started again with the others.
-        "podFailurePolicy": {"rules": [final] if several else [disrupted, *saved, final]},
+        "podFailurePolicy": {"rules": [final] if several else [disrupted, final]},
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan, options, name)},
     }
 
@@ -359,7 +358,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
 def _told(plan: Plan, options: Options) -> list[Manifest]:
     """What the pod's process 1 finds in its environment: all that it is told, and what only the cluster knows."""
     target = plan.target
-    told = json.dumps(pod_request(plan, begin_by_s=options.begin_by_s), separators=(",", ":"))
+    told = json.dumps(pod_request(plan, options), separators=(",", ":"))
     found: list[Manifest] = [
         _variable("TPU_STACK_POD", told),
         {"name": "TPU_STACK_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -380,7 +379,7 @@ def _variable(name: str, text: str) -> Manifest:
     return {"name": name, "value": text.replace("$", "$$")}
 
 
-def pod_request(plan: Plan, *, begin_by_s: int | None = None) -> dict[str, Any]:
+def pod_request(plan: Plan, options: Options) -> dict[str, Any]:
     """Return what `host.agent.pod` is told: the start request of process 0, which each pod makes its own.
 
     ranks: how the pods' environments differ by more than their index, where they do. nodes: of each slice. limits: as
@@ -394,17 +393,12 @@ def pod_request(plan: Plan, *, begin_by_s: int | None = None) -> dict[str, Any]:
         "nodes": _nodes(plan),
         "port": GATHER_PORT,
         "limits": {
+            "restarts": options.restarts,
             "budget_s": start.get("budget_s"),
             "budget_reason": start.get("budget_reason"),
-            "needs_progress": _needs_progress(plan),
-            "begin_by_s": begin_by_s,
+            "begin_by_s": options.begin_by_s,
         },
     }
-
-
-def _needs_progress(plan: Plan) -> bool:
-    """Whether attempts without a new checkpoint come to nothing, as with a job that saves."""
-    return plan.job not in (OWN_COMMAND, SERVER)
 
 
 def _node_selector(plan: Plan) -> dict[str, str]:

@@ -29,7 +29,6 @@ import traceback
 from contracts import run_directory
 from contracts.errors import (
     DONE,
-    FAILED,
     FAILED_HERE,
     HUNG,
     INTERRUPTED,
@@ -38,7 +37,6 @@ from contracts.errors import (
     SUPERSEDED,
     UNAVAILABLE,
     WRONG_REQUEST,
-    is_final,
     is_of_signal,
 )
 
@@ -168,9 +166,7 @@ class Pod:
         except Ended as ended:
             return ended.code, ended.reason
         except Refused as refusal:
-            code = (
-                WRONG_REQUEST if refusal.status == WRONG_REQUEST else FAILED_HERE if self._index else FAILED
-            )
+            code = WRONG_REQUEST if refusal.status == WRONG_REQUEST else FAILED_HERE
             return code, f"{refusal.message}; {refusal.remedy}"
         except Exception as error:  # by itself Python would exit with 1, which ends the run for good
             traceback.print_exc()
@@ -390,10 +386,9 @@ def request_of(told: Json, index: int, agreed: Json) -> Json:
 def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
     """Return the code by which Kubernetes decides what follows, by the Job's podFailurePolicy.
 
-    0 done; 1, 2 and 130 (failed, wrong request, told to stop) end the run; with all others the pod is started again,
-    and asks what is left to do.
-    A process fails where it loses another one, and does not always know it: so of a failure only the first pod says 1,
-    which knows how all ended. ended: as `supervisor.watch` returns it.
+    0 done; 2 and 130 (wrong request, told to stop) end the run, as does 1, by which a pod ends that the policy has told
+    so (`launch.attempts`). With all others the pod is started again, and the first one asks the policy.
+    ended: as `supervisor.watch` returns it.
     """
     code, signum, order, verdict = (ended[name] for name in ("code", "signal", "order", "verdict"))
     if code == WRONG_REQUEST or (code == DONE and not (is_first and verdict is not None)):
@@ -406,15 +401,13 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
         return SUPERSEDED
     if "hung" in ((order or {}).get("outcome"), (verdict or {}).get("outcome")):
         return HUNG
-    if is_first and verdict is not None:
-        blamed = verdict["exit_code"]
-        if is_final(blamed):
-            return WRONG_REQUEST if blamed == WRONG_REQUEST else FAILED
+    if is_first and verdict is not None and verdict["exit_code"] == WRONG_REQUEST:
+        return WRONG_REQUEST
     if order is not None or code == PEER_LOST:
         return PEER_LOST
     if signum is not None or is_of_signal(code):
         return int(code or 128 + signum)
-    return FAILED if is_first and verdict is None else FAILED_HERE
+    return FAILED_HERE
 
 
 def copy_log(path: str, over: threading.Event) -> None:

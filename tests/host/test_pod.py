@@ -145,12 +145,14 @@ def blamed(exit_code: int | None, outcome: str = "failed") -> dict[str, Any]:
         pytest.param({"code": 0}, True, False, 0, id="done"),
         pytest.param({"code": 0}, True, True, 0, id="done before it heard of a stop"),
         pytest.param({"code": 0, "verdict": blamed(None)}, True, False, 80, id="done, and another was lost"),
-        pytest.param({"code": 0, "verdict": blamed(1)}, True, False, 1, id="done, and another one failed"),
+        pytest.param({"code": 0, "verdict": blamed(1)}, True, False, 80, id="done, and another one failed"),
         pytest.param({"code": 75}, False, False, 75, id="saved"),
         pytest.param({"code": 75}, False, True, 130, id="saved, because somebody stopped the run"),
         pytest.param({"signal": 9}, True, True, 130, id="killed, because it was slow to stop"),
         pytest.param({"code": 2}, False, False, 2, id="a wrong request is wrong on every pod"),
-        pytest.param({"code": 1, "verdict": blamed(1)}, True, False, 1, id="the first pod failed"),
+        pytest.param(
+            {"code": 1, "verdict": blamed(1)}, True, False, 80, id="a program error, which the policy judges"
+        ),
         pytest.param({"code": 69, "verdict": blamed(69)}, True, False, 69, id="a bucket was away"),
         pytest.param({"code": 69}, False, False, 69, id="a bucket was away from another pod"),
         pytest.param({"code": 1}, False, False, 80, id="another pod failed, or lost one and cannot tell"),
@@ -158,7 +160,7 @@ def blamed(exit_code: int | None, outcome: str = "failed") -> dict[str, Any]:
             {"signal": 9, "order": ORDER, "verdict": blamed(1)},
             True,
             False,
-            1,
+            76,
             id="it was another one's failure",
         ),
         pytest.param(
@@ -181,11 +183,11 @@ def blamed(exit_code: int | None, outcome: str = "failed") -> dict[str, Any]:
         pytest.param({"signal": 11, "verdict": blamed(None)}, True, False, 139, id="crashed"),
         pytest.param({"code": 137, "verdict": blamed(137)}, True, False, 137, id="a rank was killed"),
         pytest.param({"code": 137}, False, False, 137, id="a rank of another pod was killed"),
-        pytest.param({"code": 128, "verdict": blamed(128)}, True, False, 1, id="failed, as git does"),
-        pytest.param({"code": 255, "verdict": blamed(255)}, True, False, 1, id="failed, as ssh does"),
+        pytest.param({"code": 128, "verdict": blamed(128)}, True, False, 80, id="failed, as git does"),
+        pytest.param({"code": 255, "verdict": blamed(255)}, True, False, 80, id="failed, as ssh does"),
         pytest.param({"code": 255}, False, False, 80, id="another pod failed, as ssh does"),
         pytest.param({"signal": 15}, False, False, 143, id="ended before it could save"),
-        pytest.param({"code": 1}, True, False, 1, id="nobody to say more"),
+        pytest.param({"code": 1}, True, False, 80, id="nobody to say more"),
     ],
 )
 def test_the_code_of_a_pod_says_what_is_to_follow(

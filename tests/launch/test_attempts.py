@@ -23,9 +23,9 @@ from launch.attempts import End, Limits, begin, cause_of, end_of_run
 STARTED = "2026-11-23T12:00:00Z"
 START_S = float(calendar.timegm(time.strptime(STARTED, "%Y-%m-%dT%H:%M:%SZ")))
 LIMITS: dict[str, Any] = {
+    "restarts": 10,
     "budget_s": None,
     "budget_reason": "its budget is spent",
-    "needs_progress": True,
     "begin_by_s": None,
 }
 REQUEST: dict[str, Any] = {"first": 0, "pod": "name-0-abcde", "limits": LIMITS}
@@ -142,8 +142,10 @@ LOST = {"error": "host 1: lost"}
 TOO_LATE = (
     "not all of its pods were there by 2026-11-23T12:00:00Z, long after --wait was over; launch it again"
 )
-TWICE = "it failed twice from the checkpoint of step 5, with no new checkpoint between"
-OUTAGES = "given up after 24 outages in a row"
+TWICE = "it failed twice from the checkpoint of step 5, with no new checkpoint between: host 1: lost"
+FROM_START = "it failed twice from the start, with no new checkpoint between: host 1: lost"
+OUTAGES = "given up after 24 outages in a row: host 1: lost"
+NO_MORE = "it failed: host 1: lost"
 ENDS: dict[
     str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]
 ] = {
@@ -166,13 +168,22 @@ ENDS: dict[
         5,
         End(code=130, reason="by somebody"),
     ),
-    "a program error": (
+    "a program error after a new checkpoint": ({}, [ended(5), ended(5), ended(7)], LOST, 9, None),
+    "a program error twice at the start": (
         {},
-        [ended(None, "wrong request", "failed")],
-        {"exit_code": 1, **LOST},
-        5,
-        End(code=1, reason="host 1: lost"),
+        [ended(None), ended(None)],
+        LOST,
+        None,
+        End(code=1, reason=FROM_START, outcome="failed", error=FROM_START),
     ),
+    "no restarts are left": (
+        {"restarts": 1},
+        [ended(5), ended(7)],
+        LOST,
+        9,
+        End(code=1, reason=NO_MORE, outcome="failed", error=NO_MORE),
+    ),
+    "lost pods take no restart": ({"restarts": 0}, [ended(5, "preempted", "failed")], LOST, 5, None),
     "a wrong request": (
         {},
         [ended(None, "wrong request", "failed")],
@@ -208,7 +219,7 @@ ENDS: dict[
         [ended(None), ended(5, "hung"), ended(5)],
         LOST,
         5,
-        End(code=1, reason=TWICE, outcome="failed", error=f"{TWICE}\nthe last time: host 1: lost"),
+        End(code=1, reason=TWICE, outcome="failed", error=TWICE),
     ),
     "it failed twice, and saved between": ({}, [ended(None), ended(5)], LOST, 10, None),
     "an attempt that was preempted between counts for nothing": (
@@ -219,7 +230,6 @@ ENDS: dict[
         None,
     ),
     "an outage between counts for nothing": ({}, [ended(5, "outside", "failed"), ended(5)], LOST, 5, None),
-    "it never saves": ({"needs_progress": False}, [ended(None)] * 5, LOST, None, None),
     "pods are lost again and again": ({}, [ended(5, "preempted", "failed")] * 9, LOST, 5, None),
     "outages": ({}, [ended(5, "outside", "failed")] * 24, LOST, 5, None),
     "too many outages": (
@@ -227,7 +237,7 @@ ENDS: dict[
         [ended(5, "outside", "failed")] * 25,
         LOST,
         5,
-        End(code=1, reason=OUTAGES, outcome="failed", error=f"{OUTAGES}\nthe last time: host 1: lost"),
+        End(code=1, reason=OUTAGES, outcome="failed", error=OUTAGES),
     ),
 }
 
@@ -240,9 +250,9 @@ ENDS: dict[
         ("hung", {"exit_code": None}, "hung"),
         ("stopped", {}, "stopped"),
         ("stopped", {"out_of_budget": True}, "over budget"),
-        ("failed", {"exit_code": 1}, "wrong request"),
+        ("failed", {"exit_code": 1}, "failed"),
         ("failed", {"exit_code": 2}, "wrong request"),
-        ("failed", {"exit_code": 7}, "wrong request"),
+        ("failed", {"exit_code": 7}, "failed"),
         ("failed", {"exit_code": 69}, "outside"),
         ("failed", {"exit_code": 76}, "preempted"),
         ("failed", {"exit_code": None}, "preempted"),
@@ -251,7 +261,7 @@ ENDS: dict[
         ("lost", None, "lost"),
     ],
 )
-def test_a_program_error_would_come_again_and_a_lost_pod_is_the_cluster_s_affair(
+def test_an_attempt_on_pods_ends_for_the_causes_of_the_policy_and_a_lost_pod_is_the_cluster_s_affair(
     outcome: Any, result: dict[str, Any] | None, cause: str
 ) -> None:
     assert cause_of(outcome, result) == cause
@@ -318,13 +328,13 @@ def test_a_budget_lasts_for_all_attempts_of_the_job(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_given_up_says_why_and_a_new_launch_counts_its_own_attempts(tmp_path: Path) -> None:
-    crash = {"outcome": "failed", "exit_code": 139, "error": "host 1: crashed", "failed_host": 1}
+    crash = {"outcome": "failed", "exit_code": 1, "error": "host 1: lost\nKeyError: 'x'", "failed_host": 1}
     directory = a_run(tmp_path, begun(0, 5, cause="failed"), begun(1, 5), result=crash, saved=(5,))
     assert begin(directory, REQUEST, START_S) == {"over": 1, "reason": TWICE}
     result = directory.read_json("result.json")
     assert result is not None
     assert (result["outcome"], result["failed_host"], result["steps"]) == ("failed", 1, 5)
-    assert result["error"] == f"{TWICE}\nthe last time: host 1: crashed"
+    assert result["error"] == f"{TWICE}\nKeyError: 'x'"
     directory.write_json("result.json", {"attempt": 1, **crash})
     assert begin(directory, {**REQUEST, "first": 1}, START_S) == {"attempt": 2, "budget_s": None}
 

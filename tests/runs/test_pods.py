@@ -23,7 +23,7 @@ import pytest
 from backends.local.backend import on_this_machine
 from backends.pods import manifests
 from backends.pods.pods import AGENT, ROOT
-from contracts.errors import HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
+from contracts.errors import FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
 from launch import launch as launching
@@ -83,7 +83,9 @@ class Pods:
         now = datetime.datetime.now(datetime.UTC)
         directory.write_json("run.json", run_record(plan, planned.config, name=None, now=now, before=None))
         self.directory = directory
-        text = json.dumps(manifests.pod_request(plan)).replace(plan.target.coordinator_host, "127.0.0.1")
+        text = json.dumps(manifests.pod_request(plan, manifests.Options())).replace(
+            plan.target.coordinator_host, "127.0.0.1"
+        )
         wanted = (
             manifests.COORDINATOR_PORT,
             manifests.LIVENESS_PORT,
@@ -261,6 +263,32 @@ def test_a_wrong_request_ends_the_run_for_good(make: Make, lab: Lab, tmp_path: P
     assert other in (WRONG_REQUEST, PEER_LOST)  # it may have lost the first before it found out by itself
     result = pods.run().current_result()
     assert result is not None and result["request"] is True
+
+
+FAILS_AFTER_TWO_CHECKPOINTS = """
+import os
+attempt = int(os.environ["RUN_ATTEMPT"])
+if attempt < 2:
+    os.makedirs(f"{os.environ['RUN_DIR']}/checkpoints/{attempt + 5}")
+raise SystemExit("KeyError: 'x'")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_error_is_repeated_after_a_new_checkpoint_and_else_ends_the_run_by_the_policy(
+    make: Make,
+) -> None:
+    pods = make(count=1)
+    told = json.loads(pods.told)
+    told["start"]["argv"] = [sys.executable, "-c", FAILS_AFTER_TWO_CHECKPOINTS]
+    pods.told = json.dumps(told)
+    for code in (FAILED_HERE, FAILED_HERE, FAILED_HERE, FAILED):  # by the last of which the Job fails
+        pods.start(0)
+        assert pods.ends() == [code], pods.said()
+    assert [each["checkpoint"] for each in pods.attempts()] == [None, 5, 6]
+    result = pods.run().current_result()
+    assert result is not None and result["outcome"] == "failed"
+    assert result["error"].startswith("it failed twice from the checkpoint of step 6, with no new checkpoint")
 
 
 @pytest.mark.nightly

@@ -34,7 +34,7 @@ from tests.rehearsal.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS = 10_000  # of 2 ms: what is preempted is caught in the midst of them
+STEPS = 30_000  # of 2 ms: what is preempted is caught in the midst of them, also the third time
 # Every new host would tokenise anew.
 OPTIONS = (
     f"--steps {STEPS} --checkpoint-every 100 --log-every 50 --eval-every {STEPS} --batch-size 12 {SIZES}"
@@ -182,7 +182,7 @@ def until_it_says(person: Person, *words: str) -> None:
 def at_a_random_moment(person: Person, cloud: Cloud, _tmp: Path) -> None:
     """In any phase: starting, joining, stepping, saving, evaluating."""
     rng = random.Random(os.environ.get("SEED", "0"))
-    for least, most in ((-1, 0), (1, 1000), (2000, 6000)):
+    for least, most in ((-1, 0), (1, 3000), (6000, 12000)):
         step = rng.randint(least, most)
         until_step(person, step)
         preempt(person, cloud)
