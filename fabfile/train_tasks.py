@@ -267,11 +267,9 @@ class Logs:
 @task
 def logs(asked: Logs) -> int:
     """Print the logs of all hosts, or one."""
-    from console import status as status_command
+    from console import logs
 
-    return status_command.logs(
-        asked.where.target(), asked.run, host=asked.host, keep_on=asked.follow, lines=asked.lines
-    )
+    return logs.logs(asked.where.target(), asked.run, host=asked.host, follow=asked.follow, lines=asked.lines)
 
 
 @options

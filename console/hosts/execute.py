@@ -1,34 +1,33 @@
-"""`fab run`: a command on every host of a target, each line behind its host's index, or equal hosts once."""
+"""`fab run`: runs a command on every host of a target and prints each line behind its host's index, or equal output
+once."""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
 import contextlib
-import hashlib
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TextIO
 
 from contracts.errors import RequestError
 from launch.hosts import HostError, Show, Stream, Transport
 from launch.output import Lines
 from launch.targets import Target
 
-LOOK_S = 0.5
-"""How often it is looked whether a host cannot be reached, while the others are at work."""
+POLL_S = 0.5
+"""How often hosts that cannot be reached are reported while the others work."""
 
 Ending = int | HostError | None
-"""A command's exit code (None: its time was over), or why the host did not run it to its end."""
+"""A command's exit code (None: the time limit was reached), or why the host did not complete it."""
 
 
 def argv_of(words: Sequence[str], line: str) -> tuple[str, ...]:
     """Return the command that the user typed.
 
-    Several words are a command and its arguments, and reach it as they are. A single word, or `line`, is a line for
+    Several words are a command and its arguments, and reach it unchanged. A single word, or `line`, is a line for
     the host's sh: "cd /tmp && ls *.log".
 
     Raises:
@@ -43,42 +42,39 @@ def argv_of(words: Sequence[str], line: str) -> tuple[str, ...]:
 
 
 def run(target: Target, argv: Sequence[str], *, grouped: bool, timeout_s: float | None) -> int:
-    """Run a command on every host at once and print what it says; it ends when this is interrupted.
+    """Run a command on all hosts at once and print its output; an interrupt ends it on the hosts.
 
-    The exit code for the user: 0 where all were 0, 2 where no host ran it, else 1.
+    The exit code for the user: 0 if all were 0, 2 if no host ran it, else 1.
     """
-    hosts, terminal = [host.index for host in target.hosts], Terminal()
-    output = (Grouped if grouped else Prefixed)(hosts, terminal)
-    heard: set[int] = set()
-    names = {host.index: host.name for host in target.hosts}
+    output = Output([host.index for host in target.hosts], grouped=grouped)
     futures: dict[int, Future[int | None]] = {}
     endings: dict[int, Ending] = {}
     try:
-        # Within: whoever interrupts when some hosts have begun means those too.
-        for host, transport in zip(hosts, target.transports, strict=True):
-            futures[host] = _begin(transport, argv, _noting(host, heard, output.show(host)), timeout_s)
-        while len(endings) < len(futures) and terminal.fault is None:
-            concurrent.futures.wait(
-                [future for host, future in futures.items() if host not in endings], timeout=LOOK_S
-            )
-            for host, future in futures.items():
-                if host not in endings and future.done() and terminal.fault is None:
-                    endings[host] = ending = _ending(names[host], future)
+        # Inside, so that an interrupt while hosts start ends the command on those that have started.
+        for host, transport in zip(target.hosts, target.transports, strict=True):
+            futures[host.index] = _start(transport, argv, output.show(host.index), timeout_s)
+        names = {host.index: host.name for host in target.hosts}
+        while len(endings) < len(futures) and output.error is None:
+            pending = {index: future for index, future in futures.items() if index not in endings}
+            concurrent.futures.wait(pending.values(), timeout=POLL_S)
+            for index, future in pending.items():
+                if future.done() and output.error is None:
+                    endings[index] = ending = _ending(names[index], future)
                     if isinstance(ending, HostError):
-                        print(f"[{host}] {ending}", file=sys.stderr)
+                        print(f"[{index}] {ending}", file=sys.stderr)
     finally:
         for future in futures.values():
             future.cancel()
         with contextlib.suppress(OSError):
             output.end()
-    if terminal.fault is not None:
-        raise terminal.fault
+    if output.error is not None:
+        raise output.error
     for text in verdict(endings, timeout_s):
         print(text, file=sys.stderr)
-    return exit_code(endings, heard)
+    return exit_code(endings, output.active)
 
 
-def _begin(
+def _start(
     transport: Transport, argv: Sequence[str], show: Show, timeout_s: float | None
 ) -> Future[int | None]:
     try:
@@ -89,14 +85,6 @@ def _begin(
         return future
 
 
-def _noting(host: int, heard: set[int], show: Show) -> Show:
-    def noting(stream: Stream, data: bytes) -> None:
-        heard.add(host)
-        show(stream, data)
-
-    return noting
-
-
 def _ending(name: str, future: Future[int | None]) -> Ending:
     try:
         return future.result()
@@ -104,41 +92,37 @@ def _ending(name: str, future: Future[int | None]) -> Ending:
         return HostError.of(name, error)
 
 
-def exit_code(endings: Mapping[int, Ending], heard: set[int]) -> int:
-    """Return 0 if the command ended with 0 everywhere, 2 if it ran nowhere, else 1. heard: hosts with output."""
-    if all(isinstance(each, HostError) for each in endings.values()) and not heard:
+def exit_code(endings: Mapping[int, Ending], active: set[int]) -> int:
+    """Return 0 if the command ended with 0 everywhere, 2 if it ran nowhere, else 1. active: hosts with output."""
+    if all(isinstance(ending, HostError) for ending in endings.values()) and not active:
         return 2
-    return 0 if all(each == 0 for each in endings.values()) else 1
+    return 0 if all(ending == 0 for ending in endings.values()) else 1
 
 
 def verdict(endings: Mapping[int, Ending], timeout_s: float | None) -> list[str]:
-    """Return what there is to say of how the command ended, and where; nothing if all is well."""
-    hosts_of: dict[str, list[int]] = collections.defaultdict(list)
+    """Return lines about hosts on which the command did not end with 0."""
+    hosts_by_code: dict[str, list[int]] = collections.defaultdict(list)
     for host, ending in sorted(endings.items()):
         if not isinstance(ending, HostError):
-            hosts_of[_said(ending, timeout_s)].append(host)
-    gone = [host for host, ending in endings.items() if isinstance(ending, HostError)]
+            hosts_by_code[_code_text(ending, timeout_s)].append(host)
+    incomplete = [host for host, ending in endings.items() if isinstance(ending, HostError)]
     lines = []
-    if any(code != "0" for code in hosts_of):
-        lines.append(
-            "exit codes: " + "  ".join(f"[{ranges(hosts)}] {code}" for code, hosts in hosts_of.items())
-        )
-    if gone:
-        lines.append(f"{len(gone)} of {len(endings)} hosts did not run it to its end: {ranges(gone)}")
+    if any(code != "0" for code in hosts_by_code):
+        codes = "  ".join(f"[{ranges(hosts)}] {code}" for code, hosts in hosts_by_code.items())
+        lines.append(f"exit codes: {codes}")
+    if incomplete:
+        count = f"{len(incomplete)} of {len(endings)}"
+        lines.append(f"{count} hosts did not run it to its end: {ranges(incomplete)}")
     return lines
 
 
-def _said(code: int | None, timeout_s: float | None) -> str:
+def _code_text(code: int | None, timeout_s: float | None) -> str:
     if code is None:
         return f"not done within {timeout_s:g} s, ended"
     if code >= 0:
         return str(code)
-    known = {each.value: each.name for each in signal.Signals}
-    return f"killed by {known.get(-code, f'signal {-code}')}"
-
-
-KEPT_CHARACTERS = 2**20
-"""Of each host's output, where it is grouped."""
+    names = {member.value: member.name for member in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def ranges(indices: Sequence[int]) -> str:
@@ -152,113 +136,62 @@ def ranges(indices: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-class Terminal:
-    """Writes whole lines to this process's output and errors, for several threads.
+class Output:
+    """Prints whole lines of several hosts, which deliver them in threads of their own.
 
-    fault: why it cannot write any more, such as a pipe whose reader is gone.
+    Each line is printed as it comes, behind "[3] " (of a single host without that); grouped: all at the end, and equal
+    output once, behind "[0-3,5] ". active: the hosts that have printed something. error: why this process cannot print
+    any more, such as a pipe whose reader has gone.
     """
 
-    def __init__(self) -> None:
-        self.fault: OSError | None = None
+    def __init__(self, hosts: Sequence[int], *, grouped: bool = False) -> None:
+        self.active: set[int] = set()
+        self.error: OSError | None = None
         self._lock = threading.Lock()
-
-    def write(self, stream: Stream, prefix: str, lines: Sequence[str]) -> None:
-        """Raises OSError where it cannot be written, which `fault` then holds."""
-        file = sys.stdout if stream == "out" else sys.stderr
-        text = _encodable("".join(f"{prefix}{line}\n" for line in lines), file)
-        with self._lock:
-            if self.fault is not None:
-                raise self.fault
-            try:
-                file.write(text)
-                file.flush()
-            except OSError as error:
-                self.fault = error
-                raise
-
-
-def _encodable(text: str, file: TextIO) -> str:
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-class Prefixed:
-    """Prints each line as it comes, behind "[3] "; of a single host as it is."""
-
-    def __init__(self, hosts: Sequence[int], terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._prefix = {host: f"[{host}] " if len(hosts) > 1 else "" for host in hosts}
+        self._prefixes = {host: f"[{host}] " if len(hosts) > 1 else "" for host in hosts}
         self._cuts: dict[tuple[int, Stream], Lines] = collections.defaultdict(Lines)
+        self._lines: dict[int, dict[Stream, list[str]]] | None = (
+            {host: {"out": [], "err": []} for host in hosts} if grouped else None
+        )
 
     def show(self, host: int) -> Show:
-        """Return what takes the output of one host."""
+        """Return the function that takes the output of one host."""
 
         def show(stream: Stream, data: bytes) -> None:
-            if lines := self._cuts[host, stream].feed(data):
-                self._terminal.write(stream, self._prefix[host], lines)
+            self.active.add(host)
+            self._take(host, stream, self._cuts[host, stream].feed(data))
 
         return show
 
+    def _take(self, host: int, stream: Stream, lines: Sequence[str]) -> None:
+        if self._lines is not None:
+            self._lines[host][stream] += lines
+        elif lines:
+            self._print(stream, self._prefixes[host], lines)
+
     def end(self) -> None:
-        """Write what had no newline; nothing more comes."""
+        """Print what had no newline, and all that is grouped. Raises OSError: it cannot be printed."""
         for (host, stream), cut in list(self._cuts.items()):
-            if lines := cut.end():
-                self._terminal.write(stream, self._prefix[host], lines)
-
-
-class _Kept:
-    """What one host said: all of it as a hash, and the beginning as it is."""
-
-    def __init__(self) -> None:
-        self._cuts: dict[Stream, Lines] = {"out": Lines(), "err": Lines()}
-        self._hashes = {stream: hashlib.sha256() for stream in self._cuts}
-        self.lines: dict[Stream, list[str]] = {"out": [], "err": []}
-        self.left_out: dict[Stream, int] = {"out": 0, "err": 0}
-        self._room = KEPT_CHARACTERS
-
-    def take(self, stream: Stream, data: bytes) -> None:
-        self._keep(stream, self._cuts[stream].feed(data))
-
-    def end(self) -> None:
-        for stream, cut in self._cuts.items():
-            self._keep(stream, cut.end())
-
-    def _keep(self, stream: Stream, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._hashes[stream].update(f"{line}\n".encode(errors="surrogatepass"))
-            if len(line) < self._room and not self.left_out[stream]:
-                self._room -= len(line) + 1
-                self.lines[stream].append(line)
+            self._take(host, stream, cut.end())
+        groups: list[tuple[list[int], dict[Stream, list[str]]]] = []
+        for host, lines in (self._lines or {}).items():
+            equal = next((hosts for hosts, other in groups if other == lines), None)
+            if equal is None:
+                groups.append(([host], lines))
             else:
-                self.left_out[stream] += 1
+                equal.append(host)
+        for hosts, streams in groups:
+            for stream, lines in streams.items():
+                self._print(stream, f"[{ranges(hosts)}] ", lines)
 
-    def sameness(self) -> tuple[bytes, ...]:
-        """Equal for hosts that said the same, however much of it was kept."""
-        return tuple(each.digest() for each in self._hashes.values())
-
-
-class Grouped:
-    """Prints all output at the end, and that of hosts that said the same only once: "[0-3,5] …"."""
-
-    def __init__(self, hosts: Sequence[int], terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._kept = {host: _Kept() for host in hosts}
-
-    def show(self, host: int) -> Show:
-        """Return what takes the output of one host."""
-        return self._kept[host].take
-
-    def end(self) -> None:
-        """Write it all; nothing more comes."""
-        groups: dict[tuple[bytes, ...], list[int]] = collections.defaultdict(list)
-        for host, kept in self._kept.items():
-            kept.end()
-            groups[kept.sameness()].append(host)
-        for hosts in groups.values():
-            kept, prefix = self._kept[hosts[0]], f"[{ranges(hosts)}] "
-            for stream in kept.lines:
-                self._terminal.write(stream, prefix, kept.lines[stream])
-                if left := kept.left_out[stream]:
-                    kept_text = f"--group keeps {KEPT_CHARACTERS:,} characters of a host"
-                    note = f"… {left:,} more lines were left out: {kept_text}"
-                    self._terminal.write("err", prefix, [note])
+    def _print(self, stream: Stream, prefix: str, lines: Sequence[str]) -> None:
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            file = sys.stdout if stream == "out" else sys.stderr
+            try:
+                file.write("".join(f"{prefix}{line}\n" for line in lines))
+                file.flush()
+            except OSError as error:
+                self.error = error
+                raise

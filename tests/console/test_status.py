@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import itertools
 import json
 import math
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,12 @@ from backends.local.transport import ProcessLink
 from backends.pods.backend import PodsBackend
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pods import Seen
+from console import logs
 from console import status as status_command
 from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
-from launch.hosts import Agent, Completed
+from launch.hosts import Agent
 from launch.runs import Run
 from launch.targets import Target
 
@@ -195,8 +194,8 @@ def test_what_is_asked_of_a_run_that_does_not_run_is_answered_in_words(
     with pytest.raises(RequestError, match="no run is active; `fab runs` lists them all"):
         status_command.stop(here(), None, grace_s=1)
     with pytest.raises(RequestError, match=f"--host 2: {RUN_ID} has the hosts 0 to 1"):
-        status_command.logs(here(), "latest", host=2, keep_on=False, lines=40)
-    assert status_command.logs(here(), "latest", host=0, keep_on=False, lines=40) == 1
+        logs.logs(here(), "latest", host=2, follow=False, lines=40)
+    assert logs.logs(here(), "latest", host=0, follow=False, lines=40) == 1
     assert capsys.readouterr().err.startswith("h/0: "), "the agent knows no such log"
 
 
@@ -264,182 +263,3 @@ def test_status_puts_on_record_why_a_cluster_gave_up_a_run(
     assert f"{RUN_ID}  failed" in capsys.readouterr().out
     result = run.directory.read_json(run_directory.RESULT) or {}
     assert (result["outcome"], result["error"]) == ("failed", "gave up")
-
-
-LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
-TEXT = "".join(line + "\n" for line in LINES)
-assert len(TEXT) > 3 * status_command.CHUNK_BYTES
-
-
-def logs_of(text: str, request: dict[str, Any], *, ended: bool = True) -> dict[str, Any]:
-    """As the agent answers: from the beginning of a line, whole lines, at most so many bytes."""
-    begin = request["offset"] if request["offset"] >= 0 else max(0, len(text) + request["offset"])
-    if request["offset"] < 0:
-        begin = text.rfind("\n", 0, begin) + 1
-    piece = text[begin : begin + request["limit_bytes"]]
-    piece = piece[: piece.rfind("\n") + 1]
-    return {
-        "text": piece,
-        "offset": begin,
-        "next_offset": begin + len(piece),
-        "size": len(text),
-        "ended": ended,
-    }
-
-
-def silent() -> Completed:
-    return Completed(exit_code=None, stdout="", stderr="")
-
-
-class Shown:
-    """What was shown of each host, and what was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, str]] = []
-        self.told: list[str] = []
-
-    def show(self, host: int, line: str) -> None:
-        self.lines.append((host, line))
-
-    def of(self, host: int) -> list[str]:
-        return [line for index, line in self.lines if index == host]
-
-    def all(self, agents: Sequence[Agent], run: Run, *, lines: int, keep_on: bool = False) -> bool:
-        """Shows all these agents' logs; whether every one answered."""
-        hosts = range(len(agents))
-        tell = self.told.append
-        return status_command.show_all(
-            agents, run, hosts, lines=lines, keep_on=keep_on, show=self.show, tell=tell
-        )
-
-
-@pytest.fixture
-def shown() -> Shown:
-    return Shown()
-
-
-@pytest.fixture
-def agent(make_agent: MakeAgent) -> Agent:
-    return make_agent(lambda verb, request: logs_of(TEXT, request))
-
-
-@pytest.fixture
-def run(write_run: WriteRun) -> Run:
-    return write_run(result={"outcome": "done"})
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_command, "POLL_S", 0.001)
-    monkeypatch.setattr(status_command, "ASK_AGAIN_S", 0.001)
-
-
-@pytest.mark.parametrize("count", [1, 40, 15_000, 30_000])
-def test_the_last_lines_are_the_logs_last_however_long_it_is(agent: Agent, run: Run, count: int) -> None:
-    assert status_command.tail(agent, run, 0, lines=count) == (LINES[-count:], len(TEXT))
-
-
-@pytest.mark.parametrize("keep_on", [False, True])
-@pytest.mark.parametrize("lines", [0, 40])
-def test_hosts_are_asked_at_once_and_each_is_shown_its_own_lines_in_order(
-    make_agent: MakeAgent, run: Run, shown: Shown, lines: int, keep_on: bool
-) -> None:
-    together = threading.Barrier(2, timeout=20)
-    first = itertools.count()
-
-    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        if next(first) < 2:
-            together.wait()
-        return logs_of(TEXT, request)
-
-    assert shown.all([make_agent(give), make_agent(give)], run, lines=lines, keep_on=keep_on)
-    assert (shown.of(0), shown.of(1), shown.told) == (LINES[-lines:], LINES[-lines:], [])
-
-
-@pytest.mark.parametrize("lines", [0, 40])
-def test_a_log_that_grows_faster_than_it_is_read_ends_all_the_same(
-    make_agent: MakeAgent, run: Run, shown: Shown, lines: int
-) -> None:
-    more = "more\n" * (status_command.CHUNK_BYTES // 5 + 1)
-    growing = itertools.count(1)
-
-    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        return logs_of(TEXT + more * next(growing), request, ended=False)
-
-    assert shown.all([make_agent(give)], run, lines=lines)
-    assert len(shown.lines) == lines or shown.of(0)[: len(LINES)] == LINES
-
-
-def test_lines_are_shown_as_they_come_none_twice_made_safe_and_with_pauses_between_the_questions(
-    make_agent: MakeAgent, run: Run, shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(status_command, "POLL_S", 0.02)
-    texts = ["a\nb\n", "a\nb\n", "a\nb\n1%\r2%\n", "a\nb\n1%\r2%\n\x1b]0;x\x07\n"]
-    reads, began_s = itertools.count(), time.monotonic()
-
-    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        read = next(reads)
-        return logs_of(texts[min(read, 3)], request, ended=read > 3)
-
-    assert status_command.follow_all([make_agent(give)], run, {0: 0}, shown.show, shown.told.append)
-    assert shown.of(0) == ["a", "b", "2%", "␛]0;x\\x07"]
-    assert time.monotonic() - began_s > 0.02 * 3, "waiting for lines costs no questions without pause"
-
-
-def test_a_host_that_is_slow_to_answer_holds_up_no_other(
-    make_agent: MakeAgent, agent: Agent, run: Run, shown: Shown, hasty: None
-) -> None:
-    other_is_read = threading.Event()
-
-    def slow(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        assert other_is_read.wait(20)
-        return logs_of("slow\n", request)
-
-    def show(host: int, line: str) -> None:
-        shown.show(host, line)
-        if line == LINES[-1]:
-            other_is_read.set()
-
-    assert status_command.follow_all([make_agent(slow), agent], run, {0: 0, 1: 0}, show, shown.told.append)
-    assert shown.lines[-1] == (0, "slow")
-
-
-def test_a_host_that_does_not_answer_is_told_of_once_and_asked_again(
-    make_agent: MakeAgent, run: Run, shown: Shown, hasty: None
-) -> None:
-    asked = itertools.count()
-
-    def give(verb: str, request: dict[str, Any]) -> Any:
-        return silent() if 0 < next(asked) < 5 else logs_of("a\nb\n", request, ended=next(asked) > 5)
-
-    assert status_command.follow_all([make_agent(give, "h/0")], run, {0: 0}, shown.show, shown.told.append)
-    assert shown.of(0) == ["a", "b"]
-    assert shown.told == ["h/0: no answer to logs within 10 s; it is asked again", "h/0 answers again"]
-
-
-@pytest.mark.parametrize("lines", [0, 40])
-def test_a_host_that_does_not_answer_is_named_and_waited_for_only_as_long_as_its_run_may_last(
-    make_agent: MakeAgent,
-    agent: Agent,
-    run: Run,
-    shown: Shown,
-    hasty: None,
-    lines: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    agents = [make_agent(lambda verb, request: silent(), "h/0"), agent]
-    assert not shown.all(agents, run, lines=lines)
-    assert (shown.of(0), shown.of(1), shown.told) == (
-        [],
-        LINES[-lines:],
-        ["h/0: no answer to logs within 10 s"],
-    )
-    monkeypatch.setattr(status_command, "SILENCE_LIMIT_S", 0.3)
-    began_s = time.monotonic()
-    shown.told.clear()
-    assert not shown.all(agents, run, lines=lines, keep_on=True)
-    assert time.monotonic() - began_s > 0.3
-    assert shown.told == [
-        "h/0: no answer to logs within 10 s; it is asked again",
-        "h/0: has not answered for 0 s; its log ends here",
-    ]

@@ -16,7 +16,7 @@ import pytest
 from backends.local.backend import local
 from backends.local.transport import LocalTransport
 from console.hosts import execute
-from console.hosts.execute import Grouped, Prefixed, Terminal
+from console.hosts.execute import Output
 from contracts.errors import RequestError
 from launch.hosts import HostError, Show, Transport
 from launch.jobs import CHECKOUT
@@ -145,7 +145,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
 
 
 def test_lines_come_behind_their_hosts_index_each_on_its_own_stream(capsys: Captured) -> None:
-    shown = Prefixed([0, 3], Terminal())
+    shown = Output([0, 3])
     shown.show(0)("out", b"a\nb")
     shown.show(3)("err", b"bad\n")
     assert capsys.readouterr() == ("[0] a\n", "[3] bad\n")
@@ -153,12 +153,12 @@ def test_lines_come_behind_their_hosts_index_each_on_its_own_stream(capsys: Capt
     shown.show(3)("out", b"\x1b[2J no newline")
     shown.end()
     assert capsys.readouterr() == ("[0] bc\n[3] ␛[2J no newline\n", "")
-    Prefixed([3], Terminal()).show(3)("out", b"a\n")  # of a single host as it is
+    Output([3]).show(3)("out", b"a\n")  # of a single host as it is
     assert capsys.readouterr().out == "a\n"
 
 
 def test_hosts_that_said_the_same_are_shown_once(capsys: Captured) -> None:
-    shown = Grouped(range(4), Terminal())
+    shown = Output(range(4), grouped=True)
     for host in range(4):
         show = shown.show(host)
         show("out", b"Lin")
@@ -167,19 +167,3 @@ def test_hosts_that_said_the_same_are_shown_once(capsys: Captured) -> None:
     assert capsys.readouterr() == ("", "")
     shown.end()
     assert capsys.readouterr() == ("[0-1,3] Linux\n[2] Line\n", "[0-1,3] warn\n[2] warn\n")
-
-
-def test_of_a_chatty_host_the_beginning_is_kept_and_the_rest_counted(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(execute, "KEPT_CHARACTERS", 10)
-    shown = Grouped([0, 1, 2], Terminal())
-    for host in (0, 1):
-        shown.show(host)("out", b"1234\nand much more\nx\n")
-    shown.show(2)("out", b"1234\nand much less\nx\n")
-    shown.end()
-    note = "… 2 more lines were left out: --group keeps 10 characters of a host"
-    assert capsys.readouterr() == (
-        "[0-1] 1234\n[2] 1234\n",
-        f"[0-1] {note}\n[2] {note}\n",
-    )
