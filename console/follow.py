@@ -86,7 +86,7 @@ def train(
         job=asked.job or (old.described["job"] if old else ""),
         resume=old,
         restarts=restarts if target.capabilities.restarts_runs else None,
-        track=tracking.asked_for(track, os.environ, old.described.get("track", ()) if old else None),
+        track=tracking.selected(track, os.environ, old.described.get("track", ()) if old else None),
     )
     if dry_run:
         from console import dry_run as showing  # a launch does without
@@ -281,7 +281,7 @@ def _left(restarts: int) -> str:
 def _report(console: Console, run: Run, state: State) -> int:
     for line in run_record.summary(run, state):
         say(console)(line)
-    for line in tracking.told(run):
+    for line in tracking.progress(run):
         say(console)(line)
     return run_record.exit_code(run, state)
 

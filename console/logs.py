@@ -111,8 +111,8 @@ def show_logs(logs: Sequence[HostLog], *, lines: int, follow: bool, show: Show, 
             show(log.host, line)
     if follow:
         return _show_from(offsets, show, warn, follow=True)
-    for error in errors:
-        warn(str(error))
+    for unanswered in errors:
+        warn(str(unanswered))
     return not errors
 
 

@@ -1,8 +1,8 @@
-"""Word to a person: what became of a run, sent to a Slack channel, a webhook or by e-mail.
+"""`fab notify`, and what it configures: messages about the end of a run, to Slack, a webhook or by e-mail.
 
-Where to is a secret: whoever knows a webhook's address can write there. So the addresses come from the environment, as
-they are or as the name of a secret in Secret Manager, and no message, log or state has any of them. Whatever goes wrong
-with a channel is a line for the user; it raises nothing and holds nothing up for longer than LIMIT_S.
+An address is a secret, because whoever knows a webhook's can write there. So addresses come from the environment, as
+they are or as the name of a secret in Secret Manager, and no message, log or state contains one. A channel that fails
+is a line for the user; it raises nothing and delays nothing by more than LIMIT_S.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import email.message
-import http.client
-import json
+import functools
+import html
 import os
 import re
 import smtplib
 import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
@@ -29,6 +27,7 @@ from contracts import run_directory
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.run_directory import RunDirectory, State
 from launch import costs, runs
+from launch.backend import Say
 from launch.hosts import HostError, in_thread
 from launch.output import printable, say, terminal
 from launch.runs import Run
@@ -43,8 +42,8 @@ VARIABLES = {
     "e-mail": "TPU_STACK_SMTP",
 }
 """Channel → the variable with its address, or with SECRET and the secret's name: secret:projects/P/secrets/NAME."""
-WANTED = "TPU_STACK_NOTIFY"
-"""The variable with the kinds that are sent, with commas between; without it all are."""
+KINDS_VARIABLE = "TPU_STACK_NOTIFY"
+"""The variable with the kinds that are sent, separated by commas; without it all are."""
 SECRET = "secret:"
 SECRET_NAME = re.compile(r"projects/[^/\s]+/secrets/[\w-]+(/versions/\w+)?")
 SECRET_MANAGER = "https://secretmanager.googleapis.com/v1"
@@ -93,17 +92,18 @@ def send(
     event: Event,
     environ: Mapping[str, str] | None = None,
     read_secret: ReadSecret | None = None,
-    told: Collection[str] = (),
+    delivered: Collection[str] = (),
 ) -> dict[str, str]:
-    """Send an event to every channel that is set, but for those that were `told`; return by channel why it failed.
+    """Send an event to every channel that is set, except those that have it; return by channel why it failed.
 
     Raises nothing.
     """
-    found = os.environ if environ is None else environ
+    environ = os.environ if environ is None else environ
+    read_secret = read_secret or secret
     sending = {
-        in_thread(lambda channel=channel: _deliver(channel, event, found, read_secret or secret)): channel  # type: ignore[misc]
-        for channel in channels(found, event.kind)
-        if channel not in told
+        in_thread(functools.partial(_deliver, channel, event, environ, read_secret)): channel
+        for channel in channels(environ, event.kind)
+        if channel not in delivered
     }
     concurrent.futures.wait(sending, LIMIT_S)
     problems = {}
@@ -111,22 +111,26 @@ def send(
         if not future.done():
             problems[channel] = f"{channel}: no answer within {LIMIT_S:.0f} s"
         elif error := future.exception():
-            # Of what is not ours only the kind is told: its text may have the address.
-            said = error if isinstance(error, Undelivered) else type(error).__name__
-            problems[channel] = f"{channel}: {said}"
+            # The text of a library's error may contain the address.
+            reason = error if isinstance(error, Undelivered) else type(error).__name__
+            problems[channel] = f"{channel}: {reason}"
     return problems
 
 
 def channels(environ: Mapping[str, str], kind: Kind = "test") -> list[str]:
     """Return the channels that are set and get events of a kind."""
-    wanted = [each.strip() for each in environ.get(WANTED, "").split(",") if each.strip()]
-    if wanted and kind not in (*wanted, "test"):
+    kinds = _kinds(environ)
+    if kinds and kind not in (*kinds, "test"):
         return []
     return [channel for channel, variable in VARIABLES.items() if environ.get(variable)]
 
 
-def about(run: Run, what: State | Literal["recovered"], say: Callable[[str], None]) -> None:
-    """Send what has become of a run's latest attempt, unless somebody has done so; say what could not be sent.
+def _kinds(environ: Mapping[str, str]) -> list[str]:
+    return [kind.strip() for kind in environ.get(KINDS_VARIABLE, "").split(",") if kind.strip()]
+
+
+def about(run: Run, what: State | Literal["recovered"], say: Say) -> None:
+    """Send what has become of a run's latest attempt, unless that has been sent; say what could not be sent.
 
     what: its state, or that it runs again after it was lost.
     """
@@ -138,7 +142,7 @@ def about(run: Run, what: State | Literal["recovered"], say: Callable[[str], Non
 
 
 def kind_of(run: Run, what: State | Literal["recovered"]) -> Kind | None:
-    """Return which event a state of a run is; None if it is no news, such as a stop that somebody asked for."""
+    """Return the kind of event that a state of a run is; None if nobody is notified, as of a stop by a person."""
     is_spent = what == "stopped" and (run.current_result() or {}).get("out_of_budget")
     return "out of budget" if is_spent else KIND_OF_STATE.get(what)
 
@@ -158,35 +162,34 @@ def event_of(run: Run, kind: Kind, text: str = "") -> Event:
 
 
 def deliver(
-    event: Event, directory: RunDirectory | None, told: Collection[str] = ()
+    event: Event, directory: RunDirectory | None, delivered: Collection[str] = ()
 ) -> tuple[set[str], list[str]]:
-    """Send an event of a run to the channels that have not taken it yet; return those that have, and the problems.
+    """Send an event of a run to the channels that do not have it yet; return those that do, and the problems.
 
-    directory: of the run, where it is noted which channels have taken it, once they have: whoever is killed between
-    the two, or meets another sender, lets an event come twice. None: it cannot be reached. told: channels that are
-    known to have it.
+    directory: of the run, where the channels that have taken it are noted afterwards: a sender that is killed in
+    between, or a second one, may send an event twice. None: it cannot be reached. delivered: channels known to have it.
     """
-    key, known = f"{event.attempt}/{event.kind}/", {*told}
+    key, channels_done = f"{event.attempt}/{event.kind}/", {*delivered}
 
-    def noted() -> dict[str, float]:
+    def notices() -> dict[str, float]:
         return (directory.read_json(run_directory.NOTICES) or {}) if directory else {}
 
     with contextlib.suppress(HostError, OSError):
-        known |= {name.removeprefix(key) for name in noted() if name.startswith(key)}
-    problems = send(event, told=known)
-    fresh = {*channels(os.environ, event.kind)} - {*problems} - known
+        channels_done |= {name.removeprefix(key) for name in notices() if name.startswith(key)}
+    problems = send(event, delivered=channels_done)
+    fresh = {*channels(os.environ, event.kind)} - {*problems} - channels_done
     with contextlib.suppress(HostError, OSError):
         if directory and fresh:
-            marks = dict.fromkeys((key + channel for channel in sorted(fresh)), time.time())
-            directory.write_json(run_directory.NOTICES, {**noted(), **marks})
-    return known | fresh, list(problems.values())
+            times = dict.fromkeys((key + channel for channel in sorted(fresh)), time.time())
+            directory.write_json(run_directory.NOTICES, {**notices(), **times})
+    return channels_done | fresh, list(problems.values())
 
 
 def _text(run: Run, kind: Kind) -> str:
-    """What there is to say of a run, from its directory; nothing where that does not answer."""
+    """Return what a run's directory says of its end; "" if it does not answer."""
     result = run.current_result() or {}
-    if said := result.get("reason") or result.get("error"):
-        return str(said).splitlines()[0][:LONGEST_TEXT]
+    if reason := result.get("reason") or result.get("error"):
+        return str(reason).splitlines()[0][:LONGEST_TEXT]
     with contextlib.suppress(HostError, OSError):
         step, latest = runs.progress(run)
         saved = run.directory.checkpoint_steps()
@@ -199,24 +202,22 @@ def _text(run: Run, kind: Kind) -> str:
 
 def command(*, test: bool) -> int:
     """Carry out `fab notify`: say which channels are set and, with `test`, send a message to each of them."""
-    tell_user = say(terminal())
-    found = channels(os.environ)
-    wanted = os.environ.get(WANTED) or "all of " + ", ".join(KINDS)
-    if unknown := [
-        each for each in os.environ.get(WANTED, "").split(",") if each and each.strip() not in KINDS
-    ]:
+    tell, configured, kinds = say(terminal()), channels(os.environ), _kinds(os.environ)
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise RequestError(
-            f'${WANTED}: "{unknown[0]}" is not an event; choose of {", ".join(KINDS)}, with commas between'
+            f'${KINDS_VARIABLE}: "{unknown[0]}" is not an event; choose of {", ".join(KINDS)}, with commas between'
         )
-    if not found:
+    if not configured:
         raise RequestError(NONE)
-    tell_user(f"channels: {', '.join(found)}; events: {wanted}")
+    tell(
+        f"channels: {', '.join(configured)}; events: {', '.join(kinds or ('all of ' + KINDS[0], *KINDS[1:]))}"
+    )
     if not test:
         return DONE
     problems = send(Event(kind="test", text="This is a test of tpu-stack's notifications."))
     for problem in problems.values():
-        tell_user(f"not sent by {problem}")
-    tell_user(f"sent by {len(found) - len(problems)} of {len(found)}")
+        tell(f"not sent by {problem}")
+    tell(f"sent by {len(configured) - len(problems)} of {len(configured)}")
     return FAILED if problems else DONE
 
 
@@ -246,56 +247,40 @@ def _deliver(channel: str, event: Event, environ: Mapping[str, str], read_secret
 
 
 def message(event: Event) -> dict[str, Any]:
-    """The event as a webhook gets it; what is not known is left out."""
-    said = {**dataclasses.asdict(event), "event": event.kind, "time": round(time.time(), 3)}
-    del said["kind"]
-    return {name: value for name, value in said.items() if value not in (None, "")}
+    """Return the event as a webhook gets it; what is not known is left out."""
+    fields = {**dataclasses.asdict(event), "event": event.kind, "time": round(time.time(), 3)}
+    return {name: value for name, value in fields.items() if name != "kind" and value not in (None, "")}
 
 
 def slack_message(event: Event) -> dict[str, Any]:
-    """https://api.slack.com/messaging/webhooks; three characters are written as entities."""
-    safe = plain(event).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    first, _, rest = safe.partition("\n")
-    return {"text": f"*{first}*\n{rest}" if rest else f"*{first}*"}
+    """Return the event as Slack takes it: https://api.slack.com/messaging/webhooks."""
+    subject, newline, text = html.escape(plain(event), quote=False).partition("\n")
+    return {"text": f"*{subject}*{newline}{text}"}
 
 
 def plain(event: Event) -> str:
-    """The event as a person reads it, the subject first."""
+    """Return the event as a person reads it, the subject first."""
     where = f" on {event.stack}" if event.stack else ""
     about = f"{event.run}{where}" if event.run else ""
     cost = None if event.cost_usd is None else f"{event.cost_usd:,.2f} USD at list prices so far"
     return "\n".join(part for part in (event.subject, event.text, about, cost) if part)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A message is sent to nobody but whom the user has named."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 def _post(address: str, host: str, content: Mapping[str, Any]) -> None:
-    headers = {"Content-Type": "application/json", "User-Agent": "tpu-stack"}
-    request = urllib.request.Request(address, json.dumps(content).encode(), headers, method="POST")
-    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-    if host in LOOPBACK:
-        handlers.append(urllib.request.ProxyHandler({}))
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=LIMIT_S):
-            pass
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise Undelivered(f"{host} answers HTTP {error.code}") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        cause = getattr(error, "reason", error)
-        why = cause.strerror if isinstance(cause, OSError) else None
-        raise Undelivered(f"{host} cannot be reached ({why or type(cause).__name__})") from None
+    import requests  # slow to import, and few users have a channel
+
+    try:  # not redirected: only the server that the user has named gets the message
+        response = requests.post(address, json=content, timeout=LIMIT_S, allow_redirects=False)
+    except requests.RequestException as error:
+        raise Undelivered(f"{host} cannot be reached ({type(error).__name__})") from None
+    if not 200 <= response.status_code < 300:
+        raise Undelivered(f"{host} answers HTTP {response.status_code}")
 
 
 def _mail(url: urllib.parse.SplitResult, event: Event) -> None:
-    asked = urllib.parse.parse_qs(url.query)
-    to, host = ", ".join(asked.get("to", [])), url.hostname or ""
-    sender = asked.get("from", [to])[0]
+    query = urllib.parse.parse_qs(url.query)
+    to, host = ", ".join(query.get("to", [])), url.hostname or ""
+    sender = query.get("from", [to])[0]
     if not to:
         raise Undelivered(f"${VARIABLES['e-mail']} must end in ?to=NAME@HOST")
     mail = email.message.EmailMessage()
@@ -334,13 +319,13 @@ def secret(name: str) -> str:
     try:
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         session = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        answer = session.get(f"{SECRET_MANAGER}/{version}:access", timeout=LIMIT_S)
-        if answer.status_code != 200:
+        response = session.get(f"{SECRET_MANAGER}/{version}:access", timeout=LIMIT_S)
+        if response.status_code != 200:
             raise Undelivered(
-                f"Secret Manager answers HTTP {answer.status_code} for {name}; "
+                f"Secret Manager answers HTTP {response.status_code} for {name}; "
                 "roles/secretmanager.secretAccessor on it is needed"
             )
-        return base64.b64decode(answer.json()["payload"]["data"]).decode()
+        return base64.b64decode(response.json()["payload"]["data"]).decode()
     except google.auth.exceptions.GoogleAuthError:
         raise Undelivered(f"{name}: no credentials of Google's here") from None
     except (OSError, ValueError, LookupError) as error:

@@ -1,10 +1,10 @@
-"""A tracker's library in a process of its own, by the interpreter that has it: answers `console.track`.
+"""A program that runs a tracker's library, under the interpreter that has it, for `console.track`.
 
-A request is a line of JSON on standard input, an answer one on standard output: {"ok": …}, or {"error": text}. What the
-library itself prints goes to standard error.
+A request is a line of JSON on standard input, {"verb": …, "content": …}; the answer is one on standard output,
+{"ok": …} or {"error": text}. The library's own output goes to standard error.
 
-    begin    find or make the tracker's run, {"address", "id", "steps": the last step of each metric that it has}
-    settings, metrics, files      send these; what the tracker has already is not doubled
+    begin    find or create the tracker's run; {"address", "id", "steps": the last step of each metric that it has}
+    settings, metrics, files      send these; what the tracker has already is not sent twice
     end      the attempt's outcome and its final metrics
 """
 
@@ -24,22 +24,19 @@ from typing import Any
 
 Json = dict[str, Any]
 LIMIT_S = "10"
-"""For one answer over the network; whoever asks us begins again by itself."""
+"""For one answer over the network; `console.track` tries again."""
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000
 """Of one request to MLflow, and of one value."""
 TAG = "tpu_stack.run"
-"""By which a run is found again in MLflow."""
+"""The tag by which MLflow finds a run again."""
 STATUS = {"done": "FINISHED", "stopped": "KILLED", "preempted": "KILLED"}
 
 
 class Mlflow:
-    """A run in MLflow's tracking server or database. What was sent is there; what it has, it says itself.
-
-    folder: where a store of this machine is, if none is named.
-    """
+    """A run in MLflow's tracking server or database. folder: of a store on this machine, if none is named."""
 
     is_spent = False
-    """Whether after an error only a new process can go on."""
+    """Whether only a new process can continue after an error."""
 
     def __init__(self, folder: str) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", LIMIT_S)
@@ -55,17 +52,18 @@ class Mlflow:
         self._client, self._address, self._id = MlflowClient(), public(uri), ""
 
     def begin(self, run: Mapping[str, Any]) -> Json:
-        client, wanted = self._client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or run["job"]
-        found = client.get_experiment_by_name(wanted)
-        experiment = found.experiment_id if found else client.create_experiment(wanted, self._artifacts)
-        known = client.search_runs([experiment], f"tags.`{TAG}` = '{run['run_id']}'", max_results=1)
-        tags = {TAG: run["run_id"], **run["tags"]}
-        if not known:
-            start = int(1000 * run["created_s"])
-            known = [client.create_run(experiment, start, tags, run["name"])]
-        self._id = known[0].info.run_id
+        client, name = self._client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or run["job"]
+        experiment = client.get_experiment_by_name(name)
+        experiment_id = (
+            experiment.experiment_id if experiment else client.create_experiment(name, self._artifacts)
+        )
+        runs = client.search_runs([experiment_id], f"tags.`{TAG}` = '{run['run_id']}'", max_results=1)
+        if not runs:
+            tags = {TAG: run["run_id"], **run["tags"]}
+            runs = [client.create_run(experiment_id, int(1000 * run["created_s"]), tags, run["name"])]
+        self._id = runs[0].info.run_id
         client.update_run(self._id, status="RUNNING")
-        latest = known[0].data._metric_objs  # what `data.metrics` has without the steps
+        latest = runs[0].data._metric_objs  # `data.metrics` without the steps
         steps = {metric.key: metric.step for metric in latest}
         return {"address": self._address, "id": self._id, "steps": steps}
 
@@ -73,23 +71,23 @@ class Mlflow:
         from mlflow.entities import Param, RunTag
 
         texts = {name_of(name): text_of(value)[:LONGEST_PARAM] for name, value in settings.items()}
-        there = self._client.get_run(self._id).data.params  # a parameter stays what it was
-        fresh = [Param(name, text) for name, text in texts.items() if name not in there]
-        changed = [RunTag(f"resumed with {n}", t) for n, t in texts.items() if there.get(n, t) != t]
-        for at in range(0, len(fresh), MOST_PARAMS):
-            self._client.log_batch(self._id, params=fresh[at : at + MOST_PARAMS])
+        params = self._client.get_run(self._id).data.params  # MLflow never changes a parameter
+        new = [Param(name, text) for name, text in texts.items() if name not in params]
+        changed = [RunTag(f"resumed with {n}", t) for n, t in texts.items() if params.get(n, t) != t]
+        for at in range(0, len(new), MOST_PARAMS):
+            self._client.log_batch(self._id, params=new[at : at + MOST_PARAMS])
         self._client.log_batch(self._id, tags=changed)
 
     def metrics(self, lines: Sequence[tuple[int, float, Mapping[str, float]]]) -> None:
         from mlflow.entities import Metric
 
-        every = [
+        points = [
             Metric(name_of(name), value, int(1000 * time_s), step)
             for step, time_s, values in lines
             for name, value in values.items()
         ]
-        for at in range(0, len(every), MOST_METRICS):
-            self._client.log_batch(self._id, metrics=every[at : at + MOST_METRICS])
+        for at in range(0, len(points), MOST_METRICS):
+            self._client.log_batch(self._id, metrics=points[at : at + MOST_METRICS])
 
     def files(self, paths: Mapping[str, str]) -> None:
         for name, path in paths.items():
@@ -107,10 +105,10 @@ class Mlflow:
 
 
 class Wandb:
-    """A run in Weights & Biases, or without a key in a folder that `wandb sync` sends later.
+    """A run in Weights & Biases or, without a key, in a folder for `wandb sync`.
 
-    Whether W&B has what it was sent is known only at the end of a session; so each one sends all. W&B itself leaves out
-    the steps that it has, and a folder is begun anew.
+    W&B confirms what it has only at the end of a session, so each session sends everything. W&B itself skips the steps
+    that it has, and the folder is replaced.
     """
 
     def __init__(self, folder: str) -> None:
@@ -225,7 +223,7 @@ def main() -> None:
         answer: Json
         try:
             tracker = tracker or TRACKERS[name](folder)
-            answer = {"ok": getattr(tracker, request["do"])(request["what"])}
+            answer = {"ok": getattr(tracker, request["verb"])(request["content"])}
         except Exception as error:  # each library has exceptions of its own
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

@@ -204,4 +204,4 @@ def trackers(option: str, text: str) -> tuple[str, ...]:
     """Read a list of trackers; empty where there is to be none."""
     from console import track
 
-    return track.names_in(option, text)
+    return track.parse(option, text)

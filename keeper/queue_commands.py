@@ -105,7 +105,7 @@ def _sweeps(target: Target) -> set[str]:
 
 
 def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) -> int:
-    track = tracking.asked_for(wishes.track, os.environ, None)
+    track = tracking.selected(wishes.track, os.environ, None)
     documents = store_of(targets[0])
     store, added = store_at(documents), list[Run]()
     bundles: dict[str, Bundle] = {}

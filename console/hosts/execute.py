@@ -174,10 +174,10 @@ class Output:
         for (host, stream), cut in list(self._cuts.items()):
             self._take(host, stream, cut.end())
         groups: list[tuple[list[int], dict[Stream, list[str]]]] = []
-        for host, lines in (self._lines or {}).items():
-            equal = next((hosts for hosts, other in groups if other == lines), None)
+        for host, streams in (self._lines or {}).items():
+            equal = next((hosts for hosts, same in groups if same == streams), None)
             if equal is None:
-                groups.append(([host], lines))
+                groups.append(([host], streams))
             else:
                 equal.append(host)
         for hosts, streams in groups:

@@ -67,7 +67,7 @@ def quick(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], T
             "WANDB_DIR",
         ):
             monkeypatch.delenv(name, raising=False)
-        for name, value in {"POLL_S": 0.1, "SETTLE_S": 0.2, "LONGEST_PAUSE_S": 1.0, "NICE": 0}.items():
+        for name, value in {"POLL_S": 0.1, "SETTLE_S": 0.2, "NICE": 0}.items():
             monkeypatch.setattr(track, name, value)
         monkeypatch.setattr(environments, "python_of", lambda _name: python)
         monkeypatch.setattr(environments, "ensure", lambda _name, _say: None)
@@ -168,7 +168,7 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
         # Resumed from step 20: the lines after it are still there until the attempt has begun.
         told |= {"attempts": attempts(2), "config": {"steps": 40}}
         write_run(beats=[beat(1, "joined")], **told)
-        until(lambda: mirror._begun == 1)
+        until(lambda: mirror._attempt == 1)
         told["metrics"] = lines([10, 20], now_s) + lines([30, 40], now_s + 100, tokens_per_s=1000)
         run = write_run(beats=[beat(1, "stepping")], **told)
         run.directory.write_text("export/config.json", "{}")
@@ -190,7 +190,7 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
     elsewhere = dataclasses.replace(
         target, name="dev", backend=SshBackend(), files=HostFiles(target.agents)
     )  # as on a stack
-    with another_mirror(track._place(f"{run.run_id}-mlflow", "lock")):
+    with another_mirror(track._cache_path(f"{run.run_id}-mlflow.lock")):
         assert track.track(elsewhere, run.run_id, ["mlflow"], limit_s=LIMIT_S) == 0
     assert "waiting for the process that mirrors it to mlflow already" in capsys.readouterr().out
     assert (store.points(), store.points("eval_loss")) == (STEPS, [(20, 0.5)])
@@ -257,7 +257,7 @@ def test_a_server_that_is_away_comes_dies_and_comes_again_has_all_in_the_end_and
 
     with following(target, run, "mlflow") as mirror:
         until(lambda: "Max retries" in problem() or "refused" in problem())
-        (said,) = track.told(runs.read(run.directory) or run)
+        (said,) = track.progress(runs.read(run.directory) or run)
         assert said.startswith("mlflow: not reached yet; ") and f"`fab track {run.run_id}`" in said
         with server(mlflow, tmp_path / "server", port):
             grown(20)
@@ -391,15 +391,15 @@ def test_without_a_key_a_run_is_one_folder_for_wandb_sync_and_with_one_that_nobo
 def test_an_option_decides_on_trackers_before_the_run_that_is_resumed_and_that_before_the_environment(
     given: list[str] | None, environ: dict[str, str], before: list[str] | None, meant: tuple[str, ...]
 ) -> None:
-    assert track.asked_for(given, environ, before) == meant
+    assert track.selected(given, environ, before) == meant
 
 
 def test_a_tracker_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(RequestError, match='--track: "aim" is not a tracker; choose one of mlflow, wandb'):
-        track.names_in("--track", "mlflow,aim")
-    assert track.names_in("--track", "none") == ()
+        track.parse("--track", "mlflow,aim")
+    assert track.parse("--track", "none") == ()
     with pytest.raises(RequestError, match="TPU_STACK_TRACK"):
-        track.asked_for(None, {"TPU_STACK_TRACK": "aim"}, None)
+        track.selected(None, {"TPU_STACK_TRACK": "aim"}, None)
 
 
 def test_what_a_library_says_has_no_password_of_an_address_and_no_key_of_the_environment() -> None:
