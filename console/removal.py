@@ -6,13 +6,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.filesize import decimal
 
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.ranks import LAYER_STAMP
+from contracts.run_directory import RunDirectory
 from launch import runs
 from launch.hosts import HostError, ask_all
 from launch.jobs import SERVER
@@ -27,17 +28,19 @@ REMOVE_LIMIT_S = 600.0
 """For a host to remove the copy of a command's folder, and what was installed for it."""
 
 
-def remove(target: Target, wanted: str, *, yes: bool, resumed_by: Mapping[str, str]) -> int:
-    """Remove one run. The exit code: 0, or 1 where somebody said no. resumed_by: as `kept` takes it.
+def remove(target: Target, wanted: str, *, yes: bool, mark: Callable[[str], str | None]) -> int:
+    """Remove one run. The exit code: 0, or 1 where somebody said no.
+
+    mark: lets whoever may start a run again remove it, by its id, and returns a line about that; None: nobody may.
 
     Raises:
         RequestError: there is no such run, it has to stay, or nobody is there to be asked.
         HostError: the place cannot be reached, or refuses.
     """
     run = runs.find(target.runs, wanted)
-    if reason := kept(target, runs.list_runs(target.runs), [run], resumed_by).get(run.run_id):
+    if reason := kept(target, runs.list_runs(target.runs), [run], {}).get(run.run_id):
         raise RequestError(f"{run.run_id} is kept: {reason}")
-    return _ask_and_remove(target, [run], yes=yes)
+    return _ask_and_remove(target, [run], yes=yes, mark=mark)
 
 
 def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]) -> int:
@@ -115,7 +118,9 @@ def _began_from(child: Run, run: Run) -> bool:
     return run.run_id in json.dumps([config, child.described["args"], paths])
 
 
-def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
+def _ask_and_remove(
+    target: Target, going: Sequence[Run], *, yes: bool, mark: Callable[[str], str | None] = lambda _: None
+) -> int:
     tell = say(terminal())
     sizes = [run.directory.size_bytes() for run in going]
     for run, size in zip(going, sizes, strict=True):
@@ -130,15 +135,28 @@ def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
         tell("nothing was removed")
         return 1
     for run in going:
-        with only_launch_of(run.run_id):
-            now = runs.read(run.directory)
-            if now is not None and now.attempt != run.attempt:
-                raise RequestError(f"{run.run_id} was resumed meanwhile, and is kept")
-            run.directory.remove_all()
+        if (line := mark(run.run_id)) is not None:
+            tell(line)
+            continue
+        remove_directory(run.directory, run.attempt)
         tell(f"removed {run.run_id}")
         for problem in _remove_from_hosts(target, run):
             tell(problem)
     return 0
+
+
+def remove_directory(directory: RunDirectory, attempt: int | None) -> None:
+    """Remove what there is of a run's directory. attempt: the latest, which has ended; None: it has no run.json.
+
+    Raises:
+        RequestError: another attempt has begun.
+    """
+    run_id = directory.url.rstrip("/").rpartition("/")[2]
+    with only_launch_of(run_id):
+        now = runs.read(directory)
+        if now is not None and now.attempt != attempt:
+            raise RequestError(f"{run_id} was resumed meanwhile, and is kept")
+        directory.remove_all()
 
 
 def _remove_from_hosts(target: Target, run: Run) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from contracts.errors import RequestError
 from fabfile.command import task
@@ -124,7 +125,8 @@ def rm(asked: Rm) -> int:
     from keeper import commands
 
     target = asked.where.target()
-    return removal.remove(target, asked.run, yes=asked.yes, resumed_by=commands.resumed_by(target))
+    mark = functools.partial(commands.remove, target, asked.where.wanted())
+    return removal.remove(target, asked.run, yes=asked.yes, mark=mark)
 
 
 @options

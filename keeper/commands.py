@@ -11,13 +11,16 @@ from rich.table import Table
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, RequestError
 from infra.documents import Documents, DocumentsError
+from keeper.__main__ import reconcile
 from keeper.stack import neglected, store_at, store_of
+from keeper.world import World
 from launch import control, runs
 from launch.control import Attempt, Limits
 from launch.control import Run as Wanted
 from launch.output import printable, say, terminal
 from launch.runs import Run
 from launch.targets import Target
+from launch.targets import Wanted as AskedFor
 
 SHOWN_LINES = 3
 MOST_ENDED = 30
@@ -80,6 +83,8 @@ class HandOver:
             deadline_s = None if self.hours is None else now_s + HOUR_S * self.hours
 
             def change(before: Wanted | None) -> Wanted:
+                if before is not None and before.desired == "removed":
+                    raise RequestError(f"{run.run_id} is being removed, and cannot be kept")
                 limits = Limits(attempts=control.KEEP_ATTEMPTS)
                 if before is not None and before.end is None:
                     limits = before.limits
@@ -134,12 +139,12 @@ def unkeep(documents: Documents, wanted: str) -> int:
     What the keeper has asked for and waits for is given back at its next look.
     """
     store = store_at(documents)
-    kept = [run for run in _wanted(documents) if run.submission is None and run.desired != "unmanaged"]
+    kept = [run for run in _wanted(documents) if run.desired in ("running", "stopped")]
     run_id = _meant(kept, wanted)
 
     def change(now: Wanted | None) -> Wanted | None:
         is_over = now is None or now.end is not None or now.project is None
-        return None if now is None or is_over else dataclasses.replace(now, desired="unmanaged")
+        return None if now is None or is_over else now.to_be("unmanaged")
 
     left = store.edit_run(run_id, change)
     asked = "; what the keeper has asked for and still waits is withdrawn at its next look" if left else ""
@@ -186,17 +191,43 @@ def stop(target: Target, run_id: str) -> bool:
     except RequestError:  # a stack without a bucket
         return False
     try:
-        found = store_at(documents).edit_run(
-            run_id,
-            lambda now: dataclasses.replace(now, desired="stopped") if now and now.end is None else now,
-        )
+        found = store_at(documents).edit_run(run_id, lambda now: now and now.to_be("stopped"))
     except DocumentsError as error:
         raise RequestError(f"{run_id}: the keeper cannot be told to stop it: {error}") from None
-    return found is not None and found.end is None and found.desired == "stopped"
+    return found is not None and found.end is None and found.is_unwanted
+
+
+def remove(target: Target, asked: AskedFor, run_id: str) -> str | None:
+    """Write that a run is to be removed, and return a line about it; None: nobody starts it again.
+
+    Its directory goes once a look has shown that nothing of it lives or is being started: where there is a keeper at
+    its next look, else now.
+
+    Raises:
+        DocumentsError: nobody can tell.
+    """
+    try:
+        documents = store_of(target)
+    except RequestError:  # a stack without a bucket
+        return None
+    store, tell = store_at(documents), say(terminal())
+    found = store.edit_run(run_id, lambda now: now and now.to_be("removed"))
+    if found is None or found.desired != "removed":
+        return None
+    if target.inventory.has_keeper:
+        line = neglected(store)
+        return f"{run_id} is to be removed; the keeper does so at its next look" + (
+            f"\n{line}" if line else ""
+        )
+    reconcile(store, World(documents, tell, program="fab rm", asked=asked), tell, asked)
+    left = store.run(run_id)
+    if left is None:
+        return f"removed {run_id}"
+    return f"{run_id} is to be removed, and is not yet: {left.reason}; `fab queue work` does so, or `fab rm` again"
 
 
 def resumed_by(target: Target) -> dict[str, str]:
-    """Return the ids of the runs that are started again, and how that is ended.
+    """Return the ids of the runs that somebody may start again, and how that is ended.
 
     Raises:
         DocumentsError: nobody can tell.
@@ -207,7 +238,9 @@ def resumed_by(target: Target) -> dict[str, str]:
         return {}
     found = {}
     for run in store_at(documents).read().runs.values():
-        if run.end is None and run.submission is not None:
+        if run.desired == "removed":
+            found[run.run_id] = "it is being removed"
+        elif run.end is None and run.submission is not None:
             found[run.run_id] = f"the queue resumes it; `fab queue cancel {run.submission.number}` first"
         elif run.is_kept:
             found[run.run_id] = f"the keeper resumes it; `fab unkeep {run.run_id}` first"
@@ -244,6 +277,8 @@ def status(documents: Documents) -> int:
 
 
 def _state(run: Wanted) -> str:
+    if run.desired == "removed":
+        return "removing"
     if run.end is not None:
         return "ended"
     if run.desired != "running":

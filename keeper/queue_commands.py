@@ -237,8 +237,8 @@ def state_of(run: Run) -> str:
     """Return what a submitted run is doing, in a word."""
     if run.end is not None:
         return run.end.outcome
-    if run.desired == "stopped":
-        return "stopping"
+    if run.is_unwanted:
+        return "removing" if run.desired == "removed" else "stopping"
     if run.slice is None or run.attempt is None:
         return "waiting"
     return "running" if run.seen else "waiting" if run.attempt.has_joined else "starting"
@@ -320,7 +320,7 @@ def cancel(documents: Documents, asked: Wanted, wanted: Sequence[str], *, grace_
     def stopped(now: Run | None) -> Run | None:
         if now is None or now.end is not None:
             return now
-        return dataclasses.replace(now, desired="stopped", stop_grace_s=grace_s, reason=reason)
+        return dataclasses.replace(now.to_be("stopped"), stop_grace_s=grace_s, reason=reason)
 
     started = set[str]()
     for run in chosen:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.targets import inventory_of, of_inventory, resolve
 from backends.vm import ensure
-from console import follow
+from console import follow, removal
 from console import track as tracking
 from contracts import run_directory
 from contracts.errors import RequestError, Unreachable
@@ -238,7 +238,12 @@ class World:
             state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
             return recovery.observed(found, state)
         target = self.target(run)
-        found = runs.read(target.runs.directory(run.run_id))
+        try:
+            found = runs.read(target.runs.directory(run.run_id))
+        except HostError:
+            if silent := len(runs.look_at_all(target.agents).errors):  # which alone may reach it
+                return RunObserved(living="unknown", silent=silent)
+            raise
         if found is None:
             return None
         known = runs.look(target.find_agents(found.described), found)
@@ -297,6 +302,22 @@ class World:
         if found is not None:
             grace_s = follow.STOP_GRACE_S if run.stop_grace_s is None else run.stop_grace_s
             stop_processes(target.find_agents(found.described), found.run_id, found.attempt, grace_s=grace_s)
+
+    def remove(self, run: Run) -> None:
+        directory, target = self.directory(run), None
+        if directory is None:  # only its hosts see it
+            target = self.target(run)
+            if not any(host.internal_address for host in target.hosts):
+                raise RequestError(
+                    f"only the hosts of {run.slice} reach {run.runs_url}, and there are none now"
+                )
+            directory = target.runs.directory(run.run_id)
+        found = runs.read(directory)
+        if found is not None and run.attempt is not None and found.attempt > run.attempt.number:
+            raise RequestError(
+                f"attempt {found.attempt} of it was started by hand; once that has ended, `fab rm` again"
+            )
+        removal.remove_directory(directory, None if found is None else found.attempt)
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[Lease]:

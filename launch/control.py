@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Json = Mapping[str, Any]
-Desired = Literal["running", "stopped", "unmanaged"]
-"""unmanaged: whatever runs goes on, and is not started again (`fab unkeep`)."""
-DESIRED: tuple[Desired, ...] = ("running", "stopped", "unmanaged")
+Desired = Literal["running", "stopped", "removed", "unmanaged"]
+"""removed: as stopped, and then its directory goes, and this document last. unmanaged: whatever runs goes on, and is
+not started again (`fab unkeep`)."""
+DESIRED: tuple[Desired, ...] = ("running", "stopped", "removed", "unmanaged")
 Outcome = Literal["done", "failed", "stopped", "hung", "lost", "preempted", "cancelled", "unmanaged"]
 
 MOST_HISTORY = 100
@@ -133,10 +134,21 @@ class Run:
         return self.end is None and self.desired == "running"
 
     @property
+    def is_unwanted(self) -> bool:
+        """Whether people have asked for its end."""
+        return self.desired in ("stopped", "removed")
+
+    @property
     def label(self) -> str:
         if self.submission is None:
             return self.run_id
         return f"entry {self.submission.number} ({self.run_id if self.attempt else self.submission.what})"
+
+    def to_be(self, desired: Desired) -> Run:
+        """Return the run as it is wanted from now on; one that has ended, or is to be removed, stays so."""
+        if self.end is not None or self.desired == "removed":
+            return self
+        return dataclasses.replace(self, desired=desired)
 
     def noted(self, act: str, reason: str, now_s: float, **changes: Any) -> Run:
         """Return the run with one more line of history, unless that was the last one, and with what has changed."""

@@ -84,7 +84,7 @@ class RunObserved:
     is_own_command: bool = False
 
 
-Do = Literal["wait", "examine", "start", "stop", "end", "request", "prepare", "release"]
+Do = Literal["wait", "examine", "start", "stop", "end", "remove", "request", "prepare", "release"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,8 @@ class Action:
     outcome: Outcome = "failed"
 
 
-STOPPED = "`fab stop` has ended it"
+def _why_unwanted(run: Run) -> str:
+    return f"`fab {'rm' if run.desired == 'removed' else 'stop'}` has ended it"
 
 
 def cause_of(state: State, result: Mapping[str, object] | None) -> Cause:
@@ -135,7 +136,7 @@ def next_action(
 ) -> Action:
     """Decide about a run. signs: None where its directory cannot be listed. observed: None: it was not examined."""
     if run.end is not None:
-        return Action(do="wait")
+        return Action(do="remove" if run.desired == "removed" else "wait")
     if run.desired == "unmanaged":
         return Action(do="end", outcome="unmanaged", reason="`fab unkeep` has taken it back")
     if run.slice is None:
@@ -153,7 +154,7 @@ def next_action(
             return Action(do="wait")
         return Action(do="examine")
     if observed.living == "present":
-        return Action(do="stop" if run.desired == "stopped" else "wait", reason=f"it is {observed.state}")
+        return Action(do="stop" if run.is_unwanted else "wait", reason=f"it is {observed.state}")
     if observed.living == "unknown" and of_slice.refused:
         return Action(do="end", outcome="lost", reason=of_slice.refused)
     if observed.living == "unknown":
@@ -173,9 +174,11 @@ def judge(
     if attempt is not None and is_begun and run.desired != "running" and now_s < attempt.starting_until_s:
         # Whoever began it may have been frozen, and then no newer attempt fences it off.
         return Action(do="wait", reason="it is being started, and is stopped then")
-    if run.desired == "stopped":
+    if run.is_unwanted:
         outcome: Outcome = "stopped" if observed.attempt >= 0 else "cancelled"
-        return Action(do="end", outcome=outcome if observed.cause != "done" else "done", reason=STOPPED)
+        return Action(
+            do="end", outcome=outcome if observed.cause != "done" else "done", reason=_why_unwanted(run)
+        )
     if not is_begun and (ending := _ending(observed)) is not None:
         return ending
     cause = "lost" if is_begun else observed.cause
@@ -314,8 +317,8 @@ def not_begun(before: Run, counted: Run, now_s: float, *, counts: bool) -> Run:
 
 
 def _unassigned(run: Run, now_s: float) -> Action:
-    if run.desired == "stopped":
-        return Action(do="end", outcome="cancelled", reason=run.reason or STOPPED)
+    if run.is_unwanted:
+        return Action(do="end", outcome="cancelled", reason=run.reason or _why_unwanted(run))
     if refusal := refused(run, now_s):
         return Action(do="end", reason=refusal)
     return Action(do="wait", reason=f"it waits for {' or '.join(run.slices)}")
@@ -325,9 +328,9 @@ def _without_slice(
     run: Run, of_slice: Slice, place: SliceObserved, observed: RunObserved | None, now_s: float
 ) -> Action:
     """Decide about a run whose hosts are gone. observed: as its directory tells, where that can be read."""
-    if run.desired == "stopped":
+    if run.is_unwanted:
         outcome: Outcome = "stopped" if run.attempt is not None or run.submission is None else "cancelled"
-        return Action(do="end", outcome=outcome, reason=STOPPED)
+        return Action(do="end", outcome=outcome, reason=_why_unwanted(run))
     is_seen = observed is not None and not (run.attempt and run.attempt.number > observed.attempt)
     if is_seen and observed is not None and (ending := _ending(observed)) is not None:
         return ending
@@ -341,8 +344,8 @@ def _without_slice(
 
 
 def _first_start(run: Run, of_slice: Slice, now_s: float) -> Action:
-    if run.desired == "stopped":
-        return Action(do="end", outcome="cancelled", reason=STOPPED)
+    if run.is_unwanted:
+        return Action(do="end", outcome="cancelled", reason=_why_unwanted(run))
     if run.failed_starts >= MOST_FAILED_STARTS:
         return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries: {run.reason}")
     if refusal := of_slice.refused or refused(run, now_s):

@@ -118,6 +118,10 @@ class World(Protocol):
         """Stop the processes of a run, with a checkpoint."""
         ...
 
+    def remove(self, run: Run) -> None:
+        """Remove the directory of a run that has ended; it may be gone already."""
+        ...
+
     def hold(self, name: str) -> contextlib.AbstractContextManager[Lease]:
         """Hold the lease of a slice."""
         ...
@@ -200,6 +204,9 @@ class Reconciler:
         for name, problem in content.unreadable.items():
             self._tell(name, f"{problem}; the others go on without it")
         self._witness.deliver([run for run in content.runs.values() if run.notices])
+        for run in content.runs.values():
+            if run.end is not None and run.desired == "removed":
+                self._remove(run)
         living = [run for run in content.runs.values() if run.end is None]
         used = {run.slice for run in living}
         for each in content.slices.values():
@@ -305,7 +312,7 @@ class Reconciler:
             if action.do == "stop":
                 self._say(f"{run.label}: is stopped")
                 self._world.stop(run)
-                self._note(run, "stops", "`fab stop` asked for it")
+                self._note(run, "stops", f"`fab {'rm' if run.desired == 'removed' else 'stop'}` asked for it")
                 return False
             if observed is not None and observed.living == "present":
                 self._is_well(run, observed)
@@ -577,9 +584,26 @@ class Reconciler:
 
         ended = self.store.edit_run(run.run_id, write)
         if ended is not None and has_ended:
-            self._say(f"{run.label} {action.outcome}: {action.reason}")
+            self._say(f"{run.label} ends: {action.reason}")
             self._witness.deliver([ended])
-            self._witness.record(ended)
+            if ended.desired == "removed":
+                self._remove(ended)
+            else:
+                self._witness.record(ended)
+
+    def _remove(self, run: Run) -> None:
+        """Remove the directory of a run that has ended, and then its document. Nothing starts it any more: whoever
+        wants it from now on finds a document that says that it is to be removed."""
+        try:
+            self._world.remove(run)
+        except self._refusals as error:
+            text, now_s = f"it cannot be removed: {error}", self.store.now_s()
+            if text != run.reason:
+                self._say(f"{run.label}: {text}")
+            self.store.edit_run(run.run_id, lambda now: now and now.noted("waits", text, now_s))
+            return
+        self.store.edit_run(run.run_id, lambda now: None if now and now.desired == "removed" else now)
+        self._say(f"{run.label}: is removed")
 
     def _tell(self, about: str, text: str) -> None:
         """Say it, unless it is what was said of it last."""

@@ -39,6 +39,10 @@ def nobody_there(monkeypatch: pytest.MonkeyPatch, runs_dir: Path) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+def nobody(_run_id: str) -> None:
+    """Nobody starts a run again."""
+
+
 def began(letter: str, **changed: Any) -> dict[str, Any]:
     """What makes a run the newer the later its letter."""
     started = f"2020-11-20T21:45:0{'abcdef'.index(letter)}Z"
@@ -72,7 +76,7 @@ def test_a_run_is_removed_wherever_it_lies_and_nothing_that_its_links_lead_to(
     placed: tuple[Target, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, outside = placed
-    assert removal.remove(target, "aaaa", yes=True, resumed_by={}) == 0
+    assert removal.remove(target, "aaaa", yes=True, mark=nobody) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{IDS['a']}  10") and " kB  " in said[0]
     assert said[1:] == [f"removed {IDS['a']}"]
@@ -94,7 +98,7 @@ def test_with_an_own_command_goes_what_it_has_on_its_hosts_and_nothing_of_other_
     for folder in left:
         folder.mkdir(parents=True)
         (folder / "file").touch()
-    assert removal.remove(here(), "aaaa", yes=True, resumed_by={}) == 0
+    assert removal.remove(here(), "aaaa", yes=True, mark=nobody) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [f"removed {run_id}"]
     stay = {folder for folder in left if folder.parent.name == other or folder.name == "0-0"}
     assert {folder for folder in left if folder.exists()} == stay
@@ -112,7 +116,7 @@ def test_what_an_interrupted_removal_leaves_is_no_run(
     monkeypatch.setattr(shutil, "rmtree", full_stop)
     monkeypatch.setattr(MemoryFileSystem, "rm", full_stop)
     with pytest.raises(KeyboardInterrupt):
-        removal.remove(target, IDS["a"], yes=True, resumed_by={})
+        removal.remove(target, IDS["a"], yes=True, mark=nobody)
     assert target.files.read([f"{target.runs_url}/{IDS['a']}/checkpoints/5/state"]) != [None]
     assert [run.run_id for run in runs.list_runs(target.runs)] == [IDS["b"]]
 
@@ -140,16 +144,16 @@ def test_the_newest_stay_and_what_is_active_or_was_begun_from_directly_or_not(
     assert capsys.readouterr().out.endswith(f"nothing to remove: {folder} has 5 runs\n")
     for wanted, why in (("cccc", "it is running"), ("aaaa", f"{IDS['b']} began from it")):
         with pytest.raises(RequestError, match=f"{IDS[wanted[0]]} is kept: {why}"):
-            removal.remove(here(), wanted, yes=True, resumed_by={})
+            removal.remove(here(), wanted, yes=True, mark=nobody)
     for wanted in ("ffff", "bbbb"):
-        assert removal.remove(here(), wanted, yes=True, resumed_by={}) == 0
+        assert removal.remove(here(), wanted, yes=True, mark=nobody) == 0
 
 
 def test_the_latest_run_stays_while_another_stack_starts_it(write_run: WriteRun) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 60))
     write_run(target="tpus", attempts=[{"attempt": 0, "started": now, "processes": 2}])
     with pytest.raises(RequestError, match="is kept: it was started a moment ago"):
-        removal.remove(here(), "latest", yes=True, resumed_by={})
+        removal.remove(here(), "latest", yes=True, mark=nobody)
 
 
 def test_a_run_on_pods_that_may_still_wait_stays_while_its_cluster_does_not_answer(
@@ -177,17 +181,17 @@ def test_nothing_goes_without_a_yes_or_when_the_run_was_resumed_while_the_questi
 ) -> None:
     run = write_run(result=DONE)
     with pytest.raises(RequestError, match="nobody is there to be asked, so nothing was removed; say --yes"):
-        removal.remove(here(), "latest", yes=False, resumed_by={})
+        removal.remove(here(), "latest", yes=False, mark=nobody)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "y" if "Remove 1 run, " in question else "yes")
-    assert removal.remove(here(), "latest", yes=False, resumed_by={}) == 1
+    assert removal.remove(here(), "latest", yes=False, mark=nobody) == 1
     assert capsys.readouterr().out.endswith("nothing was removed\n")
 
     def end_of_input(_question: str) -> str:
         raise EOFError
 
     monkeypatch.setattr("builtins.input", end_of_input)
-    assert removal.remove(here(), "latest", yes=False, resumed_by={}) == 1
+    assert removal.remove(here(), "latest", yes=False, mark=nobody) == 1
     assert capsys.readouterr().out.endswith("nothing was removed\n")
 
     def resume(_question: str) -> str:
@@ -206,16 +210,22 @@ def test_nothing_goes_without_a_yes_or_when_the_run_was_resumed_while_the_questi
     assert runs.list_runs(here().runs) == []
 
 
-def test_a_run_that_is_resumed_later_stays(write_run: WriteRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_resumed_later_is_removed_by_whoever_resumes_it_and_stays_with_prune(
+    write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It waits for capacity without a process: a restart would look for its checkpoints in vain."""
     for letter in "ab":
         write_run(IDS[letter], **began(letter, result={"outcome": "preempted"}))
-    target, run_id = here(), IDS["a"]
+    target, run_id, marked = here(), IDS["a"], list[str]()
+
+    def mark(run_id: str) -> str:
+        marked.append(run_id)
+        return f"{run_id} is to be removed; the keeper does so at its next look"
+
+    assert removal.remove(target, run_id, yes=True, mark=mark) == 0
+    assert capsys.readouterr().out.endswith("is to be removed; the keeper does so at its next look\n")
+    assert marked == [run_id] and len(runs.list_runs(target.runs)) == 2
     resumed_by = {run_id: f"the keeper resumes it; `fab unkeep {run_id}` first"}
-    with pytest.raises(
-        RequestError, match=f"{run_id} is kept: the keeper resumes it; `fab unkeep {run_id}` first"
-    ):
-        removal.remove(target, run_id, yes=True, resumed_by=resumed_by)
     assert removal.prune(target, keep=0, yes=True, resumed_by=resumed_by) == 0
     assert f"{run_id} is kept: the keeper resumes it" in capsys.readouterr().out
     assert [run.run_id for run in runs.list_runs(target.runs)] == [run_id]

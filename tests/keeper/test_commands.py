@@ -12,8 +12,10 @@ from backends.local.backend import on_this_machine
 from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents
+from keeper import __main__ as keeper_main
 from keeper import commands, queue_commands, stack
 from keeper.commands import HandOver
+from keeper.world import World
 from launch import targets
 from launch.control import Attempt, End, Limits, Run, Submission
 from launch.store import Store
@@ -97,6 +99,37 @@ def test_what_is_started_again_is_neither_removed_nor_missed_by_a_stop(tmp_path:
         True, True, False, False,
     ]  # fmt: skip
     assert Store(documents).read().runs["kept"].desired == "stopped"
+
+
+@pytest.mark.parametrize("has_keeper", [True, False])
+def test_a_run_that_may_be_started_again_is_removed_once_that_is_over_and_nobody_keeps_it_meanwhile(
+    tmp_path: Path, has_keeper: bool
+) -> None:
+    target = dataclasses.replace(on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
+    target = dataclasses.replace(
+        target, inventory=dataclasses.replace(target.inventory, has_keeper=has_keeper)
+    )
+    asked, documents = targets.Wanted(runs=str(tmp_path)), stack.store_of(target)
+    store, checkpoint = Store(documents), tmp_path / "kept" / "checkpoints" / "5"
+    checkpoint.mkdir(parents=True)
+    assert commands.remove(target, asked, "kept") is None, "nobody starts it again, and it is the caller's"
+    waiting = kept("kept", project=None, runs_url=str(tmp_path), slices=("local",), slice="local")
+    add(documents, dataclasses.replace(waiting, attempt=Attempt(number=0, starting_until_s=2e10)))
+    run: Any = type("Of", (), {"run_id": "kept", "attempt": 0, "described": {}})()
+    line = commands.remove(target, asked, "kept")
+    if has_keeper:
+        assert line is not None and line.startswith(
+            "kept is to be removed; the keeper does so at its next look"
+        )
+    else:
+        assert line is not None and "is not yet: it is being started, and is stopped then; `fab queue" in line
+    assert checkpoint.exists()
+    with pytest.raises(RequestError, match="kept is being removed, and cannot be kept"):
+        HandOver().keep(run, target)
+    assert commands.stop(target, "kept") and commands.resumed_by(target) == {"kept": "it is being removed"}
+    add(documents, dataclasses.replace(waiting, desired="removed"))
+    keeper_main.reconcile(store, World(documents, print, program="a test", asked=asked), print, asked)
+    assert store.read().runs == {} and not checkpoint.exists()
 
 
 def test_a_run_is_kept_with_new_limits_and_again_after_its_end(

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backends.local.backend import on_this_machine
 from infra import naming
 from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.request import Spec
+from infra.documents import Documents
 from infra.lease import Lease, held
 from keeper import commands, queue_commands
 from keeper.stack import Stack
-from keeper.world import observed_slice
+from keeper.world import World, observed_slice
 from launch import policy
-from launch.control import Submission
+from launch.control import Run, Submission
+from launch.hosts import Agent, HostError
 from launch.policy import Standing
+from launch.remote_files import HostFiles
+from launch.store import Content
 from launch.targets import Wanted
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props
 from tests.keeper import lab as labs
@@ -171,6 +177,34 @@ def test_hosts_that_cannot_be_prepared_are_tried_twelve_times_and_the_slice_is_g
     assert lab.run.end is not None and lab.run.end.outcome == "failed"
     assert lab.run.end.reason == "its hosts could not be prepared 12 times: w-0: no room on its disk"
     assert lab.states() == {}
+
+
+class NoAnswer:
+    """The way to an agent that does not answer."""
+
+    knows_all = False
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Any]:
+        failed: Future[Any] = Future()
+        failed.set_exception(HostError(host="w-0", reason="no answer"))
+        return failed
+
+
+def test_of_a_run_that_its_silent_hosts_alone_can_read_nothing_is_known_and_nothing_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its hosts are prepared again, and are given up one day."""
+    agents = tuple(Agent(host=host, link=NoAnswer(), root="/agent") for host in ("w-0", "w-1"))
+    here = on_this_machine(hosts="2", platform="cpu")
+    target = dataclasses.replace(here, agents=agents, runs_url="/mnt/share/runs", files=HostFiles(agents))
+    world = World(Documents(str(tmp_path)), print, program="a test")
+    monkeypatch.setattr(world, "target", lambda _: target)
+    run = Run(run_id=RUN_ID, stack="s", runs_url="/mnt/share/runs", slices=("main",), slice="main")
+    content = Content(runs={}, slices={}, others={}, unreadable={})
+    observed = world.examine(run, content, has_hosts=True)
+    assert observed is not None and (observed.living, observed.silent) == ("unknown", 2)
+    with pytest.raises(HostError, match="no answer"):
+        world.remove(run)
 
 
 def test_one_document_that_is_none_is_named_and_the_run_of_another_is_brought_back(lab: Lab) -> None:

@@ -148,6 +148,7 @@ class World:
         self.held: list[Lease] = []
         self.lines: list[str] = []
         self.told: list[tuple[str, str]] = []
+        self.removed: set[str] = set()
 
     # --- what the model knows ---------------------------------------------------------------------------------------
 
@@ -262,6 +263,7 @@ class World:
             raise NotStartedError("another attempt has begun", is_in_use=True)
         process.token += 1
         assert not self.is_living(run.run_id), "a run that lives was started a second time"
+        assert run.run_id not in self.removed, "a run was started whose directory was removed"
         others = [
             each
             for each, p in self.processes.items()
@@ -281,6 +283,14 @@ class World:
         process = self.processes[run.run_id]
         if run.slice not in self.silent_slices and self.is_living(run.run_id):
             process.state, process.cause, process.saved = "stopped", "stopped", process.step
+
+    def remove(self, run: Run) -> None:
+        self.pause("remove")
+        if self.memory.away:
+            raise DocumentsError("the bucket does not answer")
+        assert not self.is_living(run.run_id), "the directory of a run that lives was removed"
+        self.removed.add(run.run_id)
+        self.pause("removed")
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[Lease]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch import policy
-from launch.control import Attempt, Limits, Run, Slice, Submission
+from launch.control import Attempt, End, Limits, Run, Slice, Submission
 from launch.policy import Action, RunObserved, Signs, SliceObserved, Standing
 
 NOW = 1_800_000_000.0
@@ -16,6 +16,9 @@ ACTIVE = SliceObserved(standing="active", created="c1")
 QUEUED = Submission(
     number=1, what="train.py", request={}, submitted={}, bundles=(), where={}, by="me", added=""
 )
+
+
+STARTING = Attempt(number=4, created="c1", checkpoint=40, starting_until_s=NOW + 1)
 
 
 def kept(*, after: str = "", **changes: Any) -> Run:
@@ -77,6 +80,12 @@ def decide(
         (kept(), RunObserved(living="unknown", state="lost", attempt=3, silent=1), "wait"),
         (kept(desired="stopped"), RunObserved(living="unknown", state="lost", attempt=3, silent=1), "wait"),
         (kept(desired="stopped"), ended("failed"), "end"),
+        (kept(desired="removed"), RunObserved(living="present", state="running", attempt=3), "stop"),
+        (kept(desired="removed"), RunObserved(living="unknown", state="lost", attempt=3, silent=1), "wait"),
+        (kept(desired="removed"), ended("failed", attempt=2), "end"),
+        (kept(desired="removed", attempt=STARTING), ended("failed"), "wait"),
+        (kept(desired="removed", end=End(outcome="stopped", reason="", at_s=1.0)), None, "remove"),
+        (kept(desired="stopped", end=End(outcome="stopped", reason="", at_s=1.0)), None, "wait"),
         (kept(desired="unmanaged"), RunObserved(living="present", state="running", attempt=3), "end"),
         (kept(), None, "examine"),
     ],

@@ -26,7 +26,7 @@ FAULTS = (
     "registry-away", "registry-back", "in-use", "free", "lost-in-stock-out", "lost-in-stock-out", "preempt",
 )  # fmt: skip
 RUNS_DO = ("progress", "progress", "progress", "crash", "outage", "wrong")
-PEOPLE_DO = ("stop", "unmanage", "keep-again", "cancel")
+PEOPLE_DO = ("stop", "unmanage", "keep-again", "cancel", "remove")
 IN_THE_MIDDLE = (
     *FAULTS, *RUNS_DO, *PEOPLE_DO, *PEOPLE_DO, "pulumi-up", "pulumi-destroy", "destroy-begins", "stop-while-frozen",
     "other", "other", "other-after-freeze", "other-after-freeze", "power-cut", "power-cut", "slow",
@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
 
     def submit(self, run_id: str, slices: tuple[str, ...], restarts: int) -> None:
         store = self.world.store()
-        if store.run(run_id) is not None:
+        if store.run(run_id) is not None or run_id in self.world.removed:
             return
         submission = Submission(
             number=0, what="train.py", request={}, submitted={}, bundles=(), where={}, by="me", added=""
@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
             if runs:
                 run_id = runs[which % len(runs)]
                 note(f"  {run_id} is to be {desired}")
-                store.edit_run(run_id, lambda now: now and dataclasses.replace(now, desired=desired))
+                store.edit_run(run_id, lambda now: now and now.to_be(desired))
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -190,6 +190,8 @@ class Machine(RuleBasedStateMachine):
                     process.cause = {"crash": "failed", "outage": "outside", "wrong": "wrong request"}[what]  # type: ignore[assignment]
             case "stop" | "cancel":
                 self.desire("stopped", which=self.rng)
+            case "remove":
+                self.desire("removed", which=self.rng)
             case "unmanage":
                 self.desire("unmanaged", which=self.rng)
             case "keep-again":
@@ -318,8 +320,9 @@ class Machine(RuleBasedStateMachine):
             world.one_pass()
         runs = self.documents()
         for run in runs.values():
-            if run.desired == "stopped":
+            if run.is_unwanted:
                 assert not world.is_living(run.run_id), f"{run.run_id} was to be stopped, and lives"
+            assert run.desired != "removed" or run.slice not in world.declared, f"{run} is not removed"
         for name, made_by in cloud.made_by.items():
             is_needed = any(run.slice == name and run.end is None for run in runs.values())
             is_paid_for = cloud.states[name] in ("ACTIVE", "WAITING")
