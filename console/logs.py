@@ -60,19 +60,19 @@ def logs(target: Target, name: str, *, host: int | None, follow: bool, lines: in
     def show(index: int, line: str) -> None:
         print(line if host is not None else f"[{index}] {line}", flush=True)
 
-    def warn(text: str) -> None:
+    def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def show_attempt(run: Run, lines: int) -> bool:
         agents = target.find_agents(run.described)
         selected = [HostLog(agent=agents[index], run=run, host=index) for index in hosts]
-        return show_logs(selected, lines=lines, follow=follow, show=show, warn=warn)
+        return show_logs(selected, lines=lines, follow=follow, show=show, tell=tell)
 
     all_answered = show_attempt(run, lines)
     while (
         follow and target.capabilities.restarts_runs and (resumed := _next_attempt(target, run)) is not None
     ):
-        warn(f"attempt {resumed.attempt}")
+        tell(f"attempt {resumed.attempt}")
         run, all_answered = resumed, show_attempt(resumed, 0)
     return 0 if all_answered else 1
 
@@ -92,11 +92,11 @@ def _next_attempt(target: Target, run: Run) -> Run | None:
         time.sleep(RETRY_S)
 
 
-def show_logs(logs: Sequence[HostLog], *, lines: int, follow: bool, show: Show, warn: Say) -> bool:
+def show_logs(logs: Sequence[HostLog], *, lines: int, follow: bool, show: Show, tell: Say) -> bool:
     """Show the last `lines` lines of logs (0: all), host by host, and with `follow` what comes until the processes have
     ended. Return whether all hosts answered."""
     if lines == 0:
-        return _show_from([(log, 0) for log in logs], show, warn, follow=follow)
+        return _show_from([(log, 0) for log in logs], show, tell, follow=follow)
     with concurrent.futures.ThreadPoolExecutor(min(64, len(logs))) as pool:
         tails = [pool.submit(tail, log, lines) for log in logs]
     offsets, errors = [], []
@@ -110,9 +110,9 @@ def show_logs(logs: Sequence[HostLog], *, lines: int, follow: bool, show: Show, 
         for line in last_lines:
             show(log.host, line)
     if follow:
-        return _show_from(offsets, show, warn, follow=True)
+        return _show_from(offsets, show, tell, follow=True)
     for unanswered in errors:
-        warn(str(unanswered))
+        tell(str(unanswered))
     return not errors
 
 
@@ -137,7 +137,7 @@ def tail(log: HostLog, lines: int) -> tuple[list[str], int]:
         window *= 8
 
 
-def _show_from(offsets: Sequence[tuple[HostLog, int]], show: Show, warn: Say, *, follow: bool) -> bool:
+def _show_from(offsets: Sequence[tuple[HostLog, int]], show: Show, tell: Say, *, follow: bool) -> bool:
     """Show logs from offsets on; return whether all hosts answered in the end. Each is read in a thread of its own."""
     pieces: queue.Queue[tuple[int, Sequence[str]] | str | None] = queue.Queue(WAITING_PIECES)
 
@@ -155,8 +155,8 @@ def _show_from(offsets: Sequence[tuple[HostLog, int]], show: Show, warn: Say, *,
         match pieces.get():
             case None:
                 active -= 1
-            case str(warning):
-                warn(warning)
+            case str(message):
+                tell(message)
             case host, lines:
                 for line in lines:
                     show(host, line)
@@ -164,7 +164,7 @@ def _show_from(offsets: Sequence[tuple[HostLog, int]], show: Show, warn: Say, *,
 
 
 def _read_on(
-    log: HostLog, offset: int, show: Callable[[Sequence[str]], None], warn: Say, *, follow: bool
+    log: HostLog, offset: int, show: Callable[[Sequence[str]], None], tell: Say, *, follow: bool
 ) -> bool:
     """Read a log to its present end or, with `follow`, until the process has ended; return whether the host answered.
 
@@ -176,16 +176,16 @@ def _read_on(
             answer = log.read(offset)
         except HostError as error:
             if not follow or not is_silent:
-                warn(f"{error}; it is asked again" if follow else str(error))
+                tell(f"{error}; it is asked again" if follow else str(error))
             is_silent, silence_s = True, time.monotonic() - last_answer_s
             if follow and silence_s > SILENCE_LIMIT_S:
-                warn(f"{log.agent.host}: has not answered for {spoken(silence_s)}; its log ends here")
+                tell(f"{log.agent.host}: has not answered for {spoken(silence_s)}; its log ends here")
             if not follow or silence_s > SILENCE_LIMIT_S:
                 return False
             time.sleep(RETRY_S)
             continue
         if is_silent:
-            warn(f"{log.agent.host} answers again")
+            tell(f"{log.agent.host} answers again")
         is_silent, last_answer_s = False, time.monotonic()
         offset, size = answer["next_offset"], answer["size"]
         end = size if end is None or follow else end

@@ -28,22 +28,22 @@ STDOUT = 1
 
 
 class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
-    """A Fabric task of one parameter, `asked`, of a class of `fabfile.options`. Its function returns the exit code.
+    """A Fabric task of one parameter, `args`, of a class of `fabfile.options`. Its function returns the exit code.
 
     outlives_signals: whether what it does goes on when it is ended, unless by Ctrl-C (docs/operations.md).
     """
 
     def __init__(self, function: Callable[[Any], int], *, outlives_signals: bool = False) -> None:
         super().__init__(function, name=function.__name__.replace("_", "-"), positional=())
-        self.options: type = inspect.get_annotations(function, eval_str=True)["asked"]
+        self.options: type = inspect.get_annotations(function, eval_str=True)["args"]
         self.words: Words | None = declared_words(self.options)
         self.outlives_signals = outlives_signals
 
     def get_arguments(self) -> list[Argument]:
         """Return Invoke's arguments. An option has the first letter of its name that is free, and -h is --help."""
-        found = dict(declared(self.options))
+        fields = dict(declared(self.options))
         taken, arguments = {"h", "-"}, []
-        for field, option in found.items():
+        for field, option in fields.items():
             name = field.replace("_", "-")
             letters = [letter for letter in name if letter not in taken][:1]
             taken.update(letters)
@@ -66,7 +66,7 @@ class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
     @property
     def optional_argument(self) -> str | None:
         """The option that may be typed without its name, and need not be there at all."""
-        return next((name for name, one in declared(self.options) if one.place == "optional"), None)
+        return next((name for name, option in declared(self.options) if option.place == "optional"), None)
 
     @property
     def summary(self) -> str:
@@ -89,7 +89,7 @@ class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
         """Return its options. Raises RequestError: with every value that is wrong."""
         return read(self.options, typed, words if self.words else ())
 
-    def __call__(self, _context: object, asked: Any) -> None:
+    def __call__(self, _context: object, args: Any) -> None:
         """Carry it out, and end the process unless that went well."""
         stacks: dict[str, Target] = {}
         opened.set(stacks)
@@ -97,7 +97,7 @@ class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
 
         def carry_out() -> int:
             with signals:
-                return int(self.body(asked))
+                return int(self.body(args))
 
         code = exit_code(carry_out)
         _name_idle_slices(stacks.values())
@@ -149,8 +149,8 @@ def exit_code(carry_out: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # the reader of our output went away
         return DONE
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"error: {where}{error.strerror or error}", FAILED)
+        prefix = f"{error.filename}: " if error.filename else ""
+        return _complain(f"error: {prefix}{error.strerror or error}", FAILED)
     except Exception as error:
         from launch.hosts import HostError, HostsError  # a command without hosts has none of these
 
@@ -167,9 +167,9 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _name_idle_slices(stacks: Iterable[Target]) -> None:
+def _name_idle_slices(targets: Iterable[Target]) -> None:
     """Say on standard error which slices of the stacks that the task was about cost and are not used."""
-    for target in stacks:
+    for target in targets:
         from console import idle
 
         with contextlib.suppress(OSError, KeyboardInterrupt):

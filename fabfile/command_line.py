@@ -81,15 +81,15 @@ def _carry_out(words: Sequence[str]) -> None:
     """Check the whole command line, then carry it out."""
     words = ["--help", *words[1:2]] if words[:1] == ["help"] else [*words]
     own = own_options()
-    given = Parser(initial=own, ignore_unknown=True).parse_argv(words)
-    options = given[0].args
+    parsed = Parser(initial=own, ignore_unknown=True).parse_argv(words)
+    options = parsed[0].args
     if options.complete.value:
         parser = Parser(initial=own, contexts=[command.parser_context for command in COMMANDS.values()])
         complete(
-            names=["fab"], core=given, initial_context=own, collection=namespace(COMMANDS), parser=parser
+            names=["fab"], core=parsed, initial_context=own, collection=namespace(COMMANDS), parser=parser
         )
     after = words[words.index("--") + 1 :] if "--" in words else []
-    line = Line(given.unparsed, after, COMMANDS, options_after_dashes)
+    line = Line(parsed.unparsed, after, COMMANDS, options_after_dashes)
     line.check()
     help_of = line.help_of or options.help.value
     if options.version.value:
@@ -102,7 +102,7 @@ def _carry_out(words: Sequence[str]) -> None:
         _show_command(help_of)
     elif options.list.value:
         _show_commands()
-    elif help_of or not given.unparsed:
+    elif help_of or not parsed.unparsed:
         print("Usage: fab COMMAND [--options]\n")
         _show_commands()
         _print_columns(own.help_tuples())
@@ -110,11 +110,11 @@ def _carry_out(words: Sequence[str]) -> None:
     else:
         _refuse_another_checkout()
         # What is wrong with a later command is said before the first is carried out.
-        asked = [COMMANDS[str(call.name)].read(call.as_kwargs, line.after) for call in line.calls]
-        names = [str(call.name) for call in line.calls]
-        Executor(namespace({*names})).execute(
-            *((name, {"asked": one}) for name, one in zip(names, asked, strict=True))
-        )
+        calls = [
+            (str(call.name), {"args": COMMANDS[str(call.name)].read(call.as_kwargs, line.after)})
+            for call in line.calls
+        ]
+        Executor(namespace({name for name, _ in calls})).execute(*calls)
 
 
 def namespace(names: Iterable[str]) -> Collection:

@@ -23,12 +23,12 @@ class Deploy:
 
 
 @task
-def deploy(asked: Deploy) -> int:
+def deploy(args: Deploy) -> int:
     """Prepare every host for runs, and report changes."""
     from backends.vm import deploy as deployment
 
-    target = asked.where.target().require("deploy")
-    return deployment.deploy(target, with_comforts=asked.comforts, runtime=asked.runtime)
+    target = args.where.target().require("deploy")
+    return deployment.deploy(target, with_comforts=args.comforts, runtime=args.runtime)
 
 
 @options
@@ -42,12 +42,12 @@ class Verify:
 
 
 @task
-def verify(asked: Verify) -> int:
+def verify(args: Verify) -> int:
     """Test on all hosts: devices, a matmul, an all-reduce."""
     from console.hosts import verify as verification
 
-    target = asked.where.target().require("verify")
-    return verification.verify(target, asked.framework, asked.runtime, asked.container_access)
+    target = args.where.target().require("verify")
+    return verification.verify(target, args.framework, args.runtime, args.container_access)
 
 
 @options
@@ -58,13 +58,13 @@ class Doctor:
 
 
 @task
-def doctor(asked: Doctor) -> int:
+def doctor(args: Doctor) -> int:
     """Look for all problems, and print their remedies."""
     from console.doctor import doctor as visit
 
-    if asked.first_day:
-        return visit.first_day(asked.where.target())
-    return visit.doctor(asked.where.target, wants_stack=asked.where.stack_name != "local", as_json=asked.json)
+    if args.first_day:
+        return visit.first_day(args.where.target())
+    return visit.doctor(args.where.target, wants_stack=args.where.stack_name != "local", as_json=args.json)
 
 
 @options
@@ -76,18 +76,18 @@ class Trust:
 
 
 @task
-def trust(asked: Trust) -> int:
+def trust(args: Trust) -> int:
     """Show a host's SSH key, ask, and store it beside the inventory."""
     from backends.targets import keys_file, resolve
     from console.hosts import trust as trusting
 
-    wanted = asked.where.wanted()
+    wanted = args.where.wanted()
     return trusting.trust(
         resolve(wanted).require("trust"),
         keys_file(wanted),
-        hosts=asked.host,
-        instance=asked.instance,
-        fingerprint=asked.fingerprint,
+        hosts=args.host,
+        instance=args.instance,
+        fingerprint=args.fingerprint,
     )
 
 
@@ -101,14 +101,12 @@ class Run:
 
 
 @task
-def run(asked: Run) -> int:
+def run(args: Run) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
     from console.hosts import execute
 
-    argv = execute.argv_of(asked.words, asked.command)
-    return execute.run(
-        asked.where.target().require("run"), argv, grouped=asked.group, timeout_s=asked.timeout
-    )
+    argv = execute.argv_of(args.words, args.command)
+    return execute.run(args.where.target().require("run"), argv, grouped=args.group, timeout_s=args.timeout)
 
 
 @options
@@ -122,11 +120,11 @@ class Put:
 
 
 @task
-def put(asked: Put) -> int:
+def put(args: Put) -> int:
     """Copy a file or folder to all hosts."""
     from console.hosts import copies
 
-    return copies.put(asked.where.target().require("put"), asked.source, asked.target, force=asked.force)
+    return copies.put(args.where.target().require("put"), args.source, args.target, force=args.force)
 
 
 @options
@@ -138,11 +136,11 @@ class Get:
 
 
 @task
-def get(asked: Get) -> int:
+def get(args: Get) -> int:
     """Copy a file or folder from all hosts."""
     from console.hosts import copies
 
-    return copies.get(asked.where.target().require("get"), asked.source, asked.target, force=asked.force)
+    return copies.get(args.where.target().require("get"), args.source, args.target, force=args.force)
 
 
 @options
@@ -155,11 +153,11 @@ class Ssh:
 
 
 @task
-def ssh(asked: Ssh) -> int:
+def ssh(args: Ssh) -> int:
     """Open a shell on a host."""
     from console.hosts import shells
 
-    return shells.open_shell(asked.where.target(), asked.host, asked.run)
+    return shells.open_shell(args.where.target(), args.host, args.run)
 
 
 @options
@@ -169,11 +167,11 @@ class SshConfig:
 
 
 @task
-def ssh_config(asked: SshConfig) -> int:
+def ssh_config(args: SshConfig) -> int:
     """Print a configuration of the hosts for ssh and VS Code."""
     from backends.vm import ssh_config as configuration
 
-    return configuration.show_config(asked.where.target().require("ssh-config"), write=asked.write)
+    return configuration.show_config(args.where.target().require("ssh-config"), write=args.write)
 
 
 @options
@@ -184,8 +182,8 @@ class Jupyter:
 
 
 @task
-def jupyter(asked: Jupyter) -> int:
+def jupyter(args: Jupyter) -> int:
     """Serve notebooks from the first host, for this machine only."""
     from console.hosts import notebook
 
-    return notebook.serve(asked.where.target().require("jupyter"), asked.module, browser=asked.browser)
+    return notebook.serve(args.where.target().require("jupyter"), args.module, browser=args.browser)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from contracts.errors import RequestError
 from fabfile.command import task
 from fabfile.options import flag, group, option, options
 from fabfile.where import REHEARSAL, Where
@@ -17,23 +16,17 @@ class Build:
     framework: str = option("frameworks, as jax,pytorch (default: all of images/)", default="")
     platform: str = option(PLATFORM, default="tpu")
     update_base: bool = flag("first update the base's digest in images/base.txt")
-    stack: str | None = option("the old name of --framework")
 
 
 @task
-def build(asked: Build) -> int:
+def build(args: Build) -> int:
     """Build the missing images of images/, and test them."""
-    if asked.stack:
-        raise RequestError(
-            "--stack: a stack is a Pulumi stack, and images are built for frameworks; fab build --framework "
-            f"{asked.stack} (make images FRAMEWORK={asked.stack})"
-        )
     from images import build as building
 
     return building.build(
-        framework=asked.framework,
-        platform=asked.platform,
-        update_base=asked.update_base,
+        framework=args.framework,
+        platform=args.platform,
+        update_base=args.update_base,
         environ=os.environ,
     )
 
@@ -45,22 +38,17 @@ class Push:
         Where, "stack", stack="the Pulumi stack whose repository it is, or rehearsal (default: $TPU_STACK)"
     )
     platform: str = option(PLATFORM, default="tpu")
-    image: str | None = option("the old name of --framework")
 
 
 @task
-def push(asked: Push) -> int:
+def push(args: Push) -> int:
     """Push images to a stack's repository, by digest."""
-    if asked.image:
-        raise RequestError(
-            f"--image: images are named by their framework; fab push --framework {asked.image}"
-        )
     from images import push as pushing
 
-    stack = asked.where.stack_name
+    stack = args.where.stack_name
     if stack == REHEARSAL:
-        asked.where.target()  # its environment has the `pulumi` that knows it
-    return pushing.push(stack=stack, framework=asked.framework, platform=asked.platform, environ=os.environ)
+        args.where.target()  # its environment has the `pulumi` that knows it
+    return pushing.push(stack=stack, framework=args.framework, platform=args.platform, environ=os.environ)
 
 
 @options
@@ -70,12 +58,12 @@ class Images:
 
 
 @task
-def images(asked: Images) -> int:
+def images(args: Images) -> int:
     """List images, here and on a stack, and the runs that used them."""
     from images import local_images
 
-    if asked.prune:
+    if args.prune:
         return local_images.prune(environ=os.environ)
-    target = asked.where.target()
+    target = args.where.target()
     references = target.inventory.images if target.capabilities.is_billed else None
     return local_images.show(folder=target.runs, references=references, environ=os.environ)

@@ -24,7 +24,7 @@ class Predict:
 
 
 @task
-def predict(asked: Predict) -> int:
+def predict(args: Predict) -> int:
     """Let a run's model answer: texts, pairs, questions or pictures.
 
     An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input. For example:
@@ -32,9 +32,7 @@ def predict(asked: Predict) -> int:
     """
     from console import predict
 
-    return predict.predict(
-        asked.where.target(), asked.run, asked.inputs, second=asked.second, as_json=asked.json
-    )
+    return predict.predict(args.where.target(), args.run, args.inputs, second=args.second, as_json=args.json)
 
 
 @options
@@ -56,7 +54,7 @@ class Serve:
 
 
 @task
-def serve(asked: Serve) -> int:
+def serve(args: Serve) -> int:
     """Answer with a run's model over HTTP, until Ctrl-C.
 
     On a stack, it runs on one host and is reached through a tunnel. The server's own options come after --.
@@ -65,21 +63,21 @@ def serve(asked: Serve) -> int:
     from console import status as status_command
     from launch import jobs
 
-    if {"-h", "--help"} & {*asked.words}:
+    if {"-h", "--help"} & {*args.words}:
         return status_command.list_jobs(jobs.SERVER)
-    one = "1" if asked.where.stack_name == "local" else "0"
-    target = dataclasses.replace(asked.where, hosts=asked.where.hosts or one).target()
+    one = "1" if args.where.stack_name == "local" else "0"
+    target = dataclasses.replace(args.where, hosts=args.where.hosts or one).target()
     if len(target.hosts) > 1:
-        raise RequestError(f"--hosts {asked.where.hosts}: a server is one process on one host; name one")
+        raise RequestError(f"--hosts {args.where.hosts}: a server is one process on one host; name one")
     how = serve.Options(
-        address=asked.address,
-        port=asked.port,
-        token_file=asked.token_file,
-        in_image=asked.image,
-        detach=asked.detach,
-        words=asked.words,
+        address=args.address,
+        port=args.port,
+        token_file=args.token_file,
+        in_image=args.image,
+        detach=args.detach,
+        words=args.words,
     )
-    return serve.serve(target, asked.run, how)
+    return serve.serve(target, args.run, how)
 
 
 @options
@@ -91,10 +89,10 @@ class Export:
 
 
 @task
-def export(asked: Export) -> int:
+def export(args: Export) -> int:
     """Copy a run's model, with a model card for the Hugging Face Hub."""
     from console import export
 
-    if not asked.to:
+    if not args.to:
         raise RequestError("--to: say where to, a folder or a URL such as gs://…")
-    return export.export(asked.where.target(), asked.run, asked.to, force=asked.force)
+    return export.export(args.where.target(), args.run, args.to, force=args.force)

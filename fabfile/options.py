@@ -65,8 +65,8 @@ class Group:
     help: Mapping[str, str]
 
 
-def _as_typed(_option: str, given: Any) -> Any:
-    return given
+def _as_typed(_option: str, typed: Any) -> Any:
+    return typed
 
 
 def option(help: str, read: Reader = _as_typed, *, default: Any = None) -> Any:
@@ -81,8 +81,8 @@ def flag(help: str) -> Any:
 
 def several(help: str) -> Any:
     """Declare an option that may be given several times; its value is a tuple."""
-    one = Option(help=help, read=lambda _option, given: tuple(given), kind=list)
-    return dataclasses.field(default=(), metadata={"option": one})
+    list_option = Option(help=help, read=lambda _option, given: tuple(given), kind=list)
+    return dataclasses.field(default=(), metadata={"option": list_option})
 
 
 def argument(help: str, **default: Any) -> Any:
@@ -108,8 +108,11 @@ def declared(
     for field in dataclasses.fields(cls):
         if inner := field.metadata.get("group"):
             yield from declared(inner.cls, inner.names, {**inner.help, **(help or {})})
-        elif (one := field.metadata.get("option")) and (not names or field.name in names):
-            yield field.name, dataclasses.replace(one, help=(help or {}).get(field.name, one.help))
+        elif (own_option := field.metadata.get("option")) and (not names or field.name in names):
+            yield (
+                field.name,
+                dataclasses.replace(own_option, help=(help or {}).get(field.name, own_option.help)),
+            )
 
 
 def declared_words(cls: type) -> Words | None:
@@ -126,10 +129,10 @@ def read[T](cls: type[T], typed: Mapping[str, Any], after: Sequence[str] = ()) -
         RequestError: with every value that is wrong.
     """
     mistakes: list[str] = []
-    found = _read(cls, typed, after, (), mistakes)
+    values = _read(cls, typed, after, (), mistakes)
     if mistakes:
         raise RequestError("\n".join(mistakes))
-    return found
+    return values
 
 
 def _read[T](
@@ -157,7 +160,7 @@ def long(name: str) -> str:
 # --- what a value may be -------------------------------------------------------------------------------------------
 
 
-def whole(least: int | None = None) -> Reader:
+def whole(minimum: int | None = None) -> Reader:
     """Read whole numbers, from `least` on.
 
     Invoke would read numbers itself, but answers what is none with a traceback.
@@ -165,8 +168,8 @@ def whole(least: int | None = None) -> Reader:
 
     def read(option: str, text: str) -> int:
         is_whole = WHOLE.fullmatch(text)
-        if least is not None and not (is_whole and int(text) >= least):
-            raise RequestError(f"{option} {text}: must be a whole number of at least {least}")
+        if minimum is not None and not (is_whole and int(text) >= minimum):
+            raise RequestError(f"{option} {text}: must be a whole number of at least {minimum}")
         if not is_whole:
             raise RequestError(f"{option} {text}: must be a whole number")
         return int(text)
@@ -174,9 +177,9 @@ def whole(least: int | None = None) -> Reader:
     return read
 
 
-def seconds(least: int) -> Reader:
+def seconds(minimum: int) -> Reader:
     """Read whole seconds, as a float."""
-    return lambda option, text: float(whole(least)(option, text))
+    return lambda option, text: float(whole(minimum)(option, text))
 
 
 def usd(option: str, text: str) -> float:

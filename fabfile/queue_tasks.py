@@ -55,17 +55,17 @@ class Submit:
 
 
 @task
-def submit(asked: Submit) -> int:
+def submit(args: Submit) -> int:
     """Put a run into the queue; it takes the options of `fab train`.
 
     The code is kept as it is now. The keeper, or `fab queue work`, starts the run when a slice is free.
     """
     from keeper import queue_commands
 
-    request = asked.entry.run.request()
+    request = args.entry.run.request()
     if prints_help(request):
         return DONE
-    return queue_commands.submit(asked.entry.targets(request), request, asked.entry.wishes(request))
+    return queue_commands.submit(args.entry.targets(request), request, args.entry.wishes(request))
 
 
 @options
@@ -78,7 +78,7 @@ class Sweep:
 
 
 @task
-def sweep(asked: Sweep) -> int:
+def sweep(args: Sweep) -> int:
     """Put a family of runs that differ in options into the queue.
 
     As in: fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3 -- --steps 2000
@@ -86,11 +86,11 @@ def sweep(asked: Sweep) -> int:
     """
     from keeper import queue_commands
 
-    request = asked.entry.run.request()
+    request = args.entry.run.request()
     if prints_help(request):
         return DONE
-    targets, wishes = asked.entry.targets(request), asked.entry.wishes(request)
-    return queue_commands.submit_sweep(targets, request, wishes, grid=asked.grid, seeds=asked.seeds)
+    targets, wishes = args.entry.targets(request), args.entry.wishes(request)
+    return queue_commands.submit_sweep(targets, request, wishes, grid=args.grid, seeds=args.seeds)
 
 
 @options
@@ -107,7 +107,7 @@ class Queue:
 
 
 @task
-def queue(asked: Queue) -> int:
+def queue(args: Queue) -> int:
     """Show the queue, work on it, or change its order.
 
     fab queue; fab queue work; fab queue cancel ENTRY …; fab queue move ENTRY first (or last, before:N, --priority P)
@@ -117,19 +117,19 @@ def queue(asked: Queue) -> int:
     from keeper import queue_commands
     from keeper.stack import documents_for
 
-    action, *words = asked.words or ("show",)
+    action, *words = args.words or ("show",)
     # A queue is there whether the stack has hosts or not.
-    stack = asked.where.wanted()
+    stack = args.where.wanted()
     entries = documents_for(dataclasses.replace(stack, slice=None))
     if action == "show" and not words:
-        return queue_commands.show(entries, everything=asked.all, as_json=asked.json)
+        return queue_commands.show(entries, everything=args.all, as_json=args.json)
     if action == "work" and not words:
-        return queue_commands.work(entries, stack, stay=asked.stay)
+        return queue_commands.work(entries, stack, stay=args.stay)
     if action == "cancel" and words:
-        return queue_commands.cancel(entries, stack, words, grace_s=asked.grace)
+        return queue_commands.cancel(entries, stack, words, grace_s=args.grace)
     if action == "move" and 1 <= len(words) <= 2:
         number = whole(1)("fab queue move", words[0])
-        return queue_commands.move(entries, number, "".join(words[1:]), priority=asked.priority)
+        return queue_commands.move(entries, number, "".join(words[1:]), priority=args.priority)
     raise RequestError(
         f"fab queue {' '.join([action, *words])}: write fab queue, fab queue work, fab queue cancel ENTRY …, or fab "
         "queue move ENTRY first (or last, before:N, --priority P)"

@@ -24,11 +24,11 @@ class Recover:
 
 
 @task(outlives_signals=True)
-def recover(asked: Recover) -> int:
+def recover(args: Recover) -> int:
     """Restore the slice of a run, then resume the run."""
     from console import follow
 
-    return follow.go_on(asked.where.target, asked.run, detach=asked.detach)
+    return follow.go_on(args.where.target, args.run, detach=args.detach)
 
 
 @options
@@ -39,14 +39,14 @@ class Keep:
 
 
 @task
-def keep(asked: Keep) -> int:
+def keep(args: Keep) -> int:
     """Let the stack's keeper resume a run after a loss."""
     from keeper import commands
 
     def on(name: str) -> Target:
-        return dataclasses.replace(asked.where, slice=asked.where.slice or name).target()
+        return dataclasses.replace(args.where, slice=args.where.slice or name).target()
 
-    return commands.keep(asked.where.any_target(), on, asked.run, asked.limits.hand_over())
+    return commands.keep(args.where.any_target(), on, args.run, args.limits.hand_over())
 
 
 @options
@@ -56,12 +56,12 @@ class Unkeep:
 
 
 @task
-def unkeep(asked: Unkeep) -> int:
+def unkeep(args: Unkeep) -> int:
     """Keep a run no more; if it runs, it goes on."""
     from keeper import commands
     from keeper.stack import documents_for
 
-    return commands.unkeep(documents_for(asked.where.wanted()), asked.run)
+    return commands.unkeep(documents_for(args.where.wanted()), args.run)
 
 
 @options
@@ -75,17 +75,17 @@ class Keeper:
 
 
 @task
-def keeper(asked: Keeper) -> int:
+def keeper(args: Keeper) -> int:
     """Show what the keeper does, carry out a pass, or install it."""
     from keeper import commands, install
     from keeper.__main__ import watch
     from keeper.stack import documents_for
 
-    if asked.action == "install":
-        return install.install(asked.where.inventory(), on_this_machine=asked.here)
-    if asked.action not in ("status", "run"):
-        raise RequestError(f'"{asked.action}" is none of status, run, install')
-    documents = documents_for(asked.where.wanted())
-    if asked.action == "status":
+    if args.action == "install":
+        return install.install(args.where.inventory(), on_this_machine=args.here)
+    if args.action not in ("status", "run"):
+        raise RequestError(f'"{args.action}" is none of status, run, install')
+    documents = documents_for(args.where.wanted())
+    if args.action == "status":
         return commands.status(documents)
-    return watch(documents, functools.partial(print, flush=True), every_s=asked.every)
+    return watch(documents, functools.partial(print, flush=True), every_s=args.every)

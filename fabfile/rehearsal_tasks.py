@@ -51,18 +51,18 @@ class Rehearsal:
 
 
 @task
-def rehearsal(asked: Rehearsal) -> int:
+def rehearsal(args: Rehearsal) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
     from rehearsal.daemon.cli import Typed, carry_out
     from rehearsal.state import RehearsalError
 
     typed = Typed(
-        action=asked.action,
-        wanted=asked.up(),
-        host=asked.host,
-        amount=asked.amount,
-        zone=asked.zone,
-        for_good=asked.for_good,
+        action=args.action,
+        wanted=args.up(),
+        host=args.host,
+        amount=args.amount,
+        zone=args.zone,
+        for_good=args.for_good,
     )
     try:
         carry_out(typed, os.environ, lambda line: print(line, flush=True))

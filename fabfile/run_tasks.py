@@ -21,11 +21,11 @@ class Runs:
 
 
 @task
-def runs(asked: Runs) -> int:
+def runs(args: Runs) -> int:
     """List the runs: state, step, metrics, age."""
     from console import status as status_command
 
-    return status_command.list_runs(asked.where.target(), limit=None if asked.all else 20, as_json=asked.json)
+    return status_command.list_runs(args.where.target(), limit=None if args.all else 20, as_json=args.json)
 
 
 @options
@@ -37,17 +37,17 @@ class Compare:
 
 
 @task
-def compare(asked: Compare) -> int:
+def compare(args: Compare) -> int:
     """Compare runs, or a sweep: the settings, what was measured."""
     from console import status as status_command
 
-    if not asked.sweep:
-        return status_command.compare(asked.where.target(), asked.runs, as_json=asked.json)
-    if asked.runs:
-        raise RequestError(f"--sweep {asked.sweep}: compares all its runs; leave {' '.join(asked.runs)} out")
+    if not args.sweep:
+        return status_command.compare(args.where.target(), args.runs, as_json=args.json)
+    if args.runs:
+        raise RequestError(f"--sweep {args.sweep}: compares all its runs; leave {' '.join(args.runs)} out")
     from keeper import queue_commands
 
-    return queue_commands.compare(asked.where.any_target(), asked.sweep, as_json=asked.json)
+    return queue_commands.compare(args.where.any_target(), args.sweep, as_json=args.json)
 
 
 @options
@@ -64,16 +64,16 @@ class Dashboard:
 
 
 @task
-def dashboard(asked: Dashboard) -> int:
+def dashboard(args: Dashboard) -> int:
     """Show runs in a browser: curves, hosts, logs, settings."""
     from console.dashboard import server
 
     places = [
-        dataclasses.replace(asked.where, stack=stack, runs=folder)
-        for stack in (asked.where.stack or "").split(",")
-        for folder in (asked.where.runs or "").split(",")
+        dataclasses.replace(args.where, stack=stack, runs=folder)
+        for stack in (args.where.stack or "").split(",")
+        for folder in (args.where.runs or "").split(",")
     ]
-    return server.serve([place.target() for place in places], port=asked.port)
+    return server.serve([place.target() for place in places], port=args.port)
 
 
 @options
@@ -91,11 +91,11 @@ class Track:
 
 
 @task
-def track(asked: Track) -> int:
+def track(args: Track) -> int:
     """Mirror a run to MLflow or Weights & Biases."""
     from console import track as tracking
 
-    return tracking.track(asked.where.target(), asked.run, asked.to, limit_s=asked.limit)
+    return tracking.track(args.where.target(), args.run, args.to, limit_s=args.limit)
 
 
 @options
@@ -104,11 +104,11 @@ class Notify:
 
 
 @task
-def notify(asked: Notify) -> int:
+def notify(args: Notify) -> int:
     """Say to which channels a run's end is sent."""
     from console import notify
 
-    return notify.command(test=asked.test)
+    return notify.command(test=args.test)
 
 
 @options
@@ -119,14 +119,14 @@ class Rm:
 
 
 @task
-def rm(asked: Rm) -> int:
+def rm(args: Rm) -> int:
     """Remove a run."""
     from console import removal
     from keeper import commands
 
-    target = asked.where.target()
-    mark = functools.partial(commands.remove, target, asked.where.wanted())
-    return removal.remove(target, asked.run, yes=asked.yes, mark=mark)
+    target = args.where.target()
+    mark = functools.partial(commands.remove, target, args.where.wanted())
+    return removal.remove(target, args.run, yes=args.yes, mark=mark)
 
 
 @options
@@ -137,10 +137,10 @@ class Prune:
 
 
 @task
-def prune(asked: Prune) -> int:
+def prune(args: Prune) -> int:
     """Remove all runs but the newest."""
     from console import removal
     from keeper import commands
 
-    target = asked.where.target()
-    return removal.prune(target, keep=asked.keep, yes=asked.yes, resumed_by=commands.resumed_by(target))
+    target = args.where.target()
+    return removal.prune(target, keep=args.keep, yes=args.yes, resumed_by=commands.resumed_by(target))

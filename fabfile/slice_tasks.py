@@ -21,13 +21,13 @@ class Accelerators:
 
 
 @task
-def accelerators(asked: Accelerators) -> int:
+def accelerators(args: Accelerators) -> int:
     """List the TPU types: hosts, chips, memory, zones, prices."""
     from console.accelerators import list_accelerators, list_granted
 
-    if asked.grant:
-        return list_granted(Path(asked.grant), zone=asked.zone, generation=asked.generation)
-    return list_accelerators(zone=asked.zone, generation=asked.generation, max_chips=asked.max_chips)
+    if args.grant:
+        return list_granted(Path(args.grant), zone=args.zone, generation=args.generation)
+    return list_accelerators(zone=args.zone, generation=args.generation, max_chips=args.max_chips)
 
 
 @options
@@ -38,13 +38,13 @@ class Capacity:
 
 
 @task
-def capacity(asked: Capacity) -> int:
+def capacity(args: Capacity) -> int:
     """Show which zones had capacity for the stack's slices, and when."""
     from keeper import capacity as capacities
     from launch.output import terminal
 
-    days = asked.days or capacities.DAYS
-    return capacities.capacity(terminal(), asked.where.wanted(), days=days, as_json=asked.json)
+    days = args.days or capacities.DAYS
+    return capacities.capacity(terminal(), args.where.wanted(), days=days, as_json=args.json)
 
 
 @options
@@ -55,8 +55,8 @@ class Zombies:
 
 
 @task
-def zombies(asked: Zombies) -> int:
+def zombies(args: Zombies) -> int:
     """List all TPUs of the project, and those left over."""
     from keeper.reclaim import command
 
-    return command(asked.where.wanted(), remove=asked.remove, yes=asked.yes)
+    return command(args.where.wanted(), remove=args.remove, yes=args.yes)

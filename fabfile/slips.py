@@ -61,8 +61,8 @@ class Line:
         """
         if not self.words:
             return
-        inputs_of = next((place for place, word in enumerate(self.words) if self._takes_inputs(word)), None)
-        until = None if inputs_of is None else inputs_of + 1
+        input_place = next((place for place, word in enumerate(self.words) if self._takes_inputs(word)), None)
+        until = None if input_place is None else input_place + 1
         named = [name for name in self._commands if name in self.words[:until]]
         self._contexts = [self._commands[name].parser_context for name in named]
         if copied := next(filter(None, map(copied_character, self.words[:until])), None):
@@ -192,10 +192,12 @@ class Line:
         words = self.command.words
         if words is None or not words.of or self._value("workdir"):
             return {}
-        every, job = self._options_of(words.of), self._value("job")
+        owners, job = self._options_of(words.of), self._value("job")
         own = {*self.command.parser_context.flags, "--job", "--export"} if words.of == "server" else set()
         return {
-            name: {*options} - own for name, options in every.items() if job in (name, "") or job not in every
+            name: {*options} - own
+            for name, options in owners.items()
+            if job in (name, "") or job not in owners
         }
 
     @property
@@ -221,7 +223,7 @@ class Line:
             )
             return
         moved: list[str] = []
-        kept: list[str] = []
+        known: list[str] = []
         group, theirs, job = moved, "", ""
         for word in self.strays:
             name = word.partition("=")[0]
@@ -232,7 +234,7 @@ class Line:
             near = suggestion(name, self._options - ({"--runs"} if name == "--run" else set()))
             owners = [owner for owner, options in self._owners.items() if near in options]
             is_theirs = bool(owners) and near not in flags
-            group = kept if near and not is_theirs else moved
+            group = known if near and not is_theirs else moved
             group.append(f"{near or name}{word[len(name) :]}")
             no_option = f"`fab {self.command.name}` has no option {name}"
             if " " in name:
@@ -248,26 +250,26 @@ class Line:
             named = not self._trains or self._value("job") or self._value("resume")
             yield (
                 f"{theirs}, and {'a job' if self._trains else 'the server'}'s options come after --:\n  "
-                + self._moved(moved, [*kept, *(() if named else ("--job", job))])
+                + self._moved(moved, [*known, *(() if named else ("--job", job))])
             )
 
     def _lost_word(self) -> str:
         word, name = self.strays[0], self.command.name
-        said = f'"{word}" is not a command, nor an argument of `fab {name}`'
+        message = f'"{word}" is not a command, nor an argument of `fab {name}`'
         options = {each.partition("=")[0] for each in [*self.words, *self.strays]}
         if "--job" in self.command.parser_context.flags and word in self._options_of("job"):
-            return f"{said}; did you mean --job {word}?"
+            return f"{message}; did you mean --job {word}?"
         if "--resume" in self.command.parser_context.flags and word.partition(":")[0] == "latest":
-            return f"{said}; did you mean --resume {word}?"
+            return f"{message}; did you mean --resume {word}?"
         if name == "run" or (self._trains and not {"--job", "--resume"} & options):
             whose = "of your own" if self._trains else "for the hosts"
             folder = ("--workdir", ".") if self._trains and "--workdir" not in options else ()
-            return f"{said}; a command {whose} comes after --:\n  {self._moved(self.strays, folder)}"
+            return f"{message}; a command {whose} comes after --:\n  {self._moved(self.strays, folder)}"
         if self.command.optional_argument:
             return f"{word}: `fab {name}` takes one RUN, and another one is named: {self.command.usage}"
         if near := suggestion(word, self._commands):
-            return f"{said}; did you mean `{near}`?"
-        return f"{said}; `fab help {name}` shows what it takes"
+            return f"{message}; did you mean `{near}`?"
+        return f"{message}; `fab help {name}` shows what it takes"
 
     def _lacking(self) -> Iterator[str]:
         for call in self.calls:
@@ -280,8 +282,8 @@ class Line:
         """Return what is wrong with the words after `--`."""
         after = self._behind_dashes
         if after and not any(self._commands[str(call.name)].words for call in self.calls):
-            *several, last = (f"`fab {name}`" for name, command in self._commands.items() if command.words)
-            yield f"-- {shlex.join(after)}: only {', '.join(several)} and {last} take words after --"
+            *others, last = (f"`fab {name}`" for name, command in self._commands.items() if command.words)
+            yield f"-- {shlex.join(after)}: only {', '.join(others)} and {last} take words after --"
         elif after and after[0].startswith("-") and self._owners:
             theirs = {option for options in self._owners.values() for option in options}
             names = {word.partition("=")[0] for word in after if word.startswith("--")}

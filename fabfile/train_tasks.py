@@ -133,19 +133,25 @@ class Training:
         Raises:
             RequestError: with every such option.
         """
-        of_command = {"--workdir": self.workdir, "--send": " ".join(self.send), "--progress": self.progress}
-        of_new_run = {"--framework": self.framework, "--processes-per-host": self.processes_per_host}
-        refused = {**of_command, **(of_new_run if resume else {})}
-        given = [f"{name} {value}" for name, value in refused.items() if value]
-        if not given:
+        command_options = {
+            "--workdir": self.workdir,
+            "--send": " ".join(self.send),
+            "--progress": self.progress,
+        }
+        new_run_options = {"--framework": self.framework, "--processes-per-host": self.processes_per_host}
+        fixed = {**command_options, **(new_run_options if resume else {})}
+        refused = [f"{name} {value}" for name, value in fixed.items() if value]
+        if not refused:
             return
         if resume:
-            why = f"--resume {resume} goes on as that run began; leave {'it' if len(given) == 1 else 'them'} out"
+            reason = f"--resume {resume} goes on as that run began; leave {'it' if len(refused) == 1 else 'them'} out"
         elif self.job:
-            why = f"only for a command of your own, and --job {self.job} brings its own; leave one of the two out"
+            reason = f"only for a command of your own, and --job {self.job} brings its own; leave one of the two out"
         else:
-            why = "only for a command of your own; name its folder with --workdir, and the command after --"
-        raise RequestError(f"{' and '.join(given)}: {why}")
+            reason = (
+                "only for a command of your own; name its folder with --workdir, and the command after --"
+            )
+        raise RequestError(f"{' and '.join(refused)}: {reason}")
 
 
 @options
@@ -194,7 +200,7 @@ class Train:
 
 
 @task(outlives_signals=True)
-def train(asked: Train) -> int:
+def train(args: Train) -> int:
     """Train a job or your own script, and follow the run.
 
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
@@ -202,18 +208,18 @@ def train(asked: Train) -> int:
     """
     from console import follow
 
-    request = asked.run.request(resume=asked.resume, queue=asked.queue, wait_s=asked.wait)
+    request = args.run.request(resume=args.resume, queue=args.queue, wait_s=args.wait)
     if prints_help(request):
         return DONE
     return follow.train(
-        asked.run.place(request).target,
+        args.run.place(request).target,
         request,
-        resume=asked.resume,
-        detach=asked.detach,
-        restarts=asked.run.max_restarts,
-        track=asked.run.track,
-        dry_run=asked.dry_run,
-        hand_over=asked.hand_over(),
+        resume=args.resume,
+        detach=args.detach,
+        restarts=args.run.max_restarts,
+        track=args.run.track,
+        dry_run=args.dry_run,
+        hand_over=args.hand_over(),
     )
 
 
@@ -233,11 +239,11 @@ class Jobs:
 
 
 @task
-def jobs(asked: Jobs) -> int:
+def jobs(args: Jobs) -> int:
     """List the jobs, or a job's options."""
     from console import status as status_command
 
-    return status_command.list_jobs(asked.job)
+    return status_command.list_jobs(args.job)
 
 
 @options
@@ -248,11 +254,11 @@ class Status:
 
 
 @task
-def status(asked: Status) -> int:
+def status(args: Status) -> int:
     """Show what a run is doing, host by host."""
     from console import status as status_command
 
-    return status_command.status(asked.where.target(), asked.run, as_json=asked.json)
+    return status_command.status(args.where.target(), args.run, as_json=args.json)
 
 
 @options
@@ -265,11 +271,11 @@ class Logs:
 
 
 @task
-def logs(asked: Logs) -> int:
+def logs(args: Logs) -> int:
     """Print the logs of all hosts, or one."""
     from console import logs
 
-    return logs.logs(asked.where.target(), asked.run, host=asked.host, follow=asked.follow, lines=asked.lines)
+    return logs.logs(args.where.target(), args.run, host=args.host, follow=args.follow, lines=args.lines)
 
 
 @options
@@ -282,15 +288,15 @@ class Stop:
 
 
 @task
-def stop(asked: Stop) -> int:
+def stop(args: Stop) -> int:
     """Write a checkpoint of a run, then stop it."""
     from console import status as status_command
 
-    target = asked.where.target()
+    target = args.where.target()
 
     def by_keeper(run_id: str) -> bool:
         from keeper import commands  # most stacks have none
 
         return commands.stop(target, run_id)
 
-    return status_command.stop(target, asked.run, grace_s=asked.grace, by_keeper=by_keeper)
+    return status_command.stop(target, args.run, grace_s=args.grace, by_keeper=by_keeper)

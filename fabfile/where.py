@@ -60,26 +60,26 @@ class Where:
         """
         from backends.targets import resolve
 
-        found = resolve(self.wanted(), like)
-        if found.capabilities.is_billed and (stacks := opened.get(None)) is not None:
-            stacks[found.name] = found
-        return found
+        target = resolve(self.wanted(), like)
+        if target.capabilities.is_billed and (stacks := opened.get(None)) is not None:
+            stacks[target.name] = target
+        return target
 
     def any_target(self) -> Target:
         """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
         from backends.targets import inventory_of, of_each, resolve
 
-        asked = self.wanted()
-        return next(iter(of_each(inventory_of(asked), asked)), None) or resolve(asked)
+        wanted = self.wanted()
+        return next(iter(of_each(inventory_of(wanted), wanted)), None) or resolve(wanted)
 
     def inventory(self) -> Inventory:
         """Return the stack's inventory, whether it has hosts or not. Raises RequestError: there is no such stack."""
         from launch import inventories
 
-        asked = self.wanted()
-        if asked.stack == "local":
+        wanted = self.wanted()
+        if wanted.stack == "local":
             raise RequestError("this machine by itself has no inventory; say --stack as well")
-        return asked.given.inventory if asked.given else inventories.read(asked.stack)
+        return wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
 
 
 def _rehearsal() -> Given:
@@ -89,14 +89,14 @@ def _rehearsal() -> Given:
     from rehearsal import state
 
     try:
-        found = state.open_rehearsal()
+        rehearsal = state.open_rehearsal()
     except state.RehearsalError as error:
         raise RequestError(f"--stack {REHEARSAL}: {error}") from None
-    os.environ.update(found.environment)
+    os.environ.update(rehearsal.environment)
     return Given(
         folder=state.folder_of(os.environ),
-        inventory=parse(found.inventory_json, "the rehearsal"),
-        platform=found.platform,
-        python=found.python,
-        stand_in_devices=tuple(found.device_globs),
+        inventory=parse(rehearsal.inventory_json, "the rehearsal"),
+        platform=rehearsal.platform,
+        python=rehearsal.python,
+        stand_in_devices=tuple(rehearsal.device_globs),
     )

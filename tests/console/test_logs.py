@@ -47,7 +47,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str]] = []
-        self.warnings: list[str] = []
+        self.messages: list[str] = []
 
     def show(self, host: int, line: str) -> None:
         self.lines.append((host, line))
@@ -59,7 +59,7 @@ class Shown:
         """Shows all these agents' logs; whether every one answered."""
         logs = [HostLog(agent=agent, run=run, host=host) for host, agent in enumerate(agents)]
         return log_command.show_logs(
-            logs, lines=lines, follow=follow, show=self.show, warn=self.warnings.append
+            logs, lines=lines, follow=follow, show=self.show, tell=self.messages.append
         )
 
 
@@ -103,7 +103,7 @@ def test_hosts_are_asked_at_once_and_each_is_shown_its_own_lines_in_order(
         return logs_of(TEXT, request)
 
     assert shown.all([make_agent(give), make_agent(give)], run, lines=lines, follow=follow)
-    assert (shown.of(0), shown.of(1), shown.warnings) == (LINES[-lines:], LINES[-lines:], [])
+    assert (shown.of(0), shown.of(1), shown.messages) == (LINES[-lines:], LINES[-lines:], [])
 
 
 @pytest.mark.parametrize("lines", [0, 40])
@@ -152,7 +152,7 @@ def test_a_host_that_is_slow_to_answer_holds_up_no_other(
         if line == LINES[-1]:
             other_is_read.set()
 
-    assert log_command.show_logs(logs, lines=0, follow=True, show=show, warn=shown.warnings.append)
+    assert log_command.show_logs(logs, lines=0, follow=True, show=show, tell=shown.messages.append)
     assert shown.lines[-1] == (0, "slow")
 
 
@@ -166,7 +166,7 @@ def test_a_host_that_does_not_answer_is_told_of_once_and_asked_again(
 
     assert shown.all([make_agent(give, "h/0")], run, lines=0, follow=True)
     assert shown.of(0) == ["a", "b"]
-    assert shown.warnings == ["h/0: no answer to logs within 10 s; it is asked again", "h/0 answers again"]
+    assert shown.messages == ["h/0: no answer to logs within 10 s; it is asked again", "h/0 answers again"]
 
 
 @pytest.mark.parametrize("lines", [0, 40])
@@ -181,17 +181,17 @@ def test_a_host_that_does_not_answer_is_named_and_waited_for_only_as_long_as_its
 ) -> None:
     agents = [make_agent(lambda verb, request: silent(), "h/0"), agent]
     assert not shown.all(agents, run, lines=lines)
-    assert (shown.of(0), shown.of(1), shown.warnings) == (
+    assert (shown.of(0), shown.of(1), shown.messages) == (
         [],
         LINES[-lines:],
         ["h/0: no answer to logs within 10 s"],
     )
     monkeypatch.setattr(log_command, "SILENCE_LIMIT_S", 0.3)
     began_s = time.monotonic()
-    shown.warnings.clear()
+    shown.messages.clear()
     assert not shown.all(agents, run, lines=lines, follow=True)
     assert time.monotonic() - began_s > 0.3
-    assert shown.warnings == [
+    assert shown.messages == [
         "h/0: no answer to logs within 10 s; it is asked again",
         "h/0: has not answered for 0 s; its log ends here",
     ]

@@ -71,7 +71,7 @@ class Sample:
 
 
 @Command
-def sample(asked: Sample) -> int:
+def sample(args: Sample) -> int:
     return 0
 
 
