@@ -46,6 +46,12 @@ def exit_code_of(error: RequestError) -> int:
     return UNAVAILABLE if isinstance(error, Unreachable) else WRONG_REQUEST
 
 
+def is_rate_limit(text: str) -> bool:
+    """Return whether what Google says of a 403 is that too much was asked at once, which passes, and not that it may
+    not be asked: https://docs.cloud.google.com/storage/docs/json_api/v1/status-codes."""
+    return "ratelimitexceeded" in text.lower().replace(" ", "").replace("_", "")
+
+
 class Superseded(Exception):
     """A newer attempt of the run has begun, so the one that meets this may not write any more.
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contracts import atomic
-from contracts.errors import Unreachable
+from contracts.errors import RequestError, Unreachable, is_rate_limit
 from contracts.files import is_url
 
 GOOGLE = "https://storage.googleapis.com"
@@ -49,8 +49,12 @@ PRIVATE = "bundles/"
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class DocumentsError(Unreachable):
+class DocumentsError(RequestError):
     """The documents cannot be read or written; the message names the place, the reason and the remedy."""
+
+
+class OutageError(DocumentsError, Unreachable):
+    """They cannot for now: the same may succeed later."""
 
 
 class MissingError(DocumentsError):
@@ -133,7 +137,7 @@ class Documents:
                 time.sleep(random.random() * min(1.0, 0.02 * 2**attempt))
                 continue
             return wanted
-        raise DocumentsError(
+        raise OutageError(
             f"{self.url}/{name}: others have changed it {CHANGES} times while it was being changed; try again"
         )
 
@@ -212,7 +216,7 @@ class _Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None, ABSENT
         except OSError as error:
-            raise DocumentsError(f"{path} cannot be read: {error.strerror}") from None
+            raise _disk_error(error, f"{path} cannot be read") from None
         except ValueError:
             raise ContentError(
                 f"{path} has no version in its first line; remove it if nobody needs it"
@@ -226,7 +230,7 @@ class _Folder:
             try:
                 atomic.write(path, b"%d\n" % fresh + data, mode=0o600 if name.startswith(PRIVATE) else None)
             except OSError as error:
-                raise DocumentsError(f"{path} cannot be written: {error.strerror}") from None
+                raise _disk_error(error, f"{path} cannot be written") from None
             return fresh
 
     def delete(self, name: str, version: int) -> None:
@@ -268,7 +272,7 @@ class _Folder:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(lock, "ab")  # noqa: SIM115 - closed below, with the lock
         except OSError as error:
-            raise DocumentsError(f"{lock} cannot be written: {error.strerror}") from None
+            raise _disk_error(error, f"{lock} cannot be written") from None
         with file:
             deadline = time.monotonic() + LOCK_LIMIT_S
             while True:
@@ -277,13 +281,18 @@ class _Folder:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise DocumentsError(
+                        raise OutageError(
                             f"{lock} has been held by another program for {LOCK_LIMIT_S:.0f} s; see `fuser {lock}`"
                         ) from None
                     time.sleep(LOCK_POLL_S)
                 except OSError as error:
-                    raise DocumentsError(f"{lock} cannot be locked: {error.strerror}") from None
+                    raise _disk_error(error, f"{lock} cannot be locked") from None
             yield
+
+
+def _disk_error(error: OSError, what: str) -> DocumentsError:
+    is_refused = isinstance(error, PermissionError | FileExistsError | NotADirectoryError | IsADirectoryError)
+    return (DocumentsError if is_refused else OutageError)(f"{what}: {error.strerror}")
 
 
 # --- in a bucket ----------------------------------------------------------------------------------------------------
@@ -405,13 +414,22 @@ class _Bucket:
                     return status, body, headers
                 if status == 404:
                     raise MissingError(f"{self._url}: {_message(body)}; `pulumi up` makes a stack's bucket")
-                why, passes = f"it answers {status}: {_message(body)}", status in PASSING
+                why = f"it answers {status}: {_message(body)}"
+                passes = status in PASSING or (status == 403 and is_rate_limit(body.decode(errors="replace")))
             except (OSError, http.client.HTTPException) as error:
                 cause = getattr(error, "reason", error)
                 why, passes = f"it does not answer ({getattr(cause, 'strerror', None) or cause})", True
             pause_s = min(LONGEST_PAUSE_S, 0.25 * 2**tries) * (0.5 + random.random() / 2)
             if not passes or time.monotonic() + pause_s > deadline:
-                raise DocumentsError(f"{self._url}: {why}; {self._remedy(why)}")
+                if passes:
+                    where = urllib.parse.urlsplit(self._base).netloc
+                    raise OutageError(
+                        f"{self._url}: {why}; see that this machine reaches {where}, and try again"
+                    )
+                remedy = "check the name of the bucket"
+                if status in (401, 403):
+                    remedy = f"have roles/storage.objectUser on {self._bucket} granted to this account"
+                raise DocumentsError(f"{self._url}: {why}; {remedy}")
             tries += 1
             time.sleep(pause_s)
 
@@ -450,11 +468,6 @@ class _Bucket:
                 f"{self._url}: this machine has no credentials of Google's ({_line(error)}); "
                 "`gcloud auth application-default login`"
             ) from None
-
-    def _remedy(self, why: str) -> str:
-        if "401" in why or "403" in why:
-            return f"have roles/storage.objectUser on {self._bucket} granted to this account"
-        return f"see that this machine reaches {urllib.parse.urlsplit(self._base).netloc}, and try again"
 
 
 def _message(body: bytes) -> str:

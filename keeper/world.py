@@ -276,7 +276,7 @@ class World:
             else:
                 raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
             launching.work_out(wanted, target)
-        except (Unreachable, HostError, HostsError) as error:
+        except (Unreachable, DocumentsError, HostError, HostsError) as error:
             raise NotStartedError(str(error), is_outage=isinstance(error, Unreachable)) from None
         except RequestError as error:
             raise NotStartedError(str(error), is_final=True) from None

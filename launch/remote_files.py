@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from contracts.errors import is_rate_limit
 from contracts.files import Piece, beginning
 from jobs.runtime.bucket_files import BucketFiles, is_outage
 from launch.hosts import ANSWER_LIMIT_S as HOST_LIMIT_S
@@ -130,7 +131,9 @@ def _ask(url: str, headers: Mapping[str, str], asked: str) -> Answer:
         with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_LIMIT_S) as answer:
             return Answer(answer.status, "")
     except urllib.error.HTTPError as error:
-        return Answer(error.code, _message(error.read()) or str(error.reason))
+        body = error.read()
+        passes = error.code == 403 and is_rate_limit(body.decode(errors="replace"))
+        return Answer(429 if passes else error.code, _message(body) or str(error.reason))
     except (OSError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", error)
         why = getattr(cause, "strerror", None) or _line(cause)

@@ -20,7 +20,7 @@ from typing import Any
 
 from contracts import atomic
 from contracts.errors import RequestError
-from infra.documents import ABSENT, ChangedError, ContentError, Documents, DocumentsError
+from infra.documents import ABSENT, ChangedError, ContentError, Documents, OutageError
 from launch import control
 from launch.control import Run, Slice
 
@@ -182,7 +182,7 @@ class Store:
                     )
                 return after
             time.sleep(random.random() * min(1.0, 0.02 * 2**attempt))
-        raise DocumentsError(
+        raise OutageError(
             f"{self.documents.url}/{name}: others have changed it {MOST_TRIES} times while it was being changed; try "
             "again"
         )

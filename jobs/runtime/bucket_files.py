@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from contracts.errors import RequestError, Superseded, Unreachable
+from contracts.errors import RequestError, Superseded, Unreachable, is_rate_limit
 from contracts.files import DiskFiles, Piece, beginning, is_url
 from contracts.run_directory import RunDirectory
 
@@ -181,8 +181,10 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, FileNotFoundError):  # fsspec's HTTP file system says so of a server that is away
         return error.__cause__ is not None and is_outage(error.__cause__)
     status = getattr(error, "code", None) or getattr(error, "status", None)
-    if isinstance(status, int):
+    if isinstance(status, int) and status != 403:
         return status in (408, 429) or status >= 500
+    if status == 403 or str(error).startswith("Forbidden"):  # what gcsfs makes of it
+        return is_rate_limit(str(error))
     library = type(error).__module__.partition(".")[0]
     if library in ("aiohttp", "requests", "urllib3") or type(error).__name__ == "TransportError":
         return True

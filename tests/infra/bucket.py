@@ -11,11 +11,18 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
+REFUSALS = {
+    "busy": (503, b"busy"),
+    "forbidden": (403, b'{"error": {"message": "me may not", "errors": [{"reason": "forbidden"}]}}'),
+    "rate limit": (403, b'{"error": {"message": "slow down", "errors": [{"reason": "rateLimitExceeded"}]}}'),
+}
+
 
 class Bucket(http.server.BaseHTTPRequestHandler):
     """Objects with generations.
 
-    requests: method and path of each. faults: what happens to the next ones, "lost" (done, unanswered) or "busy".
+    requests: method and path of each. faults: what happens to the next ones: "lost" (done, unanswered), "busy", or to
+    reads "forbidden" or "rate limit".
     """
 
     objects: dict[str, tuple[int, bytes, Any]]
@@ -28,8 +35,8 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query))
         name = urllib.parse.unquote(url.path.partition("/o/")[2])
-        if self._fault() == "busy":
-            return self._answer(503, b"busy")
+        if (fault := self._fault()) in REFUSALS:
+            return self._answer(*REFUSALS[fault])
         if not name:
             found = [each for each in self.objects if each.startswith(query.get("prefix", ""))]
             folded = [each for each in found if "/" in each and query.get("delimiter")]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
+from contracts.errors import WRONG_REQUEST, exit_code_of
+from infra.documents import ABSENT, ChangedError, Documents, DocumentsError, OutageError
 from tests.infra.bucket import Bucket, served
 
 
@@ -72,13 +73,32 @@ def test_a_write_whose_answer_was_lost_has_succeeded_and_one_of_somebody_elses_h
     with pytest.raises(ChangedError):
         store.write("a", {"n": 1}, version=ABSENT)
     bucket.faults[:] = ["busy"] * 50
-    with pytest.raises(DocumentsError, match=r"gs://a-bucket/store: it answers 503: busy; see that"):
+    with pytest.raises(OutageError, match=r"gs://a-bucket/store: it answers 503: busy; see that"):
         Documents("gs://a-bucket/store", patience_s=0.5).read("a")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    with pytest.raises(
-        DocumentsError, match=r"it does not answer \(Connection refused\); see that this mach"
-    ):
+    with pytest.raises(OutageError, match=r"it does not answer \(Connection refused\); see that this mach"):
         Documents("gs://a-bucket/store", patience_s=0.1).read("a")
+
+
+def test_a_refusal_is_told_at_once_with_who_may_grant_it_and_a_rate_limit_passes(
+    bucket: type[Bucket],
+) -> None:
+    store = Documents("gs://a-bucket/store")
+    store.write("a", 1, version=ABSENT)
+    bucket.faults[:] = ["rate limit", "rate limit"]
+    assert store.read("a").value == 1
+    bucket.faults[:] = ["rate limit"] * 50
+    with pytest.raises(OutageError, match="it answers 403: slow down; see that this machine reaches"):
+        Documents("gs://a-bucket/store", patience_s=0.5).read("a")
+    bucket.faults[:] = ["forbidden", "forbidden"]
+    with pytest.raises(
+        DocumentsError, match=r"403: me may not; have roles/storage\.objectUser on a-b"
+    ) as refused:
+        store.read("a")
+    assert exit_code_of(refused.value) == WRONG_REQUEST and bucket.faults == ["forbidden"], (
+        "it was asked once"
+    )
+    bucket.faults.clear()
 
 
 def test_what_is_no_document_and_no_place_is_said(tmp_path: Path) -> None:

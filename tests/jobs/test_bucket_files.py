@@ -27,6 +27,9 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (HttpError({"code": 401, "message": "who are you"}), WRONG_REQUEST),
         (HttpError({"code": 400, "message": "odd"}), WRONG_REQUEST),
         (OSError("Forbidden: bucket"), WRONG_REQUEST),  # what gcsfs makes of 403
+        (OSError("Forbidden: bucket\nRate Limit Exceeded"), UNAVAILABLE),
+        (HttpError({"code": 403, "message": "no access"}), WRONG_REQUEST),
+        (HttpError({"code": 403, "message": "userRateLimitExceeded"}), UNAVAILABLE),
         (FileNotFoundError("gs://bucket/x"), WRONG_REQUEST),
         (PermissionError(errno.EACCES, "Permission denied"), WRONG_REQUEST),
         (OSError(errno.ENOSPC, "No space left on device"), WRONG_REQUEST),
