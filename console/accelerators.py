@@ -27,12 +27,12 @@ COLUMNS = (*HARDWARE, "on-demand", "spot", "zones")
 
 def list_accelerators(*, zone: str | None, generation: str | None, max_chips: int | None) -> int:
     """Print the types of a zone, of a generation, of all; and what the columns mean."""
-    found = choose(zone=zone, generation=generation)
-    shown = [each for each in found if each.chips <= (max_chips or MOST_CHIPS)]
+    matching = choose(zone=zone, generation=generation)
+    shown = [accelerator for accelerator in matching if accelerator.chips <= (max_chips or MOST_CHIPS)]
     console = Terminal(markup=False, emoji=False, highlight=False, width=WIDTH)
     if shown:
         console.print(table(shown, zone))
-    for line in notes(found, shown, zone):
+    for line in notes(matching, shown, zone):
         console.print(line)
     return 0
 
@@ -43,84 +43,84 @@ def choose(*, zone: str | None, generation: str | None) -> list[Accelerator]:
     Raises:
         RequestError: no such zone or generation, or one that has nothing to list.
     """
-    which = None
+    chosen = None
     if generation is not None:
         try:
-            which = catalogue.generation(generation.lower(), "any")
+            chosen = catalogue.generation(generation.lower(), "any")
         except CatalogueError as error:
             raise RequestError(f"--generation: {error}") from None
     everything = catalogue.OFFERS["any"].values()
-    known = sorted({each for made in everything for each in made.zones})
-    if zone is not None and zone not in known:
-        meant = did_you_mean(zone, known) or f"; choose one of {', '.join(known)}"
-        raise RequestError(f'--zone: no TPU is listed in "{zone}"{meant}')
-    found = [
-        made
-        for made in everything
-        if (which is None or made.generation is which) and (zone is None or zone in made.zones)
+    zones = sorted({name for accelerator in everything for name in accelerator.zones})
+    if zone is not None and zone not in zones:
+        hint = did_you_mean(zone, zones) or f"; choose one of {', '.join(zones)}"
+        raise RequestError(f'--zone: no TPU is listed in "{zone}"{hint}')
+    matching = [
+        accelerator
+        for accelerator in everything
+        if (chosen is None or accelerator.generation is chosen)
+        and (zone is None or zone in accelerator.zones)
     ]
-    if not found and which is not None:
-        raise RequestError(f"--zone: no {which.name} is listed in {zone}; it is in {', '.join(which.zones)}")
-    return found
+    if not matching and chosen is not None:
+        raise RequestError(
+            f"--zone: no {chosen.name} is listed in {zone}; it is in {', '.join(chosen.zones)}"
+        )
+    return matching
 
 
 def table(shown: Sequence[Accelerator], zone: str | None) -> Table:
     """Return a table with a row for each type; prices are those of the zone, or the lowest of the type's zones."""
-    made = Table(box=None, pad_edge=False, header_style="dim")
+    rows = Table(box=None, pad_edge=False, header_style="dim")
     for heading in COLUMNS if zone is None else COLUMNS[:-1]:
-        made.add_column(heading, justify="left" if heading in ("type", "topology") else "right", no_wrap=True)
-    for each in shown:
-        zones = [zone] if zone else list(each.zones)
+        rows.add_column(heading, justify="left" if heading in ("type", "topology") else "right", no_wrap=True)
+    for accelerator in shown:
+        zones = [zone] if zone else list(accelerator.zones)
         row = [
-            *hardware(each),
-            _dollars([catalogue.price_usd_per_hour(each, place, "on-demand") for place in zones]),
-            _dollars([catalogue.price_usd_per_hour(each, place, "spot") for place in zones]),
+            *hardware(accelerator),
+            _dollars([catalogue.price_usd_per_hour(accelerator, place, "on-demand") for place in zones]),
+            _dollars([catalogue.price_usd_per_hour(accelerator, place, "spot") for place in zones]),
         ]
-        made.add_row(*row, *([] if zone else [str(len(zones))]))
-    return made
+        rows.add_row(*row, *([] if zone else [str(len(zones))]))
+    return rows
 
 
-def hardware(each: Accelerator) -> list[str]:
+def hardware(accelerator: Accelerator) -> list[str]:
     """Return the cells of HARDWARE."""
     return [
-        each.type_name,
-        each.topology,
-        f"{each.hosts:,}",
-        f"{each.chips:,}",
-        f"{each.devices:,}",
-        f"{each.hbm_gib:,}",
-        f"{each.peak_bf16_flops_per_s / 1e12:,.0f}",
+        accelerator.type_name,
+        accelerator.topology,
+        f"{accelerator.hosts:,}",
+        f"{accelerator.chips:,}",
+        f"{accelerator.devices:,}",
+        f"{accelerator.hbm_gib:,}",
+        f"{accelerator.peak_bf16_flops_per_s / 1e12:,.0f}",
     ]
 
 
 def _dollars(prices: Sequence[float | None]) -> str:
-    known = [price for price in prices if price is not None]
-    return f"{min(known):,.2f}" if known else "–"
+    amounts = [price for price in prices if price is not None]
+    return f"{min(amounts):,.2f}" if amounts else "–"
 
 
-def notes(found: Sequence[Accelerator], shown: Sequence[Accelerator], zone: str | None) -> list[str]:
+def notes(matching: Sequence[Accelerator], shown: Sequence[Accelerator], zone: str | None) -> list[str]:
     """Return the lines under the table: what it leaves out, the zones, and where its prices come from."""
-    said = []
-    if len(found) > len(shown):
-        largest = max(each.chips for each in found)
-        said.append(f"{len(found) - len(shown)} larger ones: --max-chips {largest}")
+    lines = []
+    if len(matching) > len(shown):
+        largest = max(accelerator.chips for accelerator in matching)
+        lines.append(f"{len(matching) - len(shown)} larger ones: --max-chips {largest}")
     if zone is None:
-        for which in dict.fromkeys(each.generation for each in shown or found):
-            alone = [each for each in which.zones if each in which.one_host_zones]
-            slices = [each for each in which.zones if each in which.slice_zones]
-            said.append(
-                f"{which.name}: {', '.join(slices)}"
-                if slices == alone
-                else f"{which.name}: one host {', '.join(alone)}; more {', '.join(slices)}"
-            )
-    where = f"in {zone}" if zone else "in its cheapest zone"
-    if any(not each.generation.offered for each in shown):
-        said.append("tpu7x: only as node pools of a cluster, docs/kubernetes.md")
-    said.append(
-        f"USD per hour for the whole slice {where}: list prices of {catalogue.PRICES_READ_IN}, spot floats"
+        for generation in dict.fromkeys(accelerator.generation for accelerator in shown or matching):
+            one_host = ", ".join(name for name in generation.zones if name in generation.one_host_zones)
+            slices = ", ".join(name for name in generation.zones if name in generation.slice_zones)
+            zones = slices if slices == one_host else f"one host {one_host}; more {slices}"
+            lines.append(f"{generation.name}: {zones}")
+    place = f"in {zone}" if zone else "in its cheapest zone"
+    if any(not accelerator.generation.offered for accelerator in shown):
+        lines.append("tpu7x: only as node pools of a cluster, docs/kubernetes.md")
+    lines.append(
+        f"USD per hour for the whole slice {place}: list prices of {catalogue.PRICES_READ_IN}, spot floats"
     )
-    said.append("TFLOP/s: peak in bf16; zones move, the API has the last word")
-    return said
+    lines.append("TFLOP/s: peak in bf16; zones move, the API has the last word")
+    return lines
 
 
 KEY = "tpu-stack:grant"
@@ -135,8 +135,8 @@ def list_granted(path: Path, *, zone: str | None, generation: str | None) -> int
         if zone in (None, line.zone) and generation in (None, line.generation)
     ]
     if not lines:
-        asked = " and ".join(each for each in (zone, generation) if each)
-        raise RequestError(f"{path}: no line of {KEY} is for {asked}; leave --zone and --generation out")
+        filters = " and ".join(name for name in (zone, generation) if name)
+        raise RequestError(f"{path}: no line of {KEY} is for {filters}; leave --zone and --generation out")
     console = Terminal(markup=False, emoji=False, highlight=False, width=WIDTH)
     for line in lines:
         until = f", until {line.until}" if line.until else ""
@@ -172,17 +172,19 @@ def read_file(path: Path) -> Sequence[GrantLine]:
 def covered(line: GrantLine) -> list[Accelerator]:
     """Return the types of the line's generation that are listed in its zone and are no larger than the line."""
     return [
-        made
-        for made in catalogue.ACCELERATORS.values()
-        if made.generation.name == line.generation and line.zone in made.zones and made.chips <= line.chips
+        accelerator
+        for accelerator in catalogue.ACCELERATORS.values()
+        if accelerator.generation.name == line.generation
+        and line.zone in accelerator.zones
+        and accelerator.chips <= line.chips
     ]
 
 
 def granted_table(line: GrantLine) -> Table:
     """Return a table with a row for each type; `at once` is how many slices of it the line covers together."""
-    made = Table(box=None, header_style="dim")
+    rows = Table(box=None, header_style="dim")
     for heading in GRANT_COLUMNS:
-        made.add_column(heading, justify="left" if heading in GRANT_COLUMNS[:2] else "right", no_wrap=True)
-    for each in covered(line):
-        made.add_row(*hardware(each), f"{line.chips // each.chips:,}")
-    return made
+        rows.add_column(heading, justify="left" if heading in GRANT_COLUMNS[:2] else "right", no_wrap=True)
+    for accelerator in covered(line):
+        rows.add_row(*hardware(accelerator), f"{line.chips // accelerator.chips:,}")
+    return rows

@@ -24,6 +24,7 @@ from jobs.runtime.metric_definitions import Metrics, finite
 from launch import control, policy, recovery, run_record, runs
 from launch import jobs as job_index
 from launch import launch as launching
+from launch.backend import Say
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
 from launch.launch import Request
 from launch.output import counted, printable, say, terminal
@@ -33,19 +34,19 @@ from launch.runs import Run
 from launch.targets import Target
 
 STOP_GRACE_S = 120.0
-THERE, LOST = "there", "lost"
-"""In place of the moment when a slice was created, which a launcher need not know: whether all its hosts answer."""
+PRESENT, LOST = "present", "lost"
+"""What a launcher puts in place of the time when a slice was created: whether all its hosts answer."""
 
 
 Open = Callable[[Run | None], Target]
-"""Gives the target as it is now; for a run that is resumed, the target that suits it."""
+"""Returns the present target; for a run that is resumed, the one that fits it."""
 
 
 class HandOver(Protocol):
-    """Somebody who brings a run back from now on."""
+    """Something, such as the keeper, that restarts a run from now on."""
 
     def check(self, target: Target) -> None:
-        """Raises RequestError where that cannot be done."""
+        """Raises RequestError: it cannot."""
 
     def take(self, run: Run, target: Target) -> str:
         """Take over a run that was started; return a line about it."""
@@ -53,7 +54,7 @@ class HandOver(Protocol):
 
 def train(
     open_target: Open,
-    asked: Request,
+    request: Request,
     *,
     resume: str | None,
     detach: bool,
@@ -64,9 +65,9 @@ def train(
 ) -> int:
     """Start or resume a run and, unless `detach`, follow it to its end.
 
-    asked: its job is "" where none was named. resume: the run that it is to resume. restarts: how often the run may be
-    started again, by its backend where that does so; None: the default. track: the trackers that it is mirrored to;
-    None: the default. dry_run: only print what would be done. hand_over: gets the run once it has started.
+    request: its job is "" if none was named. resume: the run to resume. restarts: how often it may be started again,
+    by its backend if that does so; None: the default. track: the trackers that it is mirrored to; None: the default.
+    dry_run: only print what would be done. hand_over: takes over the run once it has started.
     """
     console = terminal()
     target = open_target(None)
@@ -77,13 +78,13 @@ def train(
         )
     if hand_over is not None:
         hand_over.check(target)
-    old = resumed(target, resume, asked.job or None) if resume else None
+    old = resumed(target, resume, request.job or None) if resume else None
     target = open_target(old) if old and target.capabilities.hosts_follow_run else target
     if old is None:
-        require_job(asked)
+        require_job(request)
     request = dataclasses.replace(
-        asked,
-        job=asked.job or (old.described["job"] if old else ""),
+        request,
+        job=request.job or (old.described["job"] if old else ""),
         resume=old,
         restarts=restarts if target.capabilities.restarts_runs else None,
         track=tracking.selected(track, os.environ, old.described.get("track", ()) if old else None),
@@ -98,13 +99,13 @@ def train(
     return _carry_out(console, request, target, open_target, by_us, detach=detach, hand_over=hand_over)
 
 
-def require_job(asked: Request) -> None:
+def require_job(request: Request) -> None:
     """Make sure that a request says what to train.
 
     Raises:
         RequestError: it names neither a job nor a command.
     """
-    if not asked.job and asked.command is None:
+    if not request.job and request.command is None:
         raise RequestError(
             f"--job: say what to train; choose one of {', '.join(job_index.names())}, or name the folder of a command "
             "of your own, as in: fab train --workdir ~/my-project -- python train.py"
@@ -128,23 +129,23 @@ def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:
         raise RequestError(f"--args: {arguments!r} has a quote that is not closed ({error})") from None
 
 
-def resumed(target: Target, wanted: str, job: str | None) -> Run:
+def resumed(target: Target, name: str, job: str | None) -> Run:
     """Return the run that is to be resumed.
 
     Raises:
         RequestError: there is none, or it is one of another job.
     """
-    run = runs.find(target.runs, wanted)
+    run = runs.find(target.runs, name)
     if job is not None and job != run.described["job"]:
         raise RequestError(f"--job {job}: {run.run_id} is a run of {run.described['job']}; leave --job out")
     return run
 
 
-def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
+def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
     target = repaired(open_target(None), lambda: open_target(None), say(console))
-    run = runs.find(target.runs, wanted)
+    run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
     decision = recovery.decide(runs.state_now(target.find_agents(run.described), run), run)
     say(console)(f"{run.run_id}: {decision.reason}")
@@ -166,12 +167,12 @@ def _carry_out(
 ) -> int:
     """Launch a run and, unless `detach`, follow it to its end; start it again as often as that is allowed.
 
-    is_recovery: whether it was lost before, which people may have been told of.
+    is_recovery: whether it was lost before, so that people may have been notified.
     """
-    wanted: control.Run | None = None
+    desired: control.Run | None = None
     while True:
         try:
-            run = launching.launch(request, _unless_stopped(target, request, wanted), say(console))
+            run = launching.launch(request, _unless_stopped(target, request, desired), say(console))
         except launching.LaunchFailed as failure:
             ended = runs.state_now(target.agents, failure.run)
             _notify(failure.run, ended, say(console))
@@ -189,27 +190,26 @@ def _carry_out(
             return DONE
         run, state = concluded(run, state, target)
         _notify(run, state, say(console))
-        wanted = wanted or recovery.desired(run, target, restarts)
-        seen = recovery.observed(run, state)
+        desired = desired or recovery.desired(run, target, restarts)
+        observed = recovery.observed(run, state)
         is_there = not runs.look_at_all(target.agents).errors
-        action = policy.judge(wanted, seen, time.time(), created=THERE if is_there else LOST)
+        action = policy.judge(desired, observed, time.time(), created=PRESENT if is_there else LOST)
         if action.do == "end" or restarts == 0:
             return _report(console, run, state)
-        wanted = policy.begun(wanted, seen, THERE, time.time()) if action.do == "start" else wanted
-        left = _left(wanted.limits.restarts or 0)
+        desired = policy.begun(desired, observed, PRESENT, time.time()) if action.do == "start" else desired
+        left = _left(desired.limits.restarts or 0)
         for line in [*run_record.summary(run, state)[:2], f"{action.reason}; {left}"]:
             say(console)(line)
         if action.do == "wait":
-            time.sleep(max(0.0, wanted.not_before_s - time.time()))
-            wanted = policy.begun(wanted, seen, THERE, time.time())
+            time.sleep(max(0.0, desired.not_before_s - time.time()))
+            desired = policy.begun(desired, observed, PRESENT, time.time())
         target = repaired(target, lambda: open_target(None), say(console))
         request, is_recovery = resuming(runs.find(target.runs, run.run_id)), True
 
 
-def _unless_stopped(target: Target, request: Request, wanted: control.Run | None) -> Target:
-    """Return a target on which a run is not started again once `fab stop` was told to stop it. wanted: None: it is
-    started because a person asks for it now."""
-    if request.resume is None or wanted is None:
+def _unless_stopped(target: Target, request: Request, desired: control.Run | None) -> Target:
+    """Return a target on which a run is not started again after `fab stop`. desired: None if a person starts it now."""
+    if request.resume is None or desired is None:
         return target
     run = request.resume
 
@@ -228,17 +228,17 @@ def _unless_stopped(target: Target, request: Request, wanted: control.Run | None
     return dataclasses.replace(target, alone=alone)
 
 
-def _notify(run: Run, what: State | Literal["recovered"], say: Callable[[str], None]) -> None:
+def _notify(run: Run, event: State | Literal["recovered"], say: Say) -> None:
     from console import notify  # few have a channel
 
-    notify.about(run, what, say)
+    notify.about(run, event, say)
 
 
 def _how_to_come_back(run: Run, target: Target) -> str:
-    where = target.stack_option
+    option = target.stack_option
     return (
-        f"it goes on by itself: `fab status{where}`, `fab logs{where} --follow`, "
-        f"`fab stop {run.run_id}{where}`"
+        f"it goes on by itself: `fab status{option}`, `fab logs{option} --follow`, "
+        f"`fab stop {run.run_id}{option}`"
     )
 
 
@@ -266,9 +266,9 @@ def concluded(run: Run, state: State, target: Target) -> tuple[Run, State]:
     """Return a run that has ended with its result, and how it ended: what is known of a lost one is a failure."""
     try:
         run = runs.read(run.directory) or run
-        why = target.backend.conclude(run.run_id) if state == "lost" else None
-        if why is not None:
-            return finalize(run, "failed", why), "failed"
+        reason = target.backend.conclude(run.run_id) if state == "lost" else None
+        if reason is not None:
+            return finalize(run, "failed", reason), "failed"
         return (run if state in ("done", "lost") else finalize(run, state, None)), state
     except HostError:  # its hosts are gone, and its directory with them for now
         return run, state
@@ -308,7 +308,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
 
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
-    asked_s, known = float("-inf"), runs.look(agents, run)
+    asked_s, look = float("-inf"), runs.look(agents, run)
     watch = _Watch(display)
     failed_s: float | None = None
     unheard_s: float | None = None
@@ -316,7 +316,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     unread = ""
     while True:
         fresh, unread = _read(run, display, unread)
-        run = with_agents_beats(fresh, known)
+        run = with_agents_beats(fresh, look)
         with contextlib.suppress(HostError, OSError):
             watch.show(run)
         looks_ended = run.current_result() is not None or any(
@@ -324,19 +324,19 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
             for beat in run.current()
         )
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
-            asked_s, known = time.monotonic(), runs.look(agents, run)
-            unheard = _tell_unheard(display, known, unheard)
-        now = runs.state_by(run, known)
-        if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in known.processes):
+            asked_s, look = time.monotonic(), runs.look(agents, run)
+            unheard = _tell_unheard(display, look, unheard)
+        now = runs.state_by(run, look)
+        if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in look.processes):
             # The hosts end it among themselves, and of a run that hung they save the stacks first.
             failed_s = failed_s or time.monotonic()
-            if time.monotonic() - failed_s > ENDING_LIMIT_S and not known.begins_again:
+            if time.monotonic() - failed_s > ENDING_LIMIT_S and not look.begins_again:
                 stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
-        elif now == "failed" and run.current_result() is None and _recently_ended(known):
+        elif now == "failed" and run.current_result() is None and _recently_ended(look):
             pass  # the agent is finding out which host failed first
         elif now not in run_directory.ACTIVE:
             unheard_s = unheard_s or time.monotonic()
-            is_in_doubt = runs.may_be_restarted(run, known, now)
+            is_in_doubt = runs.may_be_restarted(run, look, now)
             if not is_in_doubt or time.monotonic() - unheard_s > UNHEARD_LIMIT_S:
                 return now
         else:
@@ -361,10 +361,10 @@ def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
     return fresh, ""
 
 
-def with_agents_beats(run: Run, known: runs.Look) -> Run:
+def with_agents_beats(run: Run, look: runs.Look) -> Run:
     """Return the run with the hosts' own copies of the heartbeats, where these are newer than its directory's."""
     beats = list(run.heartbeats)
-    for entry in known.of(run).processes:
+    for entry in look.of(run).processes:
         rank = entry["process_id"]
         beat, _ = run_records.heartbeat(entry.get("beat") or {}, run_directory.heartbeat(rank))
         if beat and rank < len(beats) and beat["time"] > ((beats[rank] or {}).get("time") or 0):
@@ -372,26 +372,26 @@ def with_agents_beats(run: Run, known: runs.Look) -> Run:
     return dataclasses.replace(run, heartbeats=tuple(beats))
 
 
-def _tell_unheard(display: Display, known: runs.Look, before: set[str]) -> set[str]:
+def _tell_unheard(display: Display, look: runs.Look, before: set[str]) -> set[str]:
     """Say once of each host that it does not answer, and once that it does again."""
-    for error in known.errors:
+    for error in look.errors:
         if error.host not in before:
             display.note(f"{error}; it is asked again")
-    now = {error.host for error in known.errors}
+    now = {error.host for error in look.errors}
     for host in sorted(before - now):
         display.note(f"{host} answers again")
     return now
 
 
-def is_ending(known: runs.Look) -> bool:
+def is_ending(look: runs.Look) -> bool:
     """Whether the agents of a run in which a process failed may still end others and write its result."""
-    return any(p["state"] == "running" or p.get("supervised") for p in known.processes) or _recently_ended(
-        known
+    return any(p["state"] == "running" or p.get("supervised") for p in look.processes) or _recently_ended(
+        look
     )
 
 
-def _recently_ended(known: runs.Look) -> bool:
-    ended = [p["ended"] for p in known.processes if p.get("ended")]
+def _recently_ended(look: runs.Look) -> bool:
+    ended = [p["ended"] for p in look.processes if p.get("ended")]
     return bool(ended) and time.time() - max(ended) < run_directory.FINISHING_LIMIT_S
 
 
@@ -434,12 +434,14 @@ class _Watch:
             self._display.waiting(RUNNING)
             return
         total, step_s = run.total_steps, self._last.get("step_s") or self._pace.step_s(step, time.monotonic())
-        known = ((run.metrics.get(name), finite(self._last.get(name))) for name in run.metrics.progress)
+        figures = ((run.metrics.get(name), finite(self._last.get(name))) for name in run.metrics.progress)
         self._display.progress(
             Progress(
                 step=step if step or not run.is_own_command or "step" in self._last else None,
                 total=total,
-                figures=tuple(printable(metric.named(value)) for metric, value in known if value is not None),
+                figures=tuple(
+                    printable(metric.named(value)) for metric, value in figures if value is not None
+                ),
                 left_s=(total - step) * step_s if total and step_s else None,
             )
         )
@@ -466,10 +468,10 @@ def warnings(run: Run) -> list[str]:
 
 def _evaluation(metrics: Metrics, line: dict[str, Any]) -> str | None:
     """Return the evaluation in a line of metrics, in words; None if it has none."""
-    told = [metric for metric in metrics.metrics if metric.is_evaluation and metric.name in line]
+    metrics_shown = [metric for metric in metrics.metrics if metric.is_evaluation and metric.name in line]
     figures = [
         f"{metric.title} is not a finite number" if value is None else metric.named(value)
-        for metric, value in ((metric, finite(line[metric.name])) for metric in told)
+        for metric, value in ((metric, finite(line[metric.name])) for metric in metrics_shown)
     ]
     at = f"step {line['step']}: " if "step" in line else ""
     return at + ", ".join(figures) if figures else None

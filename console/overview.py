@@ -83,7 +83,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
 
 def total_wall_s(run: Run) -> float | None:
     """Seconds that all attempts took so far; None where one of them left no word of it."""
-    each_s = [finite(each.get("wall_s")) for each in run.described["attempts"][:-1]]
+    each_s = [finite(attempt.get("wall_s")) for attempt in run.described["attempts"][:-1]]
     known_s = [wall_s for wall_s in [*each_s, run.wall_s] if wall_s is not None]
     return sum(known_s) if len(known_s) == len(each_s) + 1 else None
 
@@ -93,15 +93,15 @@ def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:
     everything = {**latest, **(run.current_result() or {})}
     return {
         name: value
-        for name, given in everything.items()
-        if name not in NO_METRICS | OF_EVERY_JOB and (value := finite(given)) is not None
+        for name, number in everything.items()
+        if name not in NO_METRICS | OF_EVERY_JOB and (value := finite(number)) is not None
     }
 
 
 def samples(run: Run, unread: Unread | None = None) -> list[HostSamples | None]:
     """What each host's sampler has read; None where it has read nothing yet. unread: is told what cannot be read."""
     names = [run_directory.host_samples(index) for index in range(run.processes)]
-    return [host_samples.read(found) for found in run.directory.read_objects(names, unread)]
+    return [host_samples.read(content) for content in run.directory.read_objects(names, unread)]
 
 
 def findings(
@@ -122,34 +122,34 @@ def findings(
     return host_samples.findings(present, lines, since_s=max(begun_s, recent_s))
 
 
-def hosts(run: Run, known: Look, sampled: Sequence[HostSamples | None] = ()) -> list[dict[str, Any]]:
+def hosts(run: Run, look: Look, sampled: Sequence[HostSamples | None] = ()) -> list[dict[str, Any]]:
     """Each process of the latest attempt: what its agent, its heartbeat and its host's sampler say.
 
     What is not known is None. samples: the last values of `jobs.runtime.host_samples.COLUMNS`, while they are fresh.
     """
-    entries = {process["process_id"]: process for process in known.processes}
-    silent, are_pods = {error.host for error in known.errors}, run.begins_again
+    entries = {process["process_id"]: process for process in look.processes}
+    silent, are_pods = {error.host for error in look.errors}, run.begins_again
     if are_pods and silent:  # their cluster answers for all of them
         silent = {host["name"] for host in run.described["hosts"]}
-    gone = "ended" if are_pods else "gone"  # pods end with their run
-    found = []
+    unlisted = "ended" if are_pods else "gone"  # pods end with their run
+    rows = []
     for host, beat in zip(run.described["hosts"], run.current(), strict=False):
         entry, beat = entries.get(host["index"], {}), beat or {}
-        of_host = next((each for each in sampled if each and each.host == host["index"]), None)
-        found.append(
+        own = next((samples for samples in sampled if samples and samples.host == host["index"]), None)
+        rows.append(
             {
                 "host": host["name"],
-                "process": entry.get("state", "no answer" if host["name"] in silent else gone),
+                "process": entry.get("state", "no answer" if host["name"] in silent else unlisted),
                 "pid": entry.get("pid"),
                 "state": beat.get("state"),
                 "step": beat.get("step"),
                 "heartbeat_age_s": round(time.time() - beat["time"], 1) if beat else None,
                 "message": beat.get("message") or (entry.get("reason") if are_pods else None),
-                "samples": None if of_host is None else dict(of_host.fresh(time.time())) or None,
-                "capacity": None if of_host is None else dict(of_host.capacity),
+                "samples": None if own is None else dict(own.fresh(time.time())) or None,
+                "capacity": None if own is None else dict(own.capacity),
             }
         )
-    return found
+    return rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,30 +189,30 @@ class Comparison:
     metrics: tuple[Row, ...]
 
 
-def compare(several: Sequence[Run], overviews: Sequence[Mapping[str, Any]]) -> Comparison:
+def compare(runs_compared: Sequence[Run], overviews: Sequence[Mapping[str, Any]]) -> Comparison:
     """Put runs side by side. overviews: of `overview`, in the same order."""
-    about, settings = [_about(each) for each in overviews], [settings_of(run) for run in several]
-    names = dict.fromkeys(name for each in settings for name in each)
-    rows = [Row(name=name, values=tuple(each.get(name) for each in settings)) for name in names]
-    measured: list[Mapping[str, float]] = [each["metrics"] for each in overviews]
+    about, settings = [_about(item) for item in overviews], [settings_of(run) for run in runs_compared]
+    names = dict.fromkeys(name for item in settings for name in item)
+    rows = [Row(name=name, values=tuple(item.get(name) for item in settings)) for name in names]
+    measured: list[Mapping[str, float]] = [item["metrics"] for item in overviews]
     definitions = {
         metric.name: metric
-        for run, of_run in zip(several, measured, strict=True)
-        for metric in run.metrics.told(of_run)
+        for run, metrics in zip(runs_compared, measured, strict=True)
+        for metric in run.metrics.told(metrics)
     }
     return Comparison(
-        about=tuple(Row(name=name, values=tuple(each[name] for each in about)) for name in ABOUT),
+        about=tuple(Row(name=name, values=tuple(item[name] for item in about)) for name in ABOUT),
         settings=tuple(row for row in rows if any(value != row.values[0] for value in row.values)),
         metrics=tuple(
-            _ranked(metric, tuple(of_run.get(name) for of_run in measured))
+            _ranked(metric, tuple(metrics.get(name) for metrics in measured))
             for name, metric in definitions.items()
         ),
     )
 
 
-def _about(of_run: Mapping[str, Any]) -> dict[str, Any]:
-    commit = of_run["git_commit"]
-    return {**of_run, "code": commit and commit[:12], "wall time": of_run["wall_s"]}
+def _about(overview: Mapping[str, Any]) -> dict[str, Any]:
+    commit = overview["git_commit"]
+    return {**overview, "code": commit and commit[:12], "wall time": overview["wall_s"]}
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def _ranked(metric: Metric, values: tuple[float | None, ...]) -> Row:
-    known, best = [value for value in values if value is not None], None
-    if metric.better is not None and len({*known}) > 1:
-        best = values.index((min if metric.better == "lower" else max)(known))
+    measured, best = [value for value in values if value is not None], None
+    if metric.better is not None and len({*measured}) > 1:
+        best = values.index((min if metric.better == "lower" else max)(measured))
     return Row(name=metric.name, values=values, best=best, metric=metric)

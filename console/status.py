@@ -29,35 +29,35 @@ from launch.runs import Run
 from launch.targets import Target
 
 HOST_BEFORE = re.compile(r"^host \d+: ")
-"""Which one a result blames, before its reason."""
+"""Begins a result's reason: the host that failed first."""
 NO_RUNS = "no runs yet in {}; `make train` or `fab train --job flax_mlm` starts one"
 
 
-def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
+def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
     """Print a table of the hosts of each active run, or of the run asked for."""
     console = terminal()
     unreadable: Mapping[str, str] = {}
-    if wanted:
-        chosen = [runs.find(target.runs, wanted)]
-        known = runs.look(target.find_agents(chosen[0].described), chosen[0])
+    if name:
+        chosen = [runs.find(target.runs, name)]
+        look = runs.look(target.find_agents(chosen[0].described), chosen[0])
     else:
         listing = runs.survey(target.runs)
         chosen, unreadable = listing.runs, listing.unreadable
-        known = runs.look_at_all(target.agents_of_all(chosen))
+        look = runs.look_at_all(target.agents_of_all(chosen))
     if not chosen and not as_json:
         _tell_none(console, target, unreadable)
         return 0
-    states = {run.run_id: runs.state_by(run, known) for run in chosen}
+    states = {run.run_id: runs.state_by(run, look) for run in chosen}
     for index, run in enumerate(
         chosen
     ):  # a cluster forgets its pods in time, and keeps those that wait in vain
-        if states[run.run_id] == "lost" and (index == 0 or known.of(run).begins_again):
+        if states[run.run_id] == "lost" and (index == 0 or look.of(run).begins_again):
             chosen[index], states[run.run_id] = follow.concluded(run, "lost", target)
-    if wanted is None:
+    if name is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
-    chosen = [follow.with_agents_beats(run, known) for run in chosen]
+    chosen = [follow.with_agents_beats(run, look) for run in chosen]
     if as_json:
-        return _print_json([_status(run, states[run.run_id], known) for run in chosen], known, unreadable)
+        return _print_json([_status(run, states[run.run_id], look) for run in chosen], look, unreadable)
     for run in chosen:
         unread = Unread(*run.problems)
         step, latest = runs.progress(run, unread)
@@ -69,7 +69,7 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
             + (f"  {cost.text()}" if (cost := costs.of_run(run)) else "")
         )
         sampled = overview.samples(run, unread)
-        console.print(_hosts_table(run, known.of(run), states[run.run_id]))
+        console.print(_hosts_table(run, look.of(run), states[run.run_id]))
         if states[run.run_id] in run_directory.ACTIVE:
             for table in _samples_tables(run, sampled):
                 console.print(table)
@@ -84,54 +84,55 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
                 say(console)(line)
     for line in (*costs.of_stack(target.inventory.slices, time.time()), *runs.cannot_be_read(unreadable)):
         say(console)(printable(line))
-    _tell_silent(console, known)
+    _tell_silent(console, look)
     return 0
 
 
-def _status(run: Run, state: State, known: runs.Look) -> dict[str, Any]:
+def _status(run: Run, state: State, look: runs.Look) -> dict[str, Any]:
     unread = Unread(*run.problems)
     progress, sampled = runs.progress(run, unread), overview.samples(run, unread)
     return {
         **overview.overview(run, state, progress),
         "problems": unread.texts(),
-        "host_states": overview.hosts(run, known.of(run), sampled),
+        "host_states": overview.hosts(run, look.of(run), sampled),
         "warnings": follow.warnings(run),
-        "findings": [dataclasses.asdict(each) for each in overview.findings(run, state, sampled)],
+        "findings": [dataclasses.asdict(finding) for finding in overview.findings(run, state, sampled)],
     }
 
 
 def _samples_tables(run: Run, sampled: Sequence[HostSamples | None]) -> Iterator[Table]:
     """What the hosts do now, then what their devices do: a column for each value that some host has."""
-    latest = {each.host: each.fresh(time.time()) for each in sampled if each is not None}
-    told = {name for values in latest.values() for name in values}
+    latest = {samples.host: samples.fresh(time.time()) for samples in sampled if samples is not None}
+    present = {name for values in latest.values() for name in values}
     if all(values.get("root_free_mib") == values.get("disk_free_mib") for values in latest.values()):
-        told.discard("root_free_mib")  # the run directory is on the disk of /
+        present.discard("root_free_mib")  # the run directory is on the disk of /
     for of_devices in (False, True):
         names = [
             name
             for name, column in COLUMNS.items()
-            if name in told and name != "step" and column.is_of_devices == of_devices
+            if name in present and name != "step" and column.is_of_devices == of_devices
         ]
         table = Table("host", *(COLUMNS[name].title for name in names), box=None, pad_edge=False)
         table.header_style = "dim"
-        for host, each in zip(run.described["hosts"], sampled, strict=False):
-            if each is not None:
-                values = latest[each.host]
+        for host, samples in zip(run.described["hosts"], sampled, strict=False):
+            if samples is not None:
+                values = latest[samples.host]
                 table.add_row(
-                    printable(host["name"]), *(each.text(n, values[n]) if n in values else "" for n in names)
+                    printable(host["name"]),
+                    *(samples.text(n, values[n]) if n in values else "" for n in names),
                 )
         if names:
             yield table
 
 
-def _hosts_table(run: Run, known: runs.Look, state: State) -> Table:
+def _hosts_table(run: Run, look: runs.Look, state: State) -> Table:
     """What each host says; of a run that failed without the reason, which stands once below the table."""
     error = str((run.current_result() or {}).get("error") or "") if state in ("failed", "hung") else ""
     reason = printable(HOST_BEFORE.sub("", error.partition("\n")[0]))
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "process", "state", "step", "heartbeat", "says"):
         table.add_column(heading)
-    for host in overview.hosts(run, known):
+    for host in overview.hosts(run, look):
         age_s = host["heartbeat_age_s"]
         table.add_row(
             printable(host["host"]),
@@ -157,13 +158,13 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
         _tell_none(console, target, listing.unreadable)
         return 0
     shown = everything[:limit]
-    known = runs.look_at_all(target.agents_of_all(shown))
+    look = runs.look_at_all(target.agents_of_all(shown))
     if as_json:
-        said = [overview.overview(run, runs.state_by(run, known)) for run in shown]
-        return _print_json(said, known, listing.unreadable)
+        overviews = [overview.overview(run, runs.state_by(run, look)) for run in shown]
+        return _print_json(overviews, look, listing.unreadable)
     table = Table(box=None, pad_edge=False, header_style="dim")
     ids = max(len(run.run_id) for run in shown)
-    cost = {run.run_id: found for run in shown if (found := costs.of_run(run))}
+    cost = {run.run_id: run_cost for run in shown if (run_cost := costs.of_run(run))}
     for heading in ("run", "name", "job", "state", "step", "measured", *(["cost"] if cost else []), "age"):
         table.add_column(
             heading,
@@ -182,7 +183,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
             run.run_id,
             printable(run.described.get("name") or ""),
             printable(run.what),
-            runs.state_by(run, known),
+            runs.state_by(run, look),
             f"{step}/{run.total_steps or '?'}",
             printable(runs.figure(run, latest)),
             *([_usd(cost.get(run.run_id))] if cost else []),
@@ -193,7 +194,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
         say(console)(f"these runs: {costs.sum_of([*cost.values()]).text()}")
     for line in (*problems[: runs.MOST_UNREADABLE], *runs.cannot_be_read(listing.unreadable)):
         say(console)(printable(line))
-    _tell_silent(console, known)
+    _tell_silent(console, look)
     if limit is not None and len(everything) > limit:
         say(console)(f"{len(everything) - limit} older ones: `fab runs --all`")
     return 0
@@ -208,37 +209,39 @@ def _usd(cost: Cost | None) -> str:
     return "grant" if cost.billed_usd <= 0 < cost.usd else f"{cost.billed_usd:,.2f} USD"
 
 
-def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
+def compare(target: Target, names: Sequence[str], *, as_json: bool) -> int:
     """Print several runs side by side: what differs in their settings, and what they measured.
 
     Raises:
         RequestError: fewer than two runs are named, or one is named twice, or is not there.
     """
-    several = [runs.find(target.runs, each) for each in wanted]
-    named = [run.run_id for run in several]
-    if len({*named}) < max(2, len(named)):
-        raise RequestError(f"{', '.join(wanted)}: name two runs or more, each once; `fab runs` lists them")
-    known = runs.look_at_all(target.agents_of_all(several))
-    unread = [Unread(*run.problems) for run in several]
-    said = [
-        overview.overview(run, runs.state_by(run, known), runs.progress(run, problems))
-        for run, problems in zip(several, unread, strict=True)
+    selected = [runs.find(target.runs, name) for name in names]
+    run_ids = [run.run_id for run in selected]
+    if len({*run_ids}) < max(2, len(run_ids)):
+        raise RequestError(f"{', '.join(names)}: name two runs or more, each once; `fab runs` lists them")
+    look = runs.look_at_all(target.agents_of_all(selected))
+    unread = [Unread(*run.problems) for run in selected]
+    overviews = [
+        overview.overview(run, runs.state_by(run, look), runs.progress(run, problems))
+        for run, problems in zip(selected, unread, strict=True)
     ]
-    found = overview.compare(several, said)
+    comparison = overview.compare(selected, overviews)
     if as_json:
-        print(json.dumps({"runs": said, "settings": {row.name: row.values for row in found.settings}}))
+        print(
+            json.dumps({"runs": overviews, "settings": {row.name: row.values for row in comparison.settings}})
+        )
         return 0
     console = terminal()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
-    for run in several:
+    for run in selected:
         name = printable(run.described.get("name") or run.run_id)
         table.add_column(name, min_width=len(run.run_id), overflow="fold")
-    if any(run.described.get("name") for run in several):
-        table.add_row("run", *named)
-    for row in found.about:
+    if any(run.described.get("name") for run in selected):
+        table.add_row("run", *run_ids)
+    for row in comparison.about:
         _add(table, row.name, row.texts())
-    for heading, rows in (("settings that differ", found.settings), ("measured", found.metrics)):
+    for heading, rows in (("settings that differ", comparison.settings), ("measured", comparison.metrics)):
         table.add_row()
         table.add_row(heading if rows else f"no {heading}", style="dim")
         for row in rows:
@@ -247,10 +250,10 @@ def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
                 texts[row.best] += "  best"
             _add(table, row.metric.title if row.metric else row.name, texts)
     console.print(table)
-    for run, problems in zip(several, unread, strict=True):
+    for run, problems in zip(selected, unread, strict=True):
         for problem in problems.texts():
             say(console)(printable(f"{run.run_id}: {problem}"))
-    _tell_silent(console, known)
+    _tell_silent(console, look)
     return 0
 
 
@@ -258,8 +261,8 @@ def _add(table: Table, name: str, texts: Sequence[str]) -> None:
     table.add_row(name, *map(printable, texts))
 
 
-def _tell_silent(console: Console, known: runs.Look) -> None:
-    for error in known.errors:
+def _tell_silent(console: Console, look: runs.Look) -> None:
+    for error in look.errors:
         say(console)(f"no answer from {error}")
 
 
@@ -268,15 +271,15 @@ def _tell_none(console: Console, target: Target, unreadable: Mapping[str, str]) 
         say(console)(printable(line))
 
 
-def _print_json(said: list[dict[str, Any]], known: runs.Look, unreadable: Mapping[str, str]) -> int:
-    no_answer = [str(error) for error in known.errors]
-    print(json.dumps({"runs": said, "no_answer": no_answer, "unreadable": {**unreadable}}))
+def _print_json(overviews: list[dict[str, Any]], look: runs.Look, unreadable: Mapping[str, str]) -> int:
+    no_answer = [str(error) for error in look.errors]
+    print(json.dumps({"runs": overviews, "no_answer": no_answer, "unreadable": {**unreadable}}))
     return 0
 
 
 def stop(
     target: Target,
-    wanted: str | None,
+    name: str | None,
     *,
     grace_s: float,
     by_keeper: Callable[[str], bool] = lambda _: False,
@@ -286,12 +289,12 @@ def stop(
     by_keeper: lets the keeper stop a run whose processes are none of this user's; False: it does not keep that run.
     """
     console = terminal()
-    run = runs.find(target.runs, wanted) if wanted else only_active(target)
+    run = runs.find(target.runs, name) if name else only_active(target)
     agents = target.find_agents(run.described)
-    known = runs.look(agents, run)
-    before = runs.state_by(run, known)
-    if known.errors and target.capabilities.restarts_runs:  # its cluster alone knows, and is silent
-        raise known.errors[0]
+    look = runs.look(agents, run)
+    before = runs.state_by(run, look)
+    if look.errors and target.capabilities.restarts_runs:  # its cluster alone knows, and is silent
+        raise look.errors[0]
     # Between two attempts the first has ended, and its Job goes on to the next.
     begins_again = before not in run_directory.ACTIVE and target.backend.begins_again(run.run_id)
     if before not in run_directory.ACTIVE and not begins_again:
@@ -345,8 +348,8 @@ NOT_OURS = (
 
 def only_active(target: Target) -> Run:
     listing = runs.survey(target.runs)
-    known = runs.look_at_all(target.agents_of_all(listing.runs))
-    active = [run for run in listing.runs if runs.state_by(run, known) in run_directory.ACTIVE]
+    look = runs.look_at_all(target.agents_of_all(listing.runs))
+    active = [run for run in listing.runs if runs.state_by(run, look) in run_directory.ACTIVE]
     if not active:
         none = "no run is active; `fab runs` lists them all"
         unreadable = runs.cannot_be_read(listing.unreadable)
@@ -358,11 +361,11 @@ def only_active(target: Target) -> Run:
     return active[0]
 
 
-def list_jobs(wanted: str | None) -> int:
+def list_jobs(name: str | None) -> int:
     """Print the jobs, a line each, or one of them with all its options."""
     tell = say(terminal())
-    if wanted:
-        job = job_index.find(wanted)
+    if name:
+        job = job_index.find(name)
         tell(f"{job.name}  (framework {' or '.join(job.frameworks)})\n  {job.summary}\n")
         tell(job.help())
         return 0

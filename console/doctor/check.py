@@ -56,29 +56,31 @@ class Check:
 def carry_out(checks: Iterable[Check]) -> Iterator[Finding]:
     """Look at one after the other, and give each answer as it is there."""
     for check in checks:
-        for found in _answers(check):
+        for finding in _answers(check):
             yield dataclasses.replace(
-                found,
+                finding,
                 area=check.area,
-                name=found.name or check.name,
-                message=printable(found.message),
-                remedy=printable(found.remedy),
+                name=finding.name or check.name,
+                message=printable(finding.message),
+                remedy=printable(finding.remedy),
             )
 
 
 def _answers(check: Check) -> list[Finding]:
     try:
-        found = check.look()
-        return [found] if isinstance(found, Finding) else list(found)
+        findings = check.look()
+        return [findings] if isinstance(findings, Finding) else list(findings)
     except HostError as error:
         return [fail(error.reason, error.remedy, host=error.host or None)]
     except HostsError as error:
-        return [fail(each.reason, each.remedy, host=each.host) for each in error.errors]
+        return [
+            fail(host_error.reason, host_error.remedy, host=host_error.host) for host_error in error.errors
+        ]
     except RequestError as error:
         return [fail(str(error), "")]
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return [fail(f"{where}{error.strerror or error}", "see to that file or connection")]
+        prefix = f"{error.filename}: " if error.filename else ""
+        return [fail(f"{prefix}{error.strerror or error}", "see to that file or connection")]
     except Exception as error:  # a library's own errors, and mistakes of ours: the other checks go on
         return [fail(f"could not be looked at: {type(error).__name__}: {first_line(error)}", "")]
 

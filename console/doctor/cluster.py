@@ -22,7 +22,7 @@ Ask = Callable[[str, str, dict[str, Any] | None], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class ClusterChecks:
     """What the checks are about. ask: of the cluster, as this user."""
 
     ask: Ask
@@ -48,10 +48,10 @@ class Asked:
             if self._may("", "namespaces", "create"):
                 return ok(f"{name} is not there yet: the first run makes it")
             return fail(f"{name} is not there, and you may not make it", f"`kubectl create namespace {name}`")
-        there = self._is_there(f"/api/v1/namespaces/{name}/serviceaccounts/{account}")
-        if there:
+        exists = self._is_there(f"/api/v1/namespaces/{name}/serviceaccounts/{account}")
+        if exists:
             return ok(f"{name}, with the service account {account}")
-        if there is None:
+        if exists is None:
             return skip(f"you may not see what is in {name}")
         if self._may("", "serviceaccounts", "create"):
             return ok(f"{name}; the first run makes its service account {account}")
@@ -59,16 +59,16 @@ class Asked:
         return fail(f"{name} has no service account {account}, and you may not make it", remedy)
 
     def rights(self) -> Finding:
-        wanted = manifests.rights(several=self.one_slice.count > 1)
+        required = manifests.rights(several=self.one_slice.count > 1)
         missing = [
-            f"{verb} {resource}" for group, resource, verb in wanted if not self._may(group, resource, verb)
+            f"{verb} {resource}" for group, resource, verb in required if not self._may(group, resource, verb)
         ]
         if missing:
             return fail(f"you may not {', '.join(missing)} in {self.cluster.namespace}", ROLE)
-        return ok(f"you may launch in {self.cluster.namespace} ({len(wanted)} rights asked)")
+        return ok(f"you may launch in {self.cluster.namespace} ({len(required)} rights asked)")
 
     def controllers(self) -> Iterator[Finding]:
-        groups = {each["name"] for each in self.ask("GET", "/apis", None)["groups"]}
+        groups = {group["name"] for group in self.ask("GET", "/apis", None)["groups"]}
         if "jobset.x-k8s.io" in groups:
             yield ok("JobSet is installed", name="jobset")
         elif self.one_slice.count > 1:
@@ -91,28 +91,28 @@ class Asked:
         }
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         try:
-            found = self.ask("GET", f"/api/v1/nodes?labelSelector={selector}", None)["items"]
+            nodes = self.ask("GET", f"/api/v1/nodes?labelSelector={selector}", None)["items"]
         except HostError as error:
             if _status(error) != FORBIDDEN:
                 raise
             yield skip("you may not list nodes, so that nobody sees here whether they are there")
             return
-        wanted, named = self.pool.nodes * self.one_slice.count, self.one_slice.accelerator_type
-        ready = [node for node in found if _is_ready(node)]
-        if len(ready) >= wanted:
-            yield ok(f"{len(ready)} nodes of {named} are ready, a run takes {wanted}")
-        elif not found:
+        required, named = self.pool.nodes * self.one_slice.count, self.one_slice.accelerator_type
+        ready = [node for node in nodes if _is_ready(node)]
+        if len(ready) >= required:
+            yield ok(f"{len(ready)} nodes of {named} are ready, a run takes {required}")
+        elif not nodes:
             yield warn(
-                f"no node has the labels {selector}, a run takes {wanted}",
+                f"no node has the labels {selector}, a run takes {required}",
                 "with scale-to-zero or flex-start they come when a run asks; otherwise `pulumi up --refresh`, and the "
                 "node pool's events in the console",
             )
         else:
             yield warn(
-                f"{len(ready)} of {wanted} nodes of {named} are ready",
+                f"{len(ready)} of {required} nodes of {named} are ready",
                 "`kubectl get nodes` and `kubectl describe node` say why; a run waits for the others",
             )
-        for node in found:
+        for node in nodes:
             has = node["status"].get("allocatable", {}).get(TPU, "0")
             if has != str(self.pool.chips_per_node):
                 name = node["metadata"]["name"]
@@ -138,11 +138,14 @@ class Asked:
 
 
 def _status(error: HostError) -> int | None:
-    found: int | None = getattr(error, "status", None)
-    return found
+    status: int | None = getattr(error, "status", None)
+    return status
 
 
 def _is_ready(node: Mapping[str, Any]) -> bool:
     if node["spec"].get("unschedulable"):
         return False
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in node["status"]["conditions"]
+    )

@@ -43,7 +43,7 @@ Open = Callable[[], Target]
 
 def doctor(open_target: Open, *, wants_stack: bool, as_json: bool) -> int:
     """Print every finding; 0 where nothing failed, else 1. wants_stack: whether it is about more than this machine."""
-    here = Machine(
+    machine = Machine(
         environ=os.environ,
         home=Path.home(),
         checkout=CHECKOUT,
@@ -51,98 +51,101 @@ def doctor(open_target: Open, *, wants_stack: bool, as_json: bool) -> int:
         ask=workstation.ask,
     )
     console = terminal()
-    found: list[Finding] = []
-    everything = findings(here, open_target, wants_stack=wants_stack)
-    for area, of_area in itertools.groupby(everything, key=lambda finding: finding.area):
-        listed = list(of_area)
-        found += listed
+    shown: list[Finding] = []
+    in_order = findings(machine, open_target, wants_stack=wants_stack)
+    for area, group in itertools.groupby(in_order, key=lambda finding: finding.area):
+        area_findings = list(group)
+        shown += area_findings
         if not as_json:
-            say(console)("\n".join([area, *(line for each in grouped(listed) for line in lines(each))]))
+            say(console)(
+                "\n".join([area, *(line for finding in grouped(area_findings) for line in lines(finding))])
+            )
     if as_json:
         print(
             json.dumps(
-                {"ok": not _failed(found), "findings": [dataclasses.asdict(each) for each in found]}, indent=2
+                {"ok": not _failed(shown), "findings": [dataclasses.asdict(finding) for finding in shown]},
+                indent=2,
             )
         )
     else:
-        say(console)(verdict(found))
-    return 1 if _failed(found) else 0
+        say(console)(verdict(shown))
+    return 1 if _failed(shown) else 0
 
 
-def _failed(found: Sequence[Finding]) -> int:
-    return sum(each.state == "fail" for each in found)
+def _failed(findings: Sequence[Finding]) -> int:
+    return sum(finding.state == "fail" for finding in findings)
 
 
-def findings(here: Machine, open_target: Open, *, wants_stack: bool) -> Iterator[Finding]:
+def findings(machine: Machine, open_target: Open, *, wants_stack: bool) -> Iterator[Finding]:
     """From near to far; without a target what lies farther is not looked at."""
     area = workstation.AREA
-    yield from carry_out(workstation.checks(here, needs_pulumi=wants_stack))
-    gcloud = Check(area, "gcloud", lambda: workstation.gcloud(here.ask))
-    ssh_keys = Check(area, "ssh keys", lambda: workstation.usable(here))
-    os_login = Check(area, "os login", lambda: workstation.os_login(here))
+    yield from carry_out(workstation.checks(machine, needs_pulumi=wants_stack))
+    gcloud = Check(area, "gcloud", lambda: workstation.gcloud(machine.ask))
+    ssh_keys = Check(area, "ssh keys", lambda: workstation.usable(machine))
+    os_login = Check(area, "os login", lambda: workstation.os_login(machine))
     try:
         target = open_target()
     except RequestError as error:
         yield Finding(area="stack", name="inventory", state="fail", message=str(error))
         yield from carry_out([gcloud, ssh_keys, os_login] if wants_stack else [])
         return
-    looks = {"ssh": _ssh, "cluster": _cluster, "hosts": _hosts, "storage": _storage}
+    area_checks = {"ssh": _ssh, "cluster": _cluster, "hosts": _hosts, "storage": _storage}
     for check in target.capabilities.checks:
-        yield from looks[check](target, here)
+        yield from area_checks[check](target, machine)
 
 
-def _ssh(target: Target, here: Machine) -> Iterator[Finding]:
+def _ssh(target: Target, machine: Machine) -> Iterator[Finding]:
     """Of what leads to hosts over SSH."""
     area = workstation.AREA
-    yield from carry_out([Check(area, "ssh keys", lambda: workstation.usable(here))])
+    yield from carry_out([Check(area, "ssh keys", lambda: workstation.usable(machine))])
     if (project := target.inventory.project) is not None:
-        gcloud = Check(area, "gcloud", lambda: workstation.gcloud(here.ask))
-        credentials = Check(area, "credentials", lambda: workstation.default_credentials(here.environ))
-        os_login = Check(area, "os login", lambda: workstation.os_login(here))
-        roles = Check(area, "roles", lambda: workstation.roles(project, here.environ))
+        gcloud = Check(area, "gcloud", lambda: workstation.gcloud(machine.ask))
+        credentials = Check(area, "credentials", lambda: workstation.default_credentials(machine.environ))
+        os_login = Check(area, "os login", lambda: workstation.os_login(machine))
+        roles = Check(area, "roles", lambda: workstation.roles(project, machine.environ))
         yield from carry_out([gcloud, credentials])
         yield from carry_out([os_login] if any(host.user is None for host in target.hosts) else [])
         yield from carry_out([roles] if any(host.reach == "iap" for host in target.hosts) else [])
-    yield from carry_out(slice_hosts.stack_checks(target, here.ask))
+    yield from carry_out(slice_hosts.stack_checks(target, machine.ask))
 
 
-def _storage(target: Target, here: Machine) -> Iterator[Finding]:  # noqa: ARG001 - as the others
+def _storage(target: Target, machine: Machine) -> Iterator[Finding]:  # noqa: ARG001 - as the others
     yield from carry_out(slice_hosts.checks(target))
 
 
-def _cluster(target: Target, here: Machine) -> Iterator[Finding]:
+def _cluster(target: Target, machine: Machine) -> Iterator[Finding]:
     """Of a slice whose hosts are the pods of a run, so that there is no host to ask before."""
     its_cluster, pool = target.inventory.cluster, target.slice.pool
     assert its_cluster is not None and pool is not None, "a target on pods has both"
     if its_cluster.endpoint is not None:
         area = workstation.AREA
-        gcloud = Check(area, "gcloud", lambda: workstation.gcloud(here.ask))
-        credentials = Check(area, "credentials", lambda: workstation.default_credentials(here.environ))
+        gcloud = Check(area, "gcloud", lambda: workstation.gcloud(machine.ask))
+        credentials = Check(area, "credentials", lambda: workstation.default_credentials(machine.environ))
         yield from carry_out([gcloud, credentials])
-    asked = cluster.Asked(
+    checks = cluster.ClusterChecks(
         ask=Connection(its_cluster).ask, cluster=its_cluster, one_slice=target.slice, pool=pool
     )
     yield from carry_out(
         [Check("stack", "regions", lambda: slice_hosts.regions(target.inventory, target.slice))]
     )
-    reached = list(carry_out([Check(cluster.AREA, "reached", asked.reached)]))
+    reached = list(carry_out([Check(cluster.AREA, "reached", checks.reached)]))
     yield from reached
     if not _failed(reached):
-        yield from carry_out(asked.checks())
+        yield from carry_out(checks.checks())
     runs = Check("storage", "runs", lambda: slice_hosts.from_here(target.files, target.runs_url))
     yield from carry_out([runs])
 
 
-def _hosts(target: Target, here: Machine) -> Iterator[Finding]:  # noqa: ARG001 - as the others
+def _hosts(target: Target, machine: Machine) -> Iterator[Finding]:  # noqa: ARG001 - as the others
     """The first by itself, for all others may be reached through it; those that do not answer are asked no more."""
     everyone = list(range(len(target.hosts)))
     first = Check("network", "first host", lambda: slice_hosts.reached(target, everyone[:1]))
-    others = Check("network", "hosts", lambda: slice_hosts.reached(target, everyone[1:]))
-    found = list(carry_out([first, others]))
-    yield from found
-    lost = {finding.host for finding in found if finding.state == "fail"}
-    if rest := [index for index in everyone if target.hosts[index].name not in lost]:
-        answering = only(target, rest)
+    other_hosts = Check("network", "hosts", lambda: slice_hosts.reached(target, everyone[1:]))
+    reached = list(carry_out([first, other_hosts]))
+    yield from reached
+    lost = {finding.host for finding in reached if finding.state == "fail"}
+    if answering_indexes := [index for index in everyone if target.hosts[index].name not in lost]:
+        answering = only(target, answering_indexes)
         preflight = Check("hosts", "preflight", lambda: slice_hosts.preflight(answering))
         yield from carry_out([preflight])
 
@@ -158,27 +161,27 @@ def only(target: Target, indexes: Sequence[int]) -> Target:
     )
 
 
-def grouped(found: Sequence[Finding]) -> list[Finding]:
+def grouped(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of one area as they are shown: what holds of several hosts alike is said once."""
     groups: dict[tuple[str | None, ...], list[Finding]] = {}
-    for number, each in enumerate(found):
-        if each.host is None:
-            groups[(str(number),)] = [each]
+    for number, finding in enumerate(findings):
+        if finding.host is None:
+            groups[(str(number),)] = [finding]
         else:
             # Messages of what is in order may differ in a figure; those of what is not are all shown.
-            same = (each.message, each.remedy) if each.state != "ok" else ()
-            groups.setdefault(("", each.name, each.state, *same), []).append(each)
+            same = (finding.message, finding.remedy) if finding.state != "ok" else ()
+            groups.setdefault(("", finding.name, finding.state, *same), []).append(finding)
     return [_merged(group) for group in groups.values()]
 
 
 def _merged(group: Sequence[Finding]) -> Finding:
     if len(group) == 1:
         return group[0]
-    alike = all(each.message == group[0].message for each in group)
+    alike = all(finding.message == group[0].message for finding in group)
     message = group[0].message if alike else f"such as {group[0].message}"
     return dataclasses.replace(
         group[0],
-        host=named(list(dict.fromkeys(each.host for each in group if each.host is not None))),
+        host=named(list(dict.fromkeys(finding.host for finding in group if finding.host is not None))),
         message=message,
     )
 
@@ -190,11 +193,12 @@ def lines(finding: Finding) -> list[str]:
     return [text, f"      → {finding.remedy}"] if finding.remedy else [text]
 
 
-def verdict(found: Sequence[Finding]) -> str:
+def verdict(findings: Sequence[Finding]) -> str:
     """Return one line for everything."""
-    warned = sum(each.state == "warn" for each in found)
-    parts = [f"{_failed(found)} failed"] * bool(_failed(found)) + [f"{warned} to look at"] * bool(warned)
-    return f"{', '.join(parts)}, of {len(found)} looked at" if parts else f"all well, {len(found)} looked at"
+    warned = sum(finding.state == "warn" for finding in findings)
+    failed, count = _failed(findings), f"{len(findings)} looked at"
+    parts = [f"{failed} failed"] * bool(failed) + [f"{warned} to look at"] * bool(warned)
+    return f"{', '.join(parts)}, of {count}" if parts else f"all well, {count}"
 
 
 def first_day(target: Target) -> int:
@@ -204,27 +208,30 @@ def first_day(target: Target) -> int:
     )
     answers = ask_all(target.agents, "describe", [{} for _ in target.agents])
     hosts = [
-        {"agent": str(each)} if isinstance(each, HostError) else {k: str(v) for k, v in each["found"].items()}
-        for each in answers
+        {"agent": str(answer)}
+        if isinstance(answer, HostError)
+        else {k: str(v) for k, v in answer["found"].items()}
+        for answer in answers
     ]
     lines = [*about(target), *by_answer(hosts), *processes(target)]
     print("\n".join(["```", *(without_names(line, private(target, hosts)) for line in lines), "```"]))
-    return 0 if any(not isinstance(each, HostError) for each in answers) else 1
+    return 0 if any(not isinstance(answer, HostError) for answer in answers) else 1
 
 
 def about(target: Target) -> list[str]:
     """This machine and the slice, as far as a reader of the report has to know them."""
     commit = jobs.commit_of(CHECKOUT)
-    one = target.slice
+    used = target.slice
     tools = [("pulumi", ["pulumi", "version"]), ("gcloud", ["gcloud", "version"])]
-    said = [f"{name} {_first(workstation.ask(argv))}" for name, argv in tools]
+    versions = [f"{name} {_first(workstation.ask(argv))}" for name, argv in tools]
     changed = " with changes" if commit and commit.is_dirty else ""
     keyed = sum(bool(host.host_keys) for host in target.hosts)
     return [
-        f"tpu-stack {commit.hash[:12] if commit else '?'}{changed}, Python {sys.version.split()[0]}, {', '.join(said)}",
-        f"slice: {one.accelerator_type} {one.topology} x {one.count} in {one.zone}, {one.capacity}",
-        f"hosts: {len(target.hosts)} of {len(one.hosts)}, platform {target.platform}, with a known key {keyed}",
-        f"made as: {one.origin.partition(' ')[0]}",
+        f"tpu-stack {commit.hash[:12] if commit else '?'}{changed}, Python {sys.version.split()[0]}, "
+        + ", ".join(versions),
+        f"slice: {used.accelerator_type} {used.topology} x {used.count} in {used.zone}, {used.capacity}",
+        f"hosts: {len(target.hosts)} of {len(used.hosts)}, platform {target.platform}, with a known key {keyed}",
+        f"made as: {used.origin.partition(' ')[0]}",
         f"reached: {', '.join(sorted({host.reach for host in target.hosts}))}",
         f"images: {', '.join(target.inventory.images) or 'none'}",
     ]
@@ -246,41 +253,41 @@ def by_answer(hosts: Sequence[Mapping[str, str]]) -> list[str]:
             if title in host:
                 by_text.setdefault(host[title], []).append(str(index))
         for text, indexes in by_text.items():
-            whose = "" if len(indexes) == len(hosts) else f" [host {','.join(indexes)}]"
-            lines.append(f"{title}{whose}: {text}")
+            suffix = "" if len(indexes) == len(hosts) else f" [host {','.join(indexes)}]"
+            lines.append(f"{title}{suffix}: {text}")
     return lines
 
 
 def processes(target: Target) -> list[str]:
     """Both numbers of every process, from a group of them, or why there is none."""
     try:
-        plan, failures, found = verify.gather(target, FRAMEWORK, None)
+        plan, failures, reports = verify.gather(target, FRAMEWORK, None)
         verify.clear(target, plan)
     except (RequestError, HostError, HostsError) as error:
         return [f"{' and '.join(PROCESS)}: not known, for no group was formed: {error}"]
-    told = [
-        f"{index} and {each.get('process_index', '?')} ({each['local_devices']} of {each['devices']} devices)"
-        for index, each in enumerate(found)
-        if each is not None
+    numbers = [
+        f"{index} and {report.get('process_index', '?')} ({report['local_devices']} of {report['devices']} devices)"
+        for index, report in enumerate(reports)
+        if report is not None
     ]
-    lines = [f"{' and '.join(PROCESS)}: {', '.join(told) or 'no process said any'}"]
-    if found and found[0] is not None:
-        kind = found[0]
+    lines = [f"{' and '.join(PROCESS)}: {', '.join(numbers) or 'no process said any'}"]
+    if reports and reports[0] is not None:
+        kind = reports[0]
         versions = ", ".join(f"{name} {version}" for name, version in kind["versions"].items())
         lines.append(f"devices: {kind['platform']}, {kind['device_kind']}; {versions}")
-    return lines + [f"process: {each}" for each in failures]
+    return lines + [f"process: {report}" for report in failures]
 
 
 def private(target: Target, hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return what is told of nobody: name → what stands in its place."""
     inventory = target.inventory
-    found = {inventory.project or "": "PROJECT", getpass.getuser(): "USER"}
-    found |= {host.user or "": "USER" for host in target.hosts}
-    found |= {(inventory.storage.bucket_url or "").removeprefix("gs://"): "BUCKET"}
+    names = {inventory.project or "": "PROJECT", getpass.getuser(): "USER"}
+    names |= {host.user or "": "USER" for host in target.hosts}
+    names |= {(inventory.storage.bucket_url or "").removeprefix("gs://"): "BUCKET"}
     for host in hosts:
         home = re.search(r"/home/([\w.-]+)", host.get("python", ""))
-        found |= {home[1]: "USER"} if home else {}
-    return {name: word for name, word in found.items() if len(name) >= LEAST_NAME}
+        names |= {home[1]: "USER"} if home else {}
+    return {name: word for name, word in names.items() if len(name) >= LEAST_NAME}
 
 
 def without_names(text: str, names: Mapping[str, str]) -> str:

@@ -36,13 +36,13 @@ EGRESS = "reading across regions is billed by the gigabyte"
 def stack_checks(target: Target, ask: Ask) -> list[Check]:
     """Return the checks of the slice that can be made before one of its hosts is asked."""
     inventory, one_slice = target.inventory, target.slice
-    found = [
+    checks = [
         Check("stack", "slice", lambda: slice_in_use(inventory, one_slice)),
         Check("stack", "regions", lambda: regions(inventory, one_slice)),
     ]
     if (project := inventory.project) is not None:
-        found.append(Check("stack", "capacity", lambda: queued_resource(ask, project, one_slice)))
-    return found
+        checks.append(Check("stack", "capacity", lambda: queued_resource(ask, project, one_slice)))
+    return checks
 
 
 def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
@@ -77,10 +77,10 @@ def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
 
 def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
     """Compare the slice's hosts with what its type has, and say what an hour of it costs."""
-    others = [each.name for each in inventory.slices if each.name != one_slice.name]
-    also = f" (also there: {', '.join(others)})" if others else ""
+    other_slices = [other.name for other in inventory.slices if other.name != one_slice.name]
+    also = f" (also there: {', '.join(other_slices)})" if other_slices else ""
     count = len(one_slice.hosts)
-    said = [
+    findings = [
         ok(
             f"{one_slice.name}: {one_slice.accelerator_type} in {one_slice.zone}, {counted(count, 'host')}{also}"
         )
@@ -88,9 +88,9 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
     try:
         kind = accelerator(one_slice.accelerator_type)
     except CatalogueError:
-        return said
+        return findings
     if count != kind.hosts * one_slice.count:
-        said.append(
+        findings.append(
             warn(
                 f"{one_slice.accelerator_type} has {kind.hosts * one_slice.count} hosts, the inventory has {count}",
                 "`pulumi up --refresh`: the others had published no host key when it was written",
@@ -98,7 +98,7 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
         )
     nameless = [str(host.index) for host in one_slice.hosts if not host.host_keys]
     if nameless:
-        said.append(
+        findings.append(
             warn(
                 f"no host key is known of host {', '.join(nameless)}, so that nobody can be sure who answers",
                 "`pulumi up --refresh` reads what they have published; where the organisation policy "
@@ -106,39 +106,42 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
             )
         )
     cost = costs.an_hour(one_slice)
-    return [*said, ok(cost) if costs.price_of(one_slice) else skip(f"its price is {cost}")]
+    return [*findings, ok(cost) if costs.price_of(one_slice) else skip(f"its price is {cost}")]
 
 
 def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:
     """Check that the bucket and the images are in the region of the TPUs."""
     try:
-        here = region_of(one_slice.zone)
+        region = region_of(one_slice.zone)
     except CatalogueError:
         return [skip(f"{one_slice.zone} is no zone of Google's")]
-    said = []
-    where = inventory.storage.bucket_region
-    if inventory.storage.bucket_url is not None and where is not None:
-        said.append(_region(f"the bucket {inventory.storage.bucket_url}", where.lower(), here))
+    findings = []
+    bucket_region = inventory.storage.bucket_region
+    if inventory.storage.bucket_url is not None and bucket_region is not None:
+        findings.append(_region(f"the bucket {inventory.storage.bucket_url}", bucket_region.lower(), region))
     for stack, reference in sorted(inventory.images.items()):
         place = reference.partition("/")[0].removesuffix("-docker.pkg.dev")
         if place != reference.partition("/")[0]:
-            said.append(_region(f"the image of {stack}", place, here))
+            findings.append(_region(f"the image of {stack}", place, region))
         if "@sha256:" not in reference:
-            said.append(warn(f"the image of {stack} is named by a tag: {reference}", "name it by its digest"))
-    return said or [skip("the stack has neither a bucket nor images")]
+            findings.append(
+                warn(f"the image of {stack} is named by a tag: {reference}", "name it by its digest")
+            )
+    return findings or [skip("the stack has neither a bucket nor images")]
 
 
-def _region(what: str, where: str, here: str) -> Finding:
-    if where == here:
-        return ok(f"{what} is in {here}, as the TPUs are")
-    if MULTI_REGIONS.get(where, "-") == here.partition("-")[0]:
+def _region(subject: str, place: str, region: str) -> Finding:
+    if place == region:
+        return ok(f"{subject} is in {region}, as the TPUs are")
+    if MULTI_REGIONS.get(place, "-") == region.partition("-")[0]:
         return warn(
-            f"{what} is in the multi-region {where}, the TPUs in {here}", f"{EGRESS}: use one in {here}"
+            f"{subject} is in the multi-region {place}, the TPUs in {region}",
+            f"{EGRESS}: use one in {region}",
         )
-    return warn(f"{what} is in {where}, the TPUs in {here}", f"{EGRESS}: use one in {here}")
+    return warn(f"{subject} is in {place}, the TPUs in {region}", f"{EGRESS}: use one in {region}")
 
 
-def asked(target: Target) -> Plan:
+def dry_plan(target: Target) -> Plan:
     """Return a plan that nobody carries out: what a run would ask of the hosts."""
     return Plan(
         target=target,
@@ -161,44 +164,44 @@ def reached(target: Target, indexes: Sequence[int]) -> list[Finding]:
     agents = [target.agents[index] for index in indexes]
     answers = ask_all(agents, "list", [{"path": agent.root} for agent in agents])
     took_s = time.monotonic() - began_s
-    said = []
+    findings = []
     for index, answer in zip(indexes, answers, strict=True):
         host = target.hosts[index]
         way = {"iap": "through IAP", "gateway": "through the gateway", "direct": "directly", "local": "here"}
         if isinstance(answer, HostError):
-            said.append(fail(f"{answer.reason} ({way[host.reach]})", answer.remedy, host=host.name))
+            findings.append(fail(f"{answer.reason} ({way[host.reach]})", answer.remedy, host=host.name))
         else:
-            said.append(ok(f"answers {way[host.reach]} ({took_s:.1f} s)", host=host.name))
-    return said
+            findings.append(ok(f"answers {way[host.reach]} ({took_s:.1f} s)", host=host.name))
+    return findings
 
 
 def preflight(target: Target) -> list[Finding]:
     """Return what a run would find on every host, each check of each."""
-    plan = asked(target)
+    plan = dry_plan(target)
     requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
     answers = ask_all(target.agents, "preflight", requests)
     busy = runs_on(target)
-    said: list[Finding] = []
+    findings: list[Finding] = []
     for host, answer in zip(target.hosts, answers, strict=True):
         if isinstance(answer, HostError):
-            said.append(fail(answer.reason, answer.remedy, host=host.name, name="preflight"))
+            findings.append(fail(answer.reason, answer.remedy, host=host.name, name="preflight"))
         else:
-            said += [_check(each, host.name, busy.get(host.name)) for each in answer["checks"]]
-            said += _facts(answer.get("facts", {}), host.name, target) if plan.container is None else []
-    return [*said, *_differing(answers, target)]
+            findings += [_check(check, host.name, busy.get(host.name)) for check in answer["checks"]]
+            findings += _facts(answer.get("facts", {}), host.name, target) if plan.container is None else []
+    return [*findings, *_differing(answers, target)]
 
 
 def runs_on(target: Target) -> dict[str, str]:
     """Return the run that each host is at work for, where it is."""
     request = {"run_id": None, "attempt": None, "process_id": None}
     answers = ask_all(target.agents, "status", [request] * len(target.agents))
-    found = {}
+    run_ids = {}
     for host, answer in zip(target.hosts, answers, strict=True):
         if not isinstance(answer, HostError):
             for entry in answer["processes"]:
                 if entry["state"] in ("starting", "running"):
-                    found[host.name] = str(entry["run_id"])
-    return found
+                    run_ids[host.name] = str(entry["run_id"])
+    return run_ids
 
 
 def _check(check: Mapping[str, Any], host: str, busy_with: str | None) -> Finding:
@@ -223,16 +226,16 @@ def _facts(facts: Mapping[str, Any], host: str, target: Target) -> list[Finding]
 
 def _differing(answers: Sequence[Mapping[str, Any] | HostError], target: Target) -> list[Finding]:
     """Hosts of one slice that are not alike."""
-    found = []
+    findings = []
     for name in ALIKE:
         by_value: dict[str, list[str]] = {}
         for host, answer in zip(target.hosts, answers, strict=True):
             if not isinstance(answer, HostError) and name in answer.get("facts", {}):
                 by_value.setdefault(str(answer["facts"][name]), []).append(host.name)
         if len(by_value) > 1:
-            told = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in by_value.items())
-            found.append(warn(f"not the same on all hosts: {told}", "make the slice again", name=name))
-    return found
+            values = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in by_value.items())
+            findings.append(warn(f"not the same on all hosts: {values}", "make the slice again", name=name))
+    return findings
 
 
 AREA = "storage"
@@ -258,15 +261,15 @@ except Exception as error:
 def checks(target: Target) -> list[Check]:
     """Return the checks that runs can be written, from here and from the hosts."""
     bucket = target.inventory.storage.bucket_url
-    found = [Check(AREA, "runs", lambda: from_here(target.files, target.runs_url))]
+    checks = [Check(AREA, "runs", lambda: from_here(target.files, target.runs_url))]
     if target.runs_on_share and not target.capabilities.shares_host and len(target.hosts) > 1:
-        found.append(Check(AREA, "share", lambda: shared(target)))
+        checks.append(Check(AREA, "share", lambda: shared(target)))
     if bucket is not None and not target.runs_url.startswith(f"{bucket}/"):
         # What lies on a share is reached through the hosts; the bucket is not.
-        found.append(Check(AREA, "bucket", lambda: from_here(Buckets(), bucket)))
+        checks.append(Check(AREA, "bucket", lambda: from_here(Buckets(), bucket)))
     if bucket is not None:
-        found.append(Check(AREA, "bucket from a host", lambda: from_host(target, bucket)))
-    return found
+        checks.append(Check(AREA, "bucket from a host", lambda: from_host(target, bucket)))
+    return checks
 
 
 def from_here(files: Files, url: str) -> Finding:
@@ -275,19 +278,19 @@ def from_here(files: Files, url: str) -> Finding:
 
     def there_and_back() -> bytes | None:
         files.write(path, data)
-        found = files.read([path])[0]
+        content = files.read([path])[0]
         files.remove(path)
-        return found
+        return content
 
     try:
         # A bucket's client library tries again by itself, for longer than anybody waits.
-        found = within(HERE_LIMIT_S, url, there_and_back)
+        content = within(HERE_LIMIT_S, url, there_and_back)
     except HostError as error:
-        of_a_host = error.host not in ("", url) and not is_url(error.host)
-        return fail(f"{url}: {error.reason}", error.remedy, host=error.host if of_a_host else None)
+        is_host_error = error.host not in ("", url) and not is_url(error.host)
+        return fail(f"{url}: {error.reason}", error.remedy, host=error.host if is_host_error else None)
     except Exception as error:  # every client library has errors of its own
         return fail(f"{url}: {first_line(error)}", _remedy(url))
-    if found != data:
+    if content != data:
         return fail(f"{url}: what was written is not what is read", "look for a copy between here and there")
     return ok(f"{url} can be written and read from here")
 
@@ -322,9 +325,11 @@ def from_host(target: Target, url: str) -> Finding:
     try:
         problem = json.loads(done.stdout)
     except ValueError:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        output = (done.stderr or done.stdout).strip().splitlines()
         return fail(
-            f"{python} cannot try it: {said[-1] if said else 'it said nothing'}", "`fab deploy`", host=host
+            f"{python} cannot try it: {output[-1] if output else 'it said nothing'}",
+            "`fab deploy`",
+            host=host,
         )
     if problem is not None:
         return fail(f"{url}: {problem}", f"give the hosts' service account {ROLE} on it", host=host)

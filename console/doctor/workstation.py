@@ -85,16 +85,16 @@ def ask(argv: Sequence[str]) -> Answer:
 
 
 def checks(machine: Machine, *, needs_pulumi: bool) -> list[Check]:
-    found = [
+    checks = [
         Check(AREA, "python", python),
         Check(AREA, "packages", lambda: packages(machine.checkout / "requirements" / "run.txt")),
         Check(AREA, "checkout", lambda: checkout(machine.checkout)),
         Check(AREA, "disk", lambda: [disk(path) for path in (machine.checkout, machine.cache_dir)]),
     ]
     if needs_pulumi:
-        found.append(Check(AREA, "pulumi", lambda: pulumi(machine.ask)))
-        found.append(Check(AREA, "pulumi login", lambda: pulumi_login(machine.ask)))
-    return found
+        checks.append(Check(AREA, "pulumi", lambda: pulumi(machine.ask)))
+        checks.append(Check(AREA, "pulumi login", lambda: pulumi_login(machine.ask)))
+    return checks
 
 
 def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
@@ -109,15 +109,15 @@ def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
 def packages(lock: Path, installed: Callable[[str], str] = importlib.metadata.version) -> Finding:
     """Compare what is installed with the lock. What a marker may leave out is looked at if it is there."""
     wrong, count = [], 0
-    for name, wanted, marker in PIN.findall(lock.read_text(encoding="utf-8")):
+    for name, pinned, marker in PIN.findall(lock.read_text(encoding="utf-8")):
         try:
             have = installed(name)
         except importlib.metadata.PackageNotFoundError:
-            wrong += [] if marker else [f"{name} {wanted} is missing"]
+            wrong += [] if marker else [f"{name} {pinned} is missing"]
             continue
         count += 1
-        if have != wanted:
-            wrong.append(f"{name} is {have}, not {wanted}")
+        if have != pinned:
+            wrong.append(f"{name} is {have}, not {pinned}")
     if not wrong:
         return ok(f"all {count} as in requirements/{lock.name}")
     more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -151,9 +151,9 @@ def disk(path: Path, free_bytes: int | None = None) -> Finding:
     )
 
 
-def pulumi(ask: Ask, wanted: str | None = None) -> Finding:
+def pulumi(ask: Ask, package: str | None = None) -> Finding:
     """Check the command line: it may be newer than the Python package, but not of an earlier minor version."""
-    wanted = wanted or importlib.metadata.version("pulumi")
+    package = package or importlib.metadata.version("pulumi")
     answer = ask(["pulumi", "version"])
     if answer.exit_code is None:
         return warn(
@@ -163,10 +163,10 @@ def pulumi(ask: Ask, wanted: str | None = None) -> Finding:
     have = re.search(r"v?(\d+)\.(\d+)\.\d+", answer.stdout)
     if answer.exit_code != 0 or have is None:
         return warn(f"`pulumi version` says: {answer.last_line}", "see that it is Pulumi's command line")
-    least = tuple(map(int, wanted.split(".")[:2]))
-    if (int(have[1]), int(have[2])) < least and int(have[1]) <= least[0]:
+    minimum = tuple(map(int, package.split(".")[:2]))
+    if (int(have[1]), int(have[2])) < minimum and int(have[1]) <= minimum[0]:
         return warn(
-            f"the command line is {have[0]}, its Python package {wanted}",
+            f"the command line is {have[0]}, its Python package {package}",
             "install a command line as new as that",
         )
     return ok(f"{have[0]}")
@@ -223,15 +223,15 @@ def gcloud_account(ask: Ask) -> Finding:
 
 def usable(machine: Machine) -> list[Finding]:
     """Check that a key can be used without anybody typing, and say why others cannot."""
-    found = _load(machine)
-    said = [ok(f"{len(found.keys)} to log in with: {', '.join(found.names)}")]
-    said += [warn(reason, "`ssh-add` puts a key into the agent") for reason in found.kept_back]
+    identities = _load(machine)
+    findings = [ok(f"{len(identities.keys)} to log in with: {', '.join(identities.names)}")]
+    findings += [warn(reason, "`ssh-add` puts a key into the agent") for reason in identities.kept_back]
     open_to_others = [
         path
         for path in login.files(machine.environ, machine.home)
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
     ]
-    return said + [
+    return findings + [
         warn(f"{path} can be read by others, and `fab ssh` refuses it", f"chmod 600 {path}")
         for path in open_to_others
     ]
@@ -244,9 +244,9 @@ def os_login(machine: Machine) -> list[Finding]:
         return [fail("cannot be asked without `gcloud`", "install it")]
     if answer.exit_code != 0:
         return [fail(f"`{' '.join(login.PROFILE)}` says: {answer.last_line}", "`gcloud auth login`")]
-    known, keys = login.known_keys(answer.stdout), _load(machine)
+    account_keys, keys = login.known_keys(answer.stdout), _load(machine)
     named = ", ".join(login.fingerprint(key.public_data) for key in keys.keys)
-    if not known:
+    if not account_keys:
         return [
             warn(
                 f"OS Login knows no key of your account yet; the first connection adds {keys.names[0]}",
@@ -254,7 +254,7 @@ def os_login(machine: Machine) -> list[Finding]:
             )
         ]
     user = login.user_of_profile(answer.stdout)
-    ours = [key for key in keys.keys if key.public_data in known]
+    ours = [key for key in keys.keys if key.public_data in account_keys]
     if ours:
         return [ok(f"user {user}, with {len(ours)} of the keys above")]
     return [fail(f"user {user}, but OS Login knows none of this machine's keys ({named})", NEW_KEY)]
@@ -262,9 +262,9 @@ def os_login(machine: Machine) -> list[Finding]:
 
 def _load(machine: Machine) -> login.Identities:
     async def load() -> login.Identities:
-        found = await login.load(machine.environ, machine.home)
-        await found.close()
-        return found
+        identities = await login.load(machine.environ, machine.home)
+        await identities.close()
+        return identities
 
     return asyncio.run(load())
 
@@ -285,8 +285,8 @@ def default_credentials(environ: Mapping[str, str]) -> Finding:
         return warn(
             f"Google cannot be asked: {first_line(error)}", "see that this machine reaches googleapis.com"
         )
-    who = getattr(credentials, "service_account_email", None) or "a person"
-    return ok(f"of {who}" + (f", project {project}" if project else ""))
+    account = getattr(credentials, "service_account_email", None) or "a person"
+    return ok(f"of {account}" + (f", project {project}" if project else ""))
 
 
 def _credentials() -> tuple[Any, str | None]:
@@ -303,18 +303,18 @@ def _credentials() -> tuple[Any, str | None]:
     return credentials, project
 
 
-def tested_permissions(project: str, wanted: Sequence[str]) -> Sequence[str]:
+def tested_permissions(project: str, permissions: Sequence[str]) -> Sequence[str]:
     """Return those of the permissions that the caller has in the project, as Resource Manager says."""
     import google.auth.transport.requests
 
     session = google.auth.transport.requests.AuthorizedSession(_credentials()[0])  # type: ignore[no-untyped-call]
     answer = session.post(
         f"https://cloudresourcemanager.googleapis.com/v1/projects/{project}:testIamPermissions",
-        json={"permissions": list(wanted)},
+        json={"permissions": list(permissions)},
         timeout=ANSWER_LIMIT_S,
     )
     answer.raise_for_status()
-    return [str(each) for each in answer.json().get("permissions", [])]
+    return [str(permission) for permission in answer.json().get("permissions", [])]
 
 
 def roles(project: str, environ: Mapping[str, str], test: Test = tested_permissions) -> list[Finding]:

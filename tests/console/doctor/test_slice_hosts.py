@@ -157,7 +157,7 @@ def test_hosts_are_asked_for_the_image_or_told_that_docker_is_missing_for_anothe
     make_agent: MakeAgent,
 ) -> None:
     target = make_target([agent_with(make_agent, "w-0")])
-    container = slice_hosts.asked(target).container
+    container = slice_hosts.dry_plan(target).container
     assert container is not None and container.image == IMAGES["jax"]
     inventory = dataclasses.replace(target.inventory, images={"pytorch": IMAGES["jax"]})
     other = dataclasses.replace(target, inventory=inventory)
