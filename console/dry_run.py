@@ -51,18 +51,18 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
         yield from yaml.dump_all(documents, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()
         return
     for index, (name, address, _) in enumerate(target.addresses):
-        told = plans.start(plan, index)
+        request = plans.start(plan, index)
         yield f"host {name} ({address})"
         if plan.command is None and plan.ranks_per_host == 1:
-            yield f"  runs  {shlex.join(told['argv'])}"
-            yield from _variables(told["env"])
+            yield f"  runs  {shlex.join(request['argv'])}"
+            yield from _variables(request["env"])
             continue
-        spec = decoded(told["argv"][-1])
+        spec = decoded(request["argv"][-1])
         yield f"  runs  {shlex.join(spec.words)}"
         if spec.work is not None:
             yield f"  in    {spec.work}"
         for local_rank in range(spec.ranks.per_host):
-            yield from _variables(rank_variables(read_environment(told["env"]), spec.ranks, local_rank))
+            yield from _variables(rank_variables(read_environment(request["env"]), spec.ranks, local_rank))
 
 
 class _Plainly(yaml.SafeDumper):  # type: ignore[misc]
@@ -78,9 +78,9 @@ class _Plainly(yaml.SafeDumper):  # type: ignore[misc]
 _Plainly.add_representer(str, _Plainly.text)
 
 
-def _variables(found: dict[str, str]) -> Iterator[str]:
+def _variables(variables: dict[str, str]) -> Iterator[str]:
     yield "  with"
-    for name, value in found.items():
+    for name, value in variables.items():
         shown = "PORT" if name == "MASTER_PORT" else re.sub(rf":{PORT}\b", ":PORT", value)
         yield f"    {name}={shown}"
 

@@ -42,7 +42,7 @@ LOADED_WITH = {
 }
 
 
-def export(target: Target, wanted: str, to: str, *, force: bool) -> int:
+def export(target: Target, name: str, to: str, *, force: bool) -> int:
     """Copy a run's export to a folder of this machine or to a bucket, with its card: whole, or not to be taken for it.
 
     Raises:
@@ -52,7 +52,7 @@ def export(target: Target, wanted: str, to: str, *, force: bool) -> int:
     if problem := unwritable(to):
         raise RequestError(f"--to {to}: {problem}")
     to = to.removeprefix("file://")
-    run = runs.find(target.runs, wanted)
+    run = runs.find(target.runs, name)
     runs.require_export(run)
     if (run.current_result() or {}).get("outcome") != "done":
         raise RequestError(
@@ -94,15 +94,15 @@ def export(target: Target, wanted: str, to: str, *, force: bool) -> int:
 
 def _check(files: Files, place: str, names: Sequence[str], *, force: bool) -> None:
     """Make sure that an export may take the place of what is at `place`: nothing, or by force an earlier one."""
-    there = files.list(place)
-    if there and not force:
+    existing = files.list(place)
+    if existing and not force:
         raise RequestError(
             f"--to {place}: is not empty; name another place, or replace all of it with --force"
         )
-    (before,) = files.read([f"{place}/{CARD}"]) if there else [None]
-    if not {*there} <= {*names, CARD} and MARK.encode() not in (before or b""):
+    (before,) = files.read([f"{place}/{CARD}"]) if existing else [None]
+    if not {*existing} <= {*names, CARD} and MARK.encode() not in (before or b""):
         raise RequestError(
-            f"--to {place}: --force replaces an earlier export, and this is none ({', '.join(there[:3])}, …); name "
+            f"--to {place}: --force replaces an earlier export, and this is none ({', '.join(existing[:3])}, …); name "
             "another place"
         )
 
@@ -152,16 +152,16 @@ def card(run: Run, own: str | None) -> str:
     data = {name: settings[name] for name in ("data", "eval_data", "init_from") if settings.get(name)}
     headline, (_, latest) = run.metrics.headline, runs.progress(run)
     measured = overview.values(run, {headline: latest.get(headline)})
-    told = [metric for metric in run.metrics.told(measured) if metric.better and not metric.is_detail]
+    metrics = [metric for metric in run.metrics.told(measured) if metric.better and not metric.is_detail]
     title = _cell(run.described.get("name") or run.run_id)
     front = {
         "library_name": library,
         "pipeline_tag": task,
         "tags": [tag for tag in ("tpu-stack", run.what, run.described.get("stack")) if tag],
         "model-index": task
-        and told
+        and metrics
         and data.get("data")
-        and _index(run, title, task, data["data"], told, measured),
+        and _index(run, title, task, data["data"], metrics, measured),
     }
     known = yaml.safe_dump({name: value for name, value in front.items() if value}, sort_keys=False)
     if own is None:
@@ -175,7 +175,7 @@ def card(run: Run, own: str | None) -> str:
         _table("option", "value", [(name, _value(value)) for name, value in data.items()]),
         "## Results",
         _table(
-            "metric", "value", [(metric.title, run.metrics.compared(metric, measured)) for metric in told]
+            "metric", "value", [(metric.title, run.metrics.compared(metric, measured)) for metric in metrics]
         ),
         "## How it was trained",
         _table("what", "value", _training(run)),
@@ -188,32 +188,34 @@ def card(run: Run, own: str | None) -> str:
 
 
 def _index(
-    run: Run, title: str, task: str, data: str, told: Sequence[Metric], measured: Mapping[str, float]
+    run: Run, title: str, task: str, data: str, metrics: Sequence[Metric], measured: Mapping[str, float]
 ) -> list[dict[str, Any]]:
     """The results as the Hub reads them, each metric's baseline behind it."""
-    names = [name for metric in told for name in (metric.name, metric.baseline or "") if name in measured]
-    metrics = [{"type": name, "name": run.metrics.get(name).title, "value": measured[name]} for name in names]
-    results = {"task": {"type": task}, "dataset": {"type": data, "name": data}, "metrics": metrics}
+    names = [name for metric in metrics for name in (metric.name, metric.baseline or "") if name in measured]
+    entries = [{"type": name, "name": run.metrics.get(name).title, "value": measured[name]} for name in names]
+    results = {"task": {"type": task}, "dataset": {"type": data, "name": data}, "metrics": entries}
     return [{"name": title, "results": [results]}]
 
 
 def _training(run: Run) -> list[tuple[str, str]]:
     described, attempts = run.described, run.described["attempts"]
-    one, code = described.get("slice") or {}, described.get("code") or {}
+    one_slice, code = described.get("slice") or {}, described.get("code") or {}
     wall_s, cost = overview.total_wall_s(run), costs.of_run(run)
-    is_tpu, where = described["platform"] == "tpu" and one, f"{one.get('capacity')}, {one.get('zone')}"
+    is_tpu, place = described["platform"] == "tpu", f"{one_slice.get('capacity')}, {one_slice.get('zone')}"
     commit, versions = code.get("git_commit"), described.get("versions", {})
-    found = {
-        "hardware": f"{one['count']} x {one['accelerator_type']}" if is_tpu else described["platform"],
+    rows = {
+        "hardware": f"{one_slice['count']} x {one_slice['accelerator_type']}"
+        if is_tpu and one_slice
+        else described["platform"],
         "hosts": f"{len({host['name'] for host in described['hosts']})}, with {counted(run.processes, 'process')}",
         "wall time": f"{spoken(wall_s)}, {counted(len(attempts), 'attempt')}" if wall_s is not None else None,
-        "cost": cost and f"{cost.text()}, for the wall time ({where})",
+        "cost": cost and f"{cost.text()}, for the wall time ({place})",
         "framework": described.get("stack"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "tpu-stack": importlib.metadata.version("tpu-stack"),
         "git commit": commit and f"{commit}{', with uncommitted changes' if code.get('git_dirty') else ''}",
     }
-    return [(name, value) for name, value in found.items() if value]
+    return [(name, value) for name, value in rows.items() if value]
 
 
 def _table(name: str, value: str, rows: Sequence[tuple[str, str]]) -> str:

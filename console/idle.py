@@ -28,17 +28,19 @@ LOOK_LIMIT_S = 5.0
 """For a look at the runs at the end of a command that is about something else."""
 
 
-def used_s(one: Slice, several: Sequence[Run]) -> float | None:
+def used_s(one_slice: Slice, all_runs: Sequence[Run]) -> float | None:
     """Return when a slice was last used, in Unix seconds: by one of the runs, or when it was made; None: not known.
 
     An active run has renewed its heartbeat within seconds, so the state of runs is not asked for. Of node pools that
     stay it is not known when they were made: 0.0 where there are no runs.
     """
-    made_s = costs.made_s(one) if one.pool is None else 0.0
-    if made_s is None or not one.is_usable or (one.pool and one.pool.scales_to_zero):
+    made_s = costs.made_s(one_slice) if one_slice.pool is None else 0.0
+    if made_s is None or not one_slice.is_usable or (one_slice.pool and one_slice.pool.scales_to_zero):
         return None
-    of_runs = (_seen_s(run) for run in several if (run.described.get("slice") or {}).get("name") == one.name)
-    return max([made_s, *of_runs])
+    run_times = (
+        _seen_s(run) for run in all_runs if (run.described.get("slice") or {}).get("name") == one_slice.name
+    )
+    return max([made_s, *run_times])
 
 
 def _seen_s(run: Run) -> float:
@@ -58,37 +60,34 @@ def remarks(target: Target) -> Iterator[str]:
     When a slice was last used is noted on this machine. No run is read while that is within the limit.
     """
     now_s, path = time.time(), _memory(target)
-    seen = _read(path)
+    used_at = _read(path)
     candidates = [
-        each
-        for each in target.inventory.slices
-        if used_s(each, ()) is not None
-        and now_s - max(used_s(each, ()) or 0.0, seen.get(each.name, 0.0)) > limit_s(target)
+        idle
+        for idle in target.inventory.slices
+        if used_s(idle, ()) is not None
+        and now_s - max(used_s(idle, ()) or 0.0, used_at.get(idle.name, 0.0)) > limit_s(target)
     ]
     if not target.capabilities.is_billed or not candidates:
         return
     try:
-        several = within(LOOK_LIMIT_S, target.name, lambda: runs.list_runs(target.runs))
+        all_runs = within(LOOK_LIMIT_S, target.name, lambda: runs.list_runs(target.runs))
     except (HostError, OSError, RequestError):
         return
-    for each in candidates:
-        last_s = max(used_s(each, several) or 0.0, seen.get(each.name, 0.0)) or now_s
-        seen[each.name] = last_s
+    for idle in candidates:
+        last_s = max(used_s(idle, all_runs) or 0.0, used_at.get(idle.name, 0.0)) or now_s
+        used_at[idle.name] = last_s
         if now_s - last_s > limit_s(target):
-            removed = target.inventory.has_keeper and target.inventory.idle_hours
-            yield (
-                f"the slice {each.name} has had no run for {spoken(now_s - last_s, units=1)}: {costs.an_hour(each)}; "
-                + (
-                    "its keeper gives it back unless a program has a TPU open"
-                    if removed and each.pool is None
-                    else "with `scale-to-zero: true` (tpu-stack:slices) its nodes go with their run"
-                    if each.pool is not None
-                    else "`tpu-stack:slices: []` and `pulumi up` give it back"
-                )
-            )
+            if idle.pool is not None:
+                remedy = "with `scale-to-zero: true` (tpu-stack:slices) its nodes go with their run"
+            elif target.inventory.has_keeper and target.inventory.idle_hours:
+                remedy = "its keeper gives it back unless a program has a TPU open"
+            else:
+                remedy = "`tpu-stack:slices: []` and `pulumi up` give it back"
+            idle_time = spoken(now_s - last_s, units=1)
+            yield f"the slice {idle.name} has had no run for {idle_time}: {costs.an_hour(idle)}; {remedy}"
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(path, seen)
+        atomic.write_json(path, used_at)
 
 
 def _memory(target: Target) -> Path:
@@ -97,7 +96,7 @@ def _memory(target: Target) -> Path:
 
 def _read(path: Path) -> dict[str, float]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): at_s for name, value in found.items() if (at_s := finite(value)) is not None}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): at_s for name, value in content.items() if (at_s := finite(value)) is not None}
     except (OSError, ValueError, AttributeError):
         return {}

@@ -36,21 +36,21 @@ ON_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 type Answers = list[dict[str, Any]]
 
 
-def predict(target: Target, wanted: str, typed: Sequence[str], *, second: str | None, as_json: bool) -> int:
+def predict(target: Target, name: str, typed: Sequence[str], *, second: str | None, as_json: bool) -> int:
     """Print the answers to all inputs.
 
     Raises:
         RequestError: there is no such run or file, no export yet, or the job cannot answer this.
         HostError: the export could not be copied from where it is, or the model could not be used.
     """
-    asked = {
-        "inputs": [text for each in typed for text in _inputs(each)],
+    questions = {
+        "inputs": [text for word in typed for text in _inputs(word)],
         "second": None if second is None else _second(second),
     }
-    run = run_that_predicts(target, wanted)
+    run = run_that_predicts(target, name)
     runs.require_export(run)
     job = jobs.find(run.described["job"])
-    answers = ask(job, _on_this_machine(target, run, job), asked)
+    answers = ask(job, _on_this_machine(target, run, job), questions)
     if as_json:
         print(json.dumps({"answers": answers}, ensure_ascii=False))
     else:
@@ -64,10 +64,10 @@ def _inputs(typed: str) -> list[str]:
         return [typed]
     if typed.startswith(FROM_FILE * 2):
         return [typed[1:]]
-    found = [line for line in _read(typed).splitlines() if line.strip()]
-    if not found:
+    lines = [line for line in _read(typed).splitlines() if line.strip()]
+    if not lines:
         raise RequestError(f"{typed}: the file has no line with text; write an input on each line")
-    return found
+    return lines
 
 
 def _second(typed: str) -> str:
@@ -80,22 +80,24 @@ def _read(typed: str) -> str:
     try:
         return Path(typed[1:]).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise RequestError(f"{typed}: {why}; name a text file after @, or double the @ of a text") from None
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise RequestError(
+            f"{typed}: {reason}; name a text file after @, or double the @ of a text"
+        ) from None
 
 
-def run_that_predicts(target: Target, wanted: str, also: Sequence[str] = ()) -> Run:
+def run_that_predicts(target: Target, name: str, also: Sequence[str] = ()) -> Run:
     """Return the run that is meant; "latest" is the latest whose job can predict. also: other jobs that will do.
 
     Raises:
         RequestError: there is none, or its job cannot predict.
     """
     able = [name for name in jobs.names() if jobs.find(name).can_predict]
-    if wanted == runs.LATEST:
-        found = runs.newest(runs.survey(target.runs), wanted, of=able)
-        if found is not None:
-            return found
-    run = runs.find(target.runs, wanted)
+    if name == runs.LATEST:
+        latest = runs.newest(runs.survey(target.runs), name, of=able)
+        if latest is not None:
+            return latest
+    run = runs.find(target.runs, name)
     if run.described["job"] not in (*able, *also):
         raise RequestError(
             f"{run.run_id} is a run of {run.what}, which cannot predict; name a run of {', '.join(able)}"
@@ -114,7 +116,7 @@ def _on_this_machine(target: Target, run: Run, job: Job) -> str:
     return str(copied)
 
 
-def ask(job: Job, export: str, asked: dict[str, Any]) -> Answers:
+def ask(job: Job, export: str, questions: dict[str, Any]) -> Answers:
     """Return the answers of a job's predict.py, as `jobs.runtime.prediction` has them.
 
     export: a folder of this machine.
@@ -129,7 +131,7 @@ def ask(job: Job, export: str, asked: dict[str, Any]) -> Answers:
     try:
         done = subprocess.run(
             [python, "-P", "-m", f"jobs.{job.name}.predict", export, cache_dir],
-            input=json.dumps(asked),
+            input=json.dumps(questions),
             capture_output=True,
             text=True,
             errors="replace",
@@ -139,11 +141,11 @@ def ask(job: Job, export: str, asked: dict[str, Any]) -> Answers:
         )
     except subprocess.TimeoutExpired:
         raise HostError(host="here", reason=f"{export}: no answer within {spoken(LIMIT_S)}") from None
-    said = printable((done.stderr.strip().splitlines() or [""])[-1])
+    message = printable((done.stderr.strip().splitlines() or [""])[-1])
     if done.returncode == 2:
-        raise RequestError(said.removeprefix("error: "))
+        raise RequestError(message.removeprefix("error: "))
     if done.returncode != 0:
-        raise HostError(host="here", reason=f"{export} cannot be used: {said}", remedy="`make install`")
+        raise HostError(host="here", reason=f"{export} cannot be used: {message}", remedy="`make install`")
     answers: Answers = json.loads(done.stdout.strip().rpartition("\n")[2])["answers"]
     return answers
 

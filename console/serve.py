@@ -44,8 +44,8 @@ TOKEN = "serve-token"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """address, port: to listen on, on this machine; None: loopback, and PORT. token_file: None: the one that is made,
-    where a token is needed. in_image: in the framework's image, with Docker. words: the server's own options."""
+    """address, port: where to listen on this machine; None: loopback, and PORT. token_file: None: one that is created
+    if a token is needed. in_image: in the framework's image, with Docker. words: the server's own options."""
 
     address: str | None = None
     port: int | None = None
@@ -55,20 +55,20 @@ class Options:
     words: Sequence[str] = ()
 
 
-def serve(target: Target, wanted: str, options: Options) -> int:
-    """Start a server for a run's export, say how to ask it, and stop it when this is interrupted; or, where `wanted` is
-    a server that runs already, lead to it until this is interrupted.
+def serve(target: Target, name: str, options: Options) -> int:
+    """Start a server for a run's export, say how to use it, and stop it when this is interrupted; or, if `name` is a
+    server that runs already, forward a port to it until this is interrupted.
 
     Raises:
         RequestError: there is no such run, it has no export, or the host cannot serve it.
         HostsError: the host is not ready.
     """
     console = terminal()
-    run = predict.run_that_predicts(target, wanted, also=(jobs.SERVER,))
+    run = predict.run_that_predicts(target, name, also=(jobs.SERVER,))
     if run.described["job"] == jobs.SERVER:
-        known = runs.look(target.find_agents(run.described), run)
-        state = runs.state_by(run, known)
-        if state not in ACTIVE and not runs.may_be_restarted(run, known, state):
+        look = runs.look(target.find_agents(run.described), run)
+        state = runs.state_by(run, look)
+        if state not in ACTIVE and not runs.may_be_restarted(run, look, state):
             raise RequestError(
                 f"{run.run_id} is a server that has ended; name the run whose export is to be served"
             )
@@ -79,10 +79,10 @@ def serve(target: Target, wanted: str, options: Options) -> int:
     except launch.LaunchFailed as failure:
         return _report(console, failure.run, runs.state_now(target.agents, failure.run))
     if options.detach:
-        where = target.stack_option
+        option = target.stack_option
         say(console)(
-            f"it goes on by itself: `fab serve{where} {served.run_id}` leads to it, "
-            f"`fab stop {served.run_id}{where}` stops it"
+            f"it goes on by itself: `fab serve{option} {served.run_id}` leads to it, "
+            f"`fab stop {served.run_id}{option}` stops it"
         )
         return DONE
     return _lead(console, target, served, stops=True)
@@ -105,18 +105,20 @@ def _request(target: Target, run: Run, options: Options) -> Request:
         )
     if target.platform == "tpu" and framework != "jax":
         raise RequestError(f"--platform tpu: exports of {job} are served on CPUs; add --platform cpu")
-    given = {"job": job, "run": run.run_id, "export": run.directory.path(EXPORT)}
+    server_options = {"job": job, "run": run.run_id, "export": run.directory.path(EXPORT)}
     if not target.capabilities.shares_files and (options.address or options.token_file):
         raise RequestError(
             f"--address, --token-file: a server on {target.name} listens on its host's loopback, and is reached "
             "through the tunnel only; leave them out"
         )
-    given["port"] = str(options.port or 0)
+    server_options["port"] = str(options.port or 0)
     if target.capabilities.shares_files:
-        given |= _listening(options)
+        server_options |= _listening(options)
     elif options.port:
         raise RequestError(f"--port {options.port}: through a tunnel it is a free one; leave it out")
-    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    words = [
+        word for name, value in server_options.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
     return Request(
         job=jobs.SERVER,
         framework=framework,
@@ -141,13 +143,13 @@ def _listening(options: Options) -> dict[str, str]:
             "port as --port"
         ) from None
     except OSError as error:
-        asked, why = f"--address {address} --port {port}", error.strerror or error
+        typed, reason = f"--address {address} --port {port}", error.strerror or error
         raise RequestError(
-            f"{asked}: cannot be listened on ({why}); name an address that this machine has"
+            f"{typed}: cannot be listened on ({reason}); name an address that this machine has"
             if error.errno == errno.EADDRNOTAVAIL
-            else f"{asked}: cannot be listened on ({why}); choose another port, or 0 for a free one"
+            else f"{typed}: cannot be listened on ({reason}); choose another port, or 0 for a free one"
         ) from None
-    given = {"address": address, "port": str(port)}
+    server_options = {"address": address, "port": str(port)}
     if options.token_file is not None:
         path = Path(options.token_file).expanduser().absolute()
         if not path.is_file():
@@ -156,10 +158,10 @@ def _listening(options: Options) -> dict[str, str]:
             raise RequestError(
                 f"--token-file {path}: must be a file that only you can read; `chmod 600` makes it so"
             )
-        given["token_file"] = str(path)
+        server_options["token_file"] = str(path)
     elif not jobs.find(jobs.SERVER).config_module().is_loopback(address):
-        given["token_file"] = str(_token_file())
-    return given
+        server_options["token_file"] = str(_token_file())
+    return server_options
 
 
 def _token_file() -> Path:
@@ -174,19 +176,19 @@ def _token_file() -> Path:
 
 
 def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
-    """Lead to a server until it ends or this is interrupted. stops: an interrupt stops the server too."""
-    known: list[Any] = []
+    """Forward a port to a server until it ends or this is interrupted. stops: an interrupt stops the server too."""
+    announced: list[Any] = []
     with contextlib.ExitStack() as tunnel:
 
         def opened() -> list[str]:
-            told = run.directory.read_json(SERVING)
-            if told is None or told in known:  # it has failed before, or is led to
+            serving = run.directory.read_json(SERVING)
+            if serving is None or serving in announced:  # it failed before, or has been announced
                 return []
             tunnel.close()  # to a pod that another one has replaced
-            address = told["address"] if target.capabilities.shares_files else HERE
-            port = tunnel.enter_context(target.backend.forward(target, run.run_id, 0, told["port"]))
-            known[:] = [told]
-            return lines(run, told, address, port, stops=stops)
+            address = serving["address"] if target.capabilities.shares_files else HERE
+            port = tunnel.enter_context(target.backend.forward(target, run.run_id, 0, serving["port"]))
+            announced[:] = [serving]
+            return lines(run, serving, address, port, stops=stops)
 
         shown = _Shown(console, opened)
         agents = target.find_agents(run.described)
@@ -196,7 +198,7 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
         try:
             state = follow.follow(run, agents, shown)
         except BaseException as error:
-            # Whatever ends this command: a server must not be left behind without a word.
+            # Whatever ends this command, no server may be left behind unnoticed.
             if stops:
                 with contextlib.suppress(OSError):  # the terminal may be gone
                     shown.close()
@@ -227,29 +229,30 @@ def _report(console: Console, run: Run, state: Any) -> int:
     return run_record.exit_code(ended or run, state)
 
 
-def lines(run: Run, told: dict[str, Any], address: str, port: int, *, stops: bool) -> list[str]:
-    """Return what to say of a server: where it is, and a command that asks it. told: what SERVING holds."""
+def lines(run: Run, serving: dict[str, Any], address: str, port: int, *, stops: bool) -> list[str]:
+    """Return lines about a server: its address, and a command that sends it a request. serving: content of SERVING."""
     config = run.described["config"]
     reached = {"0.0.0.0": HERE, "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)
     url = f"http://{reached}:{port}"
     command = ["curl", f"{url}/v1/predict", "-H", "content-type: application/json"]
     if config.get("token_file"):
         command += ["-H", f"@{config['token_file']}"]
-    if told["takes"] == "picture":  # which may be larger than a word of a command line
-        asked = f"""(printf '{{"inputs": ["'; base64 -w0 photo.jpg; printf '"]}}') | {shlex.join(command)} -d @-"""
+    if serving["takes"] == "picture":  # which may be larger than a word of a command line
+        example = f"""(printf '{{"inputs": ["'; base64 -w0 photo.jpg; printf '"]}}') | {shlex.join(command)} -d @-"""
     else:
-        asked = f"{shlex.join(command)} -d {shlex.quote(json.dumps(told['example'], ensure_ascii=False))}"
+        example = (
+            f"{shlex.join(command)} -d {shlex.quote(json.dumps(serving['example'], ensure_ascii=False))}"
+        )
     end = "stops the server" if stops else "leaves the server running"
     return [
-        f"serving {config['run']} ({told['task']}) at {url}, as {run.run_id}",
-        f"  {asked}",
+        f"serving {config['run']} ({serving['task']}) at {url}, as {run.run_id}",
+        f"  {example}",
         f"Ctrl-C {end}; docs/serving.md has the API",
     ]
 
 
 class _Shown:
-    """What a terminal shows of a server: what it waits for until it answers, then how to ask it, and again where that
-    changes."""
+    """Shows what a server waits for until it answers, then how to send it requests, again whenever that changes."""
 
     def __init__(self, console: Console, opened: Callable[[], list[str]]) -> None:
         self._display, self._opened, self._answers = displays.make(console), opened, False

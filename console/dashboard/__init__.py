@@ -1,1 +1,1 @@
-"""`fab dashboard`: runs in a browser, from their directories only; it can change nothing."""
+"""`fab dashboard`: shows runs in a browser, from their directories only; it can change nothing."""

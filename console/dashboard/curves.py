@@ -107,12 +107,12 @@ class History:
             for name, value in line.items():
                 if name in ("step", "time"):
                     continue
-                known = self._points.get(name) or self._new(name)
-                if known is None:
+                points = self._points.get(name) or self._new(name)
+                if points is None:
                     self._left_out += 1
                     continue
-                known[0].append(row)
-                known[1].append(value if value is not None and -LARGEST < value < LARGEST else math.nan)
+                points[0].append(row)
+                points[1].append(value if value is not None and -LARGEST < value < LARGEST else math.nan)
 
     def _new(self, name: str) -> tuple[array[int], array[float]] | None:
         if len(self._points) >= MOST_METRICS or len(name) > LONGEST_NAME:
@@ -127,8 +127,8 @@ class History:
             *([f"metrics.jsonl: {self._error}"] if self._error else []),
             *self._unread.texts(),
             *(
-                f"metrics.jsonl: {counted(count, 'line')} {what}, left out"
-                for count, what in left_out
+                f"metrics.jsonl: {counted(count, 'line')} {reason}, left out"
+                for count, reason in left_out
                 if count
             ),
             *([f"metrics.jsonl: of its metrics, {len(self._points)} are shown"] if self._left_out else []),
@@ -146,7 +146,7 @@ class History:
             steps, times = np.array(self._steps), np.array(self._times)
             held = {name: (np.array(rows), np.array(values)) for name, (rows, values) in self._points.items()}
         rate = next(
-            (each for each in metrics.metrics if each.unit.endswith("/s") and each.name in held), None
+            (metric for metric in metrics.metrics if metric.unit.endswith("/s") and metric.name in held), None
         )
         names = {"step": "step"}
         if np.isfinite(times).any():
@@ -159,7 +159,7 @@ class History:
             along = _forward(times)
         elif axis == "units" and rate is not None:
             along = _units(steps, held[rate.name], held["step_s"])
-        derived = [each for each in DERIVED if each.name in held]
+        derived = [metric for metric in DERIVED if metric.name in held]
         series = [
             _curve(metric, along[held[metric.name][0]], held[metric.name][1], points, span)
             for metric in [*metrics.told(held), *derived]
@@ -169,15 +169,15 @@ class History:
             "axes": names,
             "lines": len(steps),
             "is_complete": self.is_complete,
-            "series": [each for each in series if each["x"]],
+            "series": [metric for metric in series if metric["x"]],
             "problems": self.problems,
         }
 
 
 def _forward(times: Floats) -> Floats:
     """Seconds since the first; a clock that was set back stands still."""
-    known = np.where(np.isfinite(times), times, -np.inf)
-    forward: Floats = np.maximum.accumulate(known)
+    finite_times = np.where(np.isfinite(times), times, -np.inf)
+    forward: Floats = np.maximum.accumulate(finite_times)
     since: Floats = np.maximum(forward - times[np.isfinite(times)][0], 0.0)
     return since
 
@@ -204,16 +204,16 @@ def _curve(
     if span is not None:  # with one point more on each side, so that the line goes on to the edge
         begin = max(0, int(np.searchsorted(x, span[0])) - 1)
         end = int(np.searchsorted(x, span[1], "right")) + 1
-    kept = thin(y[begin:end], points) + begin
-    course = None if metric.is_evaluation else smooth(y, kept)
+    indices = thin(y[begin:end], points) + begin
+    course = None if metric.is_evaluation else smooth(y, indices)
     factor = 100.0 if metric.unit.startswith("%") else 1.0
     return {
         "name": metric.name,
         "title": metric.title,
         "unit": metric.unit,
         "chart": metric.chart or metric.name,
-        "x": _numbers(x[kept]),
-        "y": _numbers(factor * y[kept]),
+        "x": _numbers(x[indices]),
+        "y": _numbers(factor * y[indices]),
         "smooth": None if course is None else _numbers(factor * course),
     }
 
@@ -230,13 +230,13 @@ def thin(y: Floats, points: int) -> npt.NDArray[np.intp]:
     flat[:count] = y
     padded = flat.reshape(parts, width)
     gaps, first = np.isnan(padded), np.arange(parts) * width
-    kept = [
+    candidates = [
         np.where(gaps, np.inf, padded).argmin(axis=1) + first,
         np.where(gaps, -np.inf, padded).argmax(axis=1) + first,
         (gaps.argmax(axis=1) + first)[gaps.any(axis=1)],
         np.array([0, count - 1]),
     ]
-    indices = np.unique(np.concatenate(kept))
+    indices = np.unique(np.concatenate(candidates))
     return indices[indices < count]
 
 
@@ -244,13 +244,13 @@ def smooth(y: Floats, at: npt.NDArray[np.intp]) -> Floats | None:
     """The mean around some values, gaps left out; None where the curve is too short, or is smooth already."""
     if len(y) < FEWEST_TO_SMOOTH:
         return None
-    known = np.isfinite(y)
-    rises = np.diff(y[known]) > 0
+    finite = np.isfinite(y)
+    rises = np.diff(y[finite]) > 0
     if np.count_nonzero(rises[1:] != rises[:-1]) < len(y) / 10:
         return None
     reach = max(2, len(y) // 60)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, y, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
     # As far to the left as to the right, or the ends would lean to what is inside.
     near = np.minimum(reach, np.minimum(at, len(y) - 1 - at))
     low, high = at - near, at + near + 1

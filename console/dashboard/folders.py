@@ -1,5 +1,7 @@
-"""The runs of one place, as the dashboard sees them: read again and again from their directories, which nobody vouches
-for. What cannot be read is said, and keeps nothing else from being shown."""
+"""The runs of a folder as the dashboard shows them, read repeatedly from their directories, which are not trusted.
+
+What cannot be read is named, and hides nothing else.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ SETTLED_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A run as it was seen last. run, state, said: None where run.json says of no run. said: of `overview.overview`.
-    record: the bytes of run.json. last_lines: of metrics.jsonl."""
+class Snapshot:
+    """A run as it was read last. run, state, summary: None if run.json describes no run. summary: as
+    `overview.overview` has it. record: the bytes of run.json. last_lines: of metrics.jsonl."""
 
     name: str
     run: Run | None = None
     state: State | None = None
-    said: Json | None = None
+    summary: Json | None = None
     problems: tuple[str, ...] = ()
     record: bytes = b""
     last_lines: tuple[Json, ...] = ()
@@ -48,9 +50,9 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """A folder as it was seen last. error: why it could not be read now; the runs are then those of before."""
+    """A folder as it was read last. error: why it could not be read now; the runs are then the previous ones."""
 
-    seen: Mapping[str, Seen] = dataclasses.field(default_factory=dict)
+    runs: Mapping[str, Snapshot] = dataclasses.field(default_factory=dict)
     others: tuple[str, ...] = ()
     error: str | None = None
     is_read: bool = False
@@ -91,26 +93,26 @@ class Place:
         self._look = dataclasses.replace(look, took_s=self._read_s - began_s)
 
     def _read_all(self) -> Look:
-        there = self.folder.files.list(self.folder.url)
-        names = [name for name in there if runs.RUN_ID.fullmatch(name)]
+        names_present = self.folder.files.list(self.folder.url)
+        names = [name for name in names_present if runs.RUN_ID.fullmatch(name)]
         directories = [self.folder.directory(name) for name in names]
-        found: dict[str, Seen] = {}
+        snapshots: dict[str, Snapshot] = {}
         described: dict[str, tuple[RunDirectory, Json, bytes]] = {}
         for name, directory, record in zip(
             names, directories, runs.read_records(directories, names), strict=True
         ):
-            before = self._look.seen.get(name)
+            before = self._look.runs.get(name)
             if before is not None and record.data and record.data == before.record and _is_settled(before):
-                found[name] = before
+                snapshots[name] = before
             elif record.described is None:
-                found[name] = Seen(name=name, problems=(record.problem or "has no run.json (yet)",))
+                snapshots[name] = Snapshot(name=name, problems=(record.problem or "has no run.json (yet)",))
             else:
                 described[name] = directory, record.described, record.data
-        several = runs.read_runs([(directory, record) for directory, record, _ in described.values()])
+        loaded = runs.read_runs([(directory, record) for directory, record, _ in described.values()])
         ends = self.pieces([(name, run_directory.METRICS) for name in described], -METRICS_TAIL_BYTES)
-        for name, run, end in zip(described, several, ends, strict=True):
+        for name, run, end in zip(described, loaded, ends, strict=True):
             try:
-                found[name] = _seen(name, run, described[name][2], end)
+                snapshots[name] = _snapshot(name, run, described[name][2], end)
             except (
                 LookupError,
                 TypeError,
@@ -120,9 +122,11 @@ class Place:
                 RecursionError,
             ) as error:
                 # The checks are to see to it that this does not come; one run must not hide the others.
-                found[name] = Seen(name=name, problems=(f"cannot be understood ({type(error).__name__})",))
-        others = tuple(name for name in there if name not in found and not name.startswith("."))
-        return Look(seen=found, others=others, is_read=True)
+                snapshots[name] = Snapshot(
+                    name=name, problems=(f"cannot be understood ({type(error).__name__})",)
+                )
+        others = tuple(name for name in names_present if name not in snapshots and not name.startswith("."))
+        return Look(runs=snapshots, others=others, is_read=True)
 
     def pieces(
         self, files: list[tuple[str, str]], offset: int = 0, limit_bytes: int = LARGEST_JSON_BYTES
@@ -149,7 +153,7 @@ class Place:
         return history
 
 
-def _seen(name: str, run: Run, data: bytes, end: Piece | None) -> Seen:
+def _snapshot(name: str, run: Run, data: bytes, end: Piece | None) -> Snapshot:
     run, problems = _bounded(run), [*run.problems]
     if end is not None and end.error:
         problems.append(f"{run_directory.METRICS}: {end.error}")
@@ -158,12 +162,12 @@ def _seen(name: str, run: Run, data: bytes, end: Piece | None) -> Seen:
     steps = [beat["step"] for beat in run.current() if beat]
     progress = max([*steps, int(latest.get("step", 0))]), latest
     state = state_of(run, time.time())
-    said = {**overview.overview(run, state, progress), "figure": runs.figure(run, latest)}
-    return Seen(
+    summary = {**overview.overview(run, state, progress), "figure": runs.figure(run, latest)}
+    return Snapshot(
         name=name,
         run=run,
         state=state,
-        said=said,
+        summary=summary,
         problems=tuple(problems),
         record=data,
         last_lines=lines,
@@ -180,10 +184,10 @@ def state_of(run: Run, now_s: float) -> State:
     return state
 
 
-def _is_settled(seen: Seen) -> bool:
-    result = seen.run.current_result() if seen.run else None
+def _is_settled(snapshot: Snapshot) -> bool:
+    result = snapshot.run.current_result() if snapshot.run else None
     ended_s = finite((result or {}).get("time"))
-    return seen.state not in ACTIVE and ended_s is not None and time.time() - ended_s > SETTLED_S
+    return snapshot.state not in ACTIVE and ended_s is not None and time.time() - ended_s > SETTLED_S
 
 
 def _last_lines(end: Piece | None) -> tuple[Json, ...]:
@@ -210,7 +214,7 @@ def _bounded(run: Run) -> Run:
 def _flat(content: Json) -> Json:
     """The object with its texts cut, and what is nested in it as text; its warnings stay a list."""
     return {
-        name[:LONGEST_TEXT]: [shown(each) for each in value[:50]]
+        name[:LONGEST_TEXT]: [shown(item) for item in value[:50]]
         if name == "warnings" and isinstance(value, list)
         else value
         if value is None or isinstance(value, bool | int | float)

@@ -1,7 +1,8 @@
-"""The dashboard's web server: pages for a browser on this machine, and what they ask for as JSON.
+"""`fab dashboard`: a web server for a browser on this machine, with pages and the JSON that they load.
 
-Every route answers GET and HEAD only. What runs say is foreign: it goes to the browser as JSON, whose page puts it
-into text nodes; only report.html goes as it is, into an origin of its own that may run no script but the report's.
+It can change nothing: every route answers GET and HEAD only. The content of runs is not trusted. It goes to the
+browser as JSON, and the page puts it into text nodes; only report.html is sent unchanged, into an origin of its own
+that may run no script except the report's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from console import overview
-from console.dashboard.folders import Look, Place, Seen, shown
+from console.dashboard.folders import Look, Place, Snapshot, shown
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
@@ -45,7 +46,7 @@ STATIC = Path(__file__).parent / "static"
 PAGES = ("/", "/run/{place}/{run}", "/compare")
 HERE = "127.0.0.1"
 NAMES = [HERE, "localhost"]
-"""What a browser may call this server: a name of somebody else's that leads here is refused (DNS rebinding)."""
+"""Host names that are accepted; a foreign name that resolves to this machine is refused (DNS rebinding)."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -56,12 +57,12 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 PATIENCE_S = 2.0
-"""For a place to answer; then what it said before is shown, and how it stands with it."""
+"""How long a place has to answer before its previous answer is shown, with its problem."""
 READ_S = 0.8
-"""For reading curves before what there is of them is shown."""
+"""How long curves are read before those read so far are shown."""
 PERIOD_S = {"disk": 1.0, "remote": 5.0}
 POINTS = 1200
-"""Of a curve, unless the page asks for fewer: about one for each pixel of a wide chart."""
+"""The most points of a curve: about one for each pixel of a wide chart."""
 LOG_BYTES = 64 * 1024
 LARGEST_REPORT_BYTES = 32 * 2**20
 LARGEST_SAMPLES_BYTES = 4 * 2**20
@@ -110,11 +111,11 @@ def places_of(targets: Sequence[Target]) -> list[Place]:
     places: dict[str, Place] = {}
     for target in targets:
         is_elsewhere = target.runs_on_share and not target.capabilities.shares_files
-        where = f"{target.name} {target.runs_url}" if is_elsewhere else target.runs_url
+        place_id = f"{target.name} {target.runs_url}" if is_elsewhere else target.runs_url
         key = re.sub(r"[^A-Za-z0-9]+", "-", target.name).strip("-")
         key = f"{key}-{len(places) + 1}" if key in {"", *(place.key for place in places.values())} else key
         period_s = PERIOD_S["disk" if isinstance(target.files, DiskFiles) else "remote"]
-        places.setdefault(where, Place(key, target.name, target.runs, period_s=period_s))
+        places.setdefault(place_id, Place(key, target.name, target.runs, period_s=period_s))
     return list(places.values())
 
 
@@ -125,10 +126,10 @@ def app(places: Sequence[Place]) -> Starlette:
     def answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
         return lambda request: as_json(request, answer(request))
 
-    def of_run(answer: Callable[[Place, Seen, QueryParams], Any]) -> Callable[[Request], Response]:
+    def of_run(answer: Callable[[Place, Snapshot, QueryParams], Any]) -> Callable[[Request], Response]:
         def answered(request: Request) -> Response:
-            found = answer(*dashboard.find(**request.path_params), request.query_params)
-            return found if isinstance(found, Response) else as_json(request, found)
+            content = answer(*dashboard.find(**request.path_params), request.query_params)
+            return content if isinstance(content, Response) else as_json(request, content)
 
         return answered
 
@@ -137,7 +138,9 @@ def app(places: Sequence[Place]) -> Starlette:
         *(Route(path, lambda _: FileResponse(STATIC / "index.html")) for path in PAGES),
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/runs", answering(lambda _: dashboard.runs())),
-        Route("/api/compare", answering(lambda asked: dashboard.compare(asked.query_params.getlist("run")))),
+        Route(
+            "/api/compare", answering(lambda request: dashboard.compare(request.query_params.getlist("run")))
+        ),
         Route(api, of_run(dashboard.run)),
         Route(f"{api}/curves", of_run(dashboard.curves)),
         Route(f"{api}/hosts/curves", of_run(dashboard.host_curves)),
@@ -198,29 +201,29 @@ class Dashboard:
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = {place.key: place for place in places}
 
-    def find(self, place: str, run: str) -> tuple[Place, Seen]:
+    def find(self, place: str, run: str) -> tuple[Place, Snapshot]:
         """Return a run by the key of its place and its id.
 
         Raises:
             HTTPException: there is none.
         """
-        where = self._places.get(place)
-        look = where.look(PATIENCE_S) if where else Look()
-        seen = look.seen.get(run)
-        if where is not None and not look.is_read:
-            raise HTTPException(503, f"{where.name}: reading {where.folder.url} …")
-        if where is None or seen is None:
+        owner = self._places.get(place)
+        look = owner.look(PATIENCE_S) if owner else Look()
+        snapshot = look.runs.get(run)
+        if owner is not None and not look.is_read:
+            raise HTTPException(503, f"{owner.name}: reading {owner.folder.url} …")
+        if owner is None or snapshot is None:
             raise HTTPException(404, f"there is no run {shown(f'{place}/{run}')}; it may have been removed")
-        return where, seen
+        return owner, snapshot
 
     def runs(self) -> dict[str, Any]:
         """All runs, the one that was started or resumed last first, and what of the places could not be read."""
-        looks = [(place, place.look(PATIENCE_S)) for place in self._places.values()]
+        folders = [(place, place.look(PATIENCE_S)) for place in self._places.values()]
         listed = [
-            {**seen.said, "place": place.key, "id": seen.name, "problems": len(seen.problems)}
-            for place, look in looks
-            for seen in look.seen.values()
-            if seen.said is not None
+            {**snapshot.summary, "place": place.key, "id": snapshot.name, "problems": len(snapshot.problems)}
+            for place, look in folders
+            for snapshot in look.runs.values()
+            if snapshot.summary is not None
         ]
         return {
             "places": [
@@ -233,51 +236,51 @@ class Dashboard:
                     "others": [shown(name) for name in look.others[:20]],
                     "more_others": max(0, len(look.others) - 20),
                     "problems": [
-                        {"run": seen.name, "says": problem, "is_shown": seen.said is not None}
-                        for seen in look.seen.values()
-                        for problem in seen.problems
+                        {"run": snapshot.name, "says": problem, "is_shown": snapshot.summary is not None}
+                        for snapshot in look.runs.values()
+                        for problem in snapshot.problems
                     ][:200],
                 }
-                for place, look in looks
+                for place, look in folders
             ],
-            "runs": sorted(listed, key=lambda each: (each["started"], each["id"]), reverse=True),
+            "runs": sorted(listed, key=lambda entry: (entry["started"], entry["id"]), reverse=True),
         }
 
-    def run(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+    def run(self, place: Place, snapshot: Snapshot, _: QueryParams) -> dict[str, Any]:
         """One run: what it is, its hosts, its settings."""
-        run = seen.run
-        if run is None or seen.said is None:
-            return {"place": place.key, "id": seen.name, "problems": seen.problems, "run": None}
-        history = place.history(seen.name)
+        run = snapshot.run
+        if run is None or snapshot.summary is None:
+            return {"place": place.key, "id": snapshot.name, "problems": snapshot.problems, "run": None}
+        history = place.history(snapshot.name)
         if not history.is_complete:  # the page asks for it next; until then much of it has been read
             in_thread(lambda: history.read_on(READ_S))
-        report, samples = place.pieces(
-            [(seen.name, run_directory.REPORT), (seen.name, run_directory.SAMPLES)], limit_bytes=4
+        report, pictures = place.pieces(
+            [(snapshot.name, run_directory.REPORT), (snapshot.name, run_directory.SAMPLES)], limit_bytes=4
         )
         result = run.current_result() or {}
         names = [host["name"] for host in run.described["hosts"]]
-        sampled, unread = self._samples(place, seen)
-        found = overview.findings(run, seen.state or "lost", sampled, seen.last_lines)
+        sampled, unread = self._samples(place, snapshot)
+        findings = overview.findings(run, snapshot.state or "lost", sampled, snapshot.last_lines)
         hosts = [
             {
                 "index": index,
                 "name": names[index] if index < len(names) else None,
                 "beat": beat and _beat(beat),
-                "sampled": known and _told(known),
+                "sampled": samples and _told(samples),
             }
-            for index, (beat, known) in enumerate(zip(run.current(), sampled, strict=True))
+            for index, (beat, samples) in enumerate(zip(run.current(), sampled, strict=True))
         ]
-        measured = seen.said["metrics"]
+        measured = snapshot.summary["metrics"]
         return {
             "place": place.key,
-            "id": seen.name,
-            "problems": [*seen.problems, *unread],
-            "run": seen.said,
+            "id": snapshot.name,
+            "problems": [*snapshot.problems, *unread],
+            "run": snapshot.summary,
             "hosts": hosts,
-            "findings": [each.text for each in found],
+            "findings": [item.text for item in findings],
             "attempts": [
-                {"attempt": each["attempt"], "started": each["started"], "processes": each["processes"]}
-                for each in run.described["attempts"]
+                {"attempt": item["attempt"], "started": item["started"], "processes": item["processes"]}
+                for item in run.described["attempts"]
             ],
             "measured": [
                 [metric.title, run.metrics.compared(metric, measured)]
@@ -286,25 +289,27 @@ class Dashboard:
             "settings": [[name, overview.cell(value)] for name, value in overview.settings_of(run).items()],
             "warnings": result["warnings"] if isinstance(result.get("warnings"), list) else [],
             "has_report": report is not None and report.error is None,
-            "has_samples": samples is not None,
+            "has_samples": pictures is not None,
         }
 
-    def curves(self, place: Place, seen: Seen, asked: QueryParams) -> dict[str, Any]:
+    def curves(self, place: Place, snapshot: Snapshot, query: QueryParams) -> dict[str, Any]:
         """A run's curves. asked: axis; points, of each curve; from and to, the part of the axis."""
-        if seen.run is None:
+        if snapshot.run is None:
             raise HTTPException(404, "its run.json cannot be read")
-        history = place.history(seen.name)
+        history = place.history(snapshot.name)
         history.read_on(READ_S)
-        ends = (_number(asked, "from"), _number(asked, "to"))
+        ends = (_number(query, "from"), _number(query, "to"))
         span = (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
-        points = min(POINTS, max(10, int(_number(asked, "points") or POINTS)))
-        return history.curves(seen.run.metrics, asked.get("axis", "step"), points, span)
+        points = min(POINTS, max(10, int(_number(query, "points") or POINTS)))
+        return history.curves(snapshot.run.metrics, query.get("axis", "step"), points, span)
 
-    def host_curves(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+    def host_curves(self, place: Place, snapshot: Snapshot, _: QueryParams) -> dict[str, Any]:
         """What the hosts' samplers have read, as `curves` has a run's: a chart of each column, a line of each host."""
-        sampled, problems = self._samples(place, seen)
-        found = [(host, known) for host, known in enumerate(sampled[:MOST_HOSTS_DRAWN]) if known is not None]
-        since_s = min((times[0] for _, known in found if (times := known.known("time"))), default=0.0)
+        sampled, problems = self._samples(place, snapshot)
+        present = [
+            (host, samples) for host, samples in enumerate(sampled[:MOST_HOSTS_DRAWN]) if samples is not None
+        ]
+        since_s = min((times[0] for _, samples in present if (times := samples.known("time"))), default=0.0)
         series = [
             {
                 "name": name,
@@ -312,43 +317,49 @@ class Dashboard:
                 "heading": column.title,
                 "title": f"host {host}",
                 "unit": "GiB" if column.unit == "MiB" else column.unit,
-                "x": [time_s - since_s for time_s in known.known("time")],
+                "x": [time_s - since_s for time_s in samples.known("time")],
                 "y": [
                     None if value is None else value / 1024 if column.unit == "MiB" else value
-                    for value in known.points[name]
+                    for value in samples.points[name]
                 ],
                 "smooth": None,
             }
             for name, column in COLUMNS.items()
-            for host, known in found
-            if name not in _left_out(known.points) and known.known(name)
+            for host, samples in present
+            if name not in _left_out(samples.points) and samples.known(name)
         ]
         return {
             "axis": "time",
             "axes": {"time": "time"},
-            "lines": max((len(known.points["time"]) for _, known in found), default=0),
+            "lines": max((len(samples.points["time"]) for _, samples in present), default=0),
             "is_complete": True,
             "series": series,
             "problems": problems,
         }
 
     @staticmethod
-    def _samples(place: Place, seen: Seen) -> tuple[list[HostSamples | None], list[str]]:
+    def _samples(place: Place, snapshot: Snapshot) -> tuple[list[HostSamples | None], list[str]]:
         """What each host's sampler has read, and what of it could not be read."""
-        names = [run_directory.host_samples(host) for host in range(seen.run.processes if seen.run else 0)]
-        pieces = place.pieces([(seen.name, name) for name in names])
+        names = [
+            run_directory.host_samples(host) for host in range(snapshot.run.processes if snapshot.run else 0)
+        ]
+        pieces = place.pieces([(snapshot.name, name) for name in names])
         read = [parse_piece(piece, name) for piece, name in zip(pieces, names, strict=True)]
         return [host_samples.read(file) for file, _ in read], [problem for _, problem in read if problem]
 
-    def compare(self, wanted: Sequence[str]) -> dict[str, Any]:
+    def compare(self, paths: Sequence[str]) -> dict[str, Any]:
         """Runs side by side. wanted: each as PLACE/RUN."""
-        found = [self.find(*each.partition("/")[::2]) for each in list(dict.fromkeys(wanted))[:MOST_COMPARED]]
-        several = [
-            (seen.run, seen.said) for _, seen in found if seen.run is not None and seen.said is not None
+        entries = [
+            self.find(*path.partition("/")[::2]) for path in list(dict.fromkeys(paths))[:MOST_COMPARED]
         ]
-        compared = overview.compare([run for run, _ in several], [said for _, said in several])
+        loaded = [
+            (entry.run, entry.summary) for _, entry in entries if entry.run and entry.summary is not None
+        ]
+        compared = overview.compare([run for run, _ in loaded], [summary for _, summary in loaded])
         return {
-            "runs": [{**(seen.said or {}), "place": place.key, "id": seen.name} for place, seen in found],
+            "runs": [
+                {**(entry.summary or {}), "place": place.key, "id": entry.name} for place, entry in entries
+            ],
             **{
                 part: [
                     {
@@ -366,48 +377,50 @@ class Dashboard:
             },
         }
 
-    def log(self, place: Place, seen: Seen, asked: QueryParams) -> dict[str, Any]:
+    def log(self, place: Place, snapshot: Snapshot, query: QueryParams) -> dict[str, Any]:
         """A piece of a log, of whole lines if it has any. asked: attempt, host, to, and offset as of `read_from`."""
-        attempt, host = (int(_number(asked, name) or 0) for name in ("attempt", "host"))
-        offset, to = int(_number(asked, "offset") or 0), _number(asked, "to")
+        attempt, host = (int(_number(query, name) or 0) for name in ("attempt", "host"))
+        offset, to = int(_number(query, "offset") or 0), _number(query, "to")
         if min(attempt, host) < 0:
             raise HTTPException(404, "there is no such log")
         limit = LOG_BYTES if to is None else max(4, min(LOG_BYTES, int(to) - offset))
         name = run_directory.log(attempt, host)
-        (piece,) = place.pieces([(seen.name, name)], offset, limit)
+        (piece,) = place.pieces([(snapshot.name, name)], offset, limit)
         if piece is None or piece.error:
             return {"error": f"{name}: {piece.error if piece and piece.error else 'is not there'}"}
         data, begin, end = piece.data, piece.offset, piece.next_offset
         if offset < 0 < begin:
             cut = data.find(b"\n") + 1
             data, begin = data[cut:], begin + cut
-        if to is None and (whole := data.rfind(b"\n") + 1):
-            data, end = data[:whole], end - (len(data) - whole)
+        if to is None and (end_of_lines := data.rfind(b"\n") + 1):
+            data, end = data[:end_of_lines], end - (len(data) - end_of_lines)
         text = printable(data.decode("utf-8", errors="replace"))
         return {"text": text, "offset": begin, "next_offset": end, "size": piece.size}
 
-    def samples(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+    def samples(self, place: Place, snapshot: Snapshot, _: QueryParams) -> dict[str, Any]:
         """The pictures of samples.json with what the model says of them."""
-        (piece,) = place.pieces([(seen.name, run_directory.SAMPLES)], limit_bytes=LARGEST_SAMPLES_BYTES)
-        found, problem = parse_piece(piece, run_directory.SAMPLES, LARGEST_SAMPLES_BYTES)
-        pictures = (found or {}).get("pictures")
-        fitting = [each for each in pictures if _is_picture(each)] if isinstance(pictures, list) else []
+        (piece,) = place.pieces([(snapshot.name, run_directory.SAMPLES)], limit_bytes=LARGEST_SAMPLES_BYTES)
+        content, problem = parse_piece(piece, run_directory.SAMPLES, LARGEST_SAMPLES_BYTES)
+        pictures = (content or {}).get("pictures")
+        fitting = (
+            [picture for picture in pictures if _is_picture(picture)] if isinstance(pictures, list) else []
+        )
         if isinstance(pictures, list) and len(fitting) < len(pictures):
             problem = (
                 f"{run_directory.SAMPLES}: {counted(len(pictures) - len(fitting), 'picture')} cannot be shown"
             )
-        kept = [
+        shown_pictures = [
             {
-                name: each["png"] if name == "png" else shown(each.get(name))
+                name: picture["png"] if name == "png" else shown(picture.get(name))
                 for name in ("png", "truth", "prediction")
             }
-            for each in fitting[:MOST_PICTURES]
+            for picture in fitting[:MOST_PICTURES]
         ]
-        return {"pictures": kept, "problem": problem}
+        return {"pictures": shown_pictures, "problem": problem}
 
-    def report(self, place: Place, seen: Seen, _: QueryParams) -> Response:
+    def report(self, place: Place, snapshot: Snapshot, _: QueryParams) -> Response:
         """report.html, in an origin of its own, without any script but that of this checkout's reports."""
-        (piece,) = place.pieces([(seen.name, run_directory.REPORT)], limit_bytes=LARGEST_REPORT_BYTES)
+        (piece,) = place.pieces([(snapshot.name, run_directory.REPORT)], limit_bytes=LARGEST_REPORT_BYTES)
         if piece is None or piece.error or piece.size > len(piece.data):
             raise HTTPException(
                 404, f"{run_directory.REPORT}: {piece.error if piece else 'is not there yet'}"
@@ -424,8 +437,8 @@ class Dashboard:
 
 def _beat(beat: dict[str, Any]) -> dict[str, Any]:
     message = beat.get("message")
-    kept = {name: beat[name] for name in ("state", "step", "time")}
-    return {**kept, "message": printable(shown(message)) if message else None}
+    fields = {name: beat[name] for name in ("state", "step", "time")}
+    return {**fields, "message": printable(shown(message)) if message else None}
 
 
 def _told(sampled: HostSamples) -> dict[str, str]:
@@ -442,13 +455,13 @@ def _left_out(values: Mapping[str, Any]) -> set[str]:
     )
 
 
-def _number(asked: QueryParams, name: str) -> float | None:
+def _number(query: QueryParams, name: str) -> float | None:
     """A number of the address.
 
     Raises:
         HTTPException: it is none.
     """
-    text = asked.get(name)
+    text = query.get(name)
     if text is None:
         return None
     if not re.fullmatch(r"-?\d{1,15}(\.\d{1,9})?", text):

@@ -40,25 +40,25 @@ rm -rf -- "$3"
 """$2 takes the place of the folder $1, which is $3 for a moment."""
 
 
-def put(target: Target, source: str, wanted: str, *, force: bool) -> int:
+def put(target: Target, source: str, path_there: str, *, force: bool) -> int:
     """Copy a file or folder of this machine to every host. The exit code: 0, or 1 where some hosts could not.
 
     Raises:
         RequestError: there is no such file.
         HostsError: no host could.
     """
-    here = Path(source).expanduser().absolute()
-    kind, size = kind_of(here), size_of(here)
-    name = here.resolve().name if here.name in ("", "..") else here.name
+    local = Path(source).expanduser().absolute()
+    kind, size = kind_of(local), size_of(local)
+    name = local.resolve().name if local.name in ("", "..") else local.name
     if kind == "nothing":
         raise RequestError(f"{source}: there is no such file on this machine")
-    if not here.exists():
+    if not local.exists():
         raise RequestError(f"{source}: is a link to nothing; name the file that is meant")
 
     def copy(host: Host, transport: Transport, count: Count) -> int:
-        copied = decide(name, kind, _look(host, transport, wanted, name), force=force)
+        copied = decide(name, kind, _look(host, transport, path_there, name), force=force)
         fresh = _beside(copied.path) if copied.replaces else copied.path
-        transport.put(here, fresh, count)
+        transport.put(local, fresh, count)
         if copied.replaces:
             _sh(host, transport, SWAP, copied.path, fresh, _beside(copied.path))
         return size
@@ -67,7 +67,7 @@ def put(target: Target, source: str, wanted: str, *, force: bool) -> int:
     return _on_all(hosts, copy, f"{source} to", size * len(hosts))
 
 
-def get(target: Target, source: str, wanted: str, *, force: bool) -> int:
+def get(target: Target, source: str, path_here: str, *, force: bool) -> int:
     """Copy a file or folder of every host to this machine: of several hosts each into a folder named by its index.
 
     The exit code: 0, or 1 where some hosts could not.
@@ -76,23 +76,23 @@ def get(target: Target, source: str, wanted: str, *, force: bool) -> int:
         RequestError: a file is where the folder must be.
         HostsError: no host could.
     """
-    hosts, there = _different(target), Path(wanted).expanduser().absolute()
+    hosts, local = _different(target), Path(path_here).expanduser().absolute()
     name = posixpath.basename(posixpath.normpath(source))
     if name in ("", ".", "..", "~"):
         raise RequestError(f"{source}: name the folder itself, so that its copy has a name")
-    if len(hosts) > 1 and kind_of(there) == "file":
-        raise RequestError(f"{wanted} is a file, and the copies of {len(hosts)} hosts need a folder")
+    if len(hosts) > 1 and kind_of(local) == "file":
+        raise RequestError(f"{path_here} is a file, and the copies of {len(hosts)} hosts need a folder")
 
     def copy(host: Host, transport: Transport, count: Count) -> int:
-        found = _look(host, transport, source, ".")
-        if found.kind == "nothing":
+        source_place = _look(host, transport, source, ".")
+        if source_place.kind == "nothing":
             raise RequestError(f"{source}: there is no such file on the host")
-        path = there / str(host.index) if len(hosts) > 1 else there
-        slash = "/" if len(hosts) > 1 or wanted.endswith("/") else ""
+        path = local / str(host.index) if len(hosts) > 1 else local
+        slash = "/" if len(hosts) > 1 or path_here.endswith("/") else ""
         place = Place(path=f"{path}{slash}", kind=kind_of(path), inside=kind_of(path / name))
-        copied = decide(name, found.kind, place, force=force)
+        copied = decide(name, source_place.kind, place, force=force)
         fresh = Path(_beside(copied.path) if copied.replaces else copied.path)
-        transport.get(found.path, fresh, count)
+        transport.get(source_place.path, fresh, count)
         if copied.replaces:
             swap(Path(copied.path), fresh, Path(_beside(copied.path)))
         return size_of(Path(copied.path))
@@ -127,33 +127,33 @@ def swap(old: Path, new: Path, aside: Path) -> None:
 
 
 def _look(host: Host, transport: Transport, path: str, name: str) -> Place:
-    said = _sh(host, transport, LOOK, path, name)
-    kind, _, rest = said.partition("\n")
-    inside, _, found = rest.partition("\n")
+    output = _sh(host, transport, LOOK, path, name)
+    kind, _, remaining = output.partition("\n")
+    inside, _, path_found = remaining.partition("\n")
     kinds: dict[str, Kind] = {"file": "file", "folder": "folder", "nothing": "nothing"}
     if kind not in kinds or inside not in kinds:
         raise HostError(
             host=host.name,
-            reason=f"its shell says more than was asked for: {said[:80]!r}",
+            reason=f"its shell says more than was asked for: {output[:80]!r}",
             remedy="let ~/.bashrc there be silent in shells that are not interactive",
         )
-    return Place(path=found.removesuffix("\n"), kind=kinds[kind], inside=kinds[inside])
+    return Place(path=path_found.removesuffix("\n"), kind=kinds[kind], inside=kinds[inside])
 
 
 def _sh(host: Host, transport: Transport, script: str, *arguments: str) -> str:
     done = transport.begin(["sh", "-c", script, "sh", *arguments], "", timeout_s=SH_LIMIT_S).result()
     if done.exit_code != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        why = said[-1] if said else f"exit code {done.exit_code}"
+        output = (done.stderr or done.stdout).strip().splitlines()
+        reason = output[-1] if output else f"exit code {done.exit_code}"
         late = f"did not answer within {SH_LIMIT_S:g} s"
-        raise HostError(host=host.name, reason=late if done.exit_code is None else why)
+        raise HostError(host=host.name, reason=late if done.exit_code is None else reason)
     return done.stdout
 
 
 def _on_all(
     hosts: Sequence[tuple[Host, Transport]],
     copy: Callable[[Host, Transport, Count], int],
-    what: str,
+    title: str,
     total_bytes: int | None,
 ) -> int:
     """Copy on all hosts at once, show the progress, and return the exit code.
@@ -168,7 +168,7 @@ def _on_all(
         *columns, TransferSpeedColumn(), console=console, disable=not console.is_terminal, transient=True
     )
     with bars as progress:
-        bar = progress.add_task(f"{what} {_count(hosts)}", total=total_bytes)
+        bar = progress.add_task(f"{title} {_count(hosts)}", total=total_bytes)
         count = functools.partial(progress.advance, bar)
         futures = [in_thread(functools.partial(copy, host, transport, count)) for host, transport in hosts]
         for (host, _), future in zip(hosts, futures, strict=True):
@@ -177,10 +177,10 @@ def _on_all(
             except (HostError, OSError, RequestError) as error:
                 errors.append(HostError.of(host.name, error))
     if len(errors) == len(hosts):
-        raise HostsError(f"{what} {_count(hosts)}: nothing was copied", errors)
+        raise HostsError(f"{title} {_count(hosts)}: nothing was copied", errors)
     took_s = max(time.monotonic() - began_s, 1e-3)
     good = f"{len(hosts) - len(errors)} of {_count(hosts)}" if errors else _count(hosts)
-    say(console)(f"{what} {good}: {decimal(copied)}, {decimal(round(copied / took_s))}/s")
+    say(console)(f"{title} {good}: {decimal(copied)}, {decimal(round(copied / took_s))}/s")
     for failed in errors:
         print(f"not copied: {failed}", file=sys.stderr)
     return 1 if errors else 0
@@ -216,16 +216,16 @@ def decide(name: str, kind: Kind, place: Place, *, force: bool) -> Copy:
     """
     into = place.kind == "folder" or place.path.endswith("/")
     path = posixpath.join(place.path, name) if into else place.path
-    there = place.inside if into else place.kind
+    existing = place.inside if into else place.kind
     if place.kind == "file" and into:
         raise RequestError(f"{place.path} is a file, not a folder; name another target")
-    if there != "nothing" and there != kind:
-        raise RequestError(f"{path} is a {there} and the source is a {kind}; name another target")
-    if there == "folder" and not force:
+    if existing != "nothing" and existing != kind:
+        raise RequestError(f"{path} is a {existing} and the source is a {kind}; name another target")
+    if existing == "folder" and not force:
         raise RequestError(
             f"{path} is there already; --force replaces the whole folder, or name another target"
         )
-    return Copy(path=path, replaces=there == "folder")
+    return Copy(path=path, replaces=existing == "folder")
 
 
 def size_of(path: Path) -> int:

@@ -21,7 +21,7 @@ from launch.output import Lines, printable, say, terminal
 from launch.targets import PYTHON as DEPLOYED_PYTHON
 from launch.targets import Target
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 MODULE = "jupyterlab"
 START_LIMIT_S = 90.0
 LOOK_S = 0.2
@@ -69,9 +69,9 @@ def serve(target: Target, module: str, *, browser: bool) -> int:
     say(console)(f"starting {module} on {host}")
     server = _Server(host, transport, target.python, module, token)
     try:
-        with transport.forward(HERE, server.port(target.hosts[0].index)) as local_port:
+        with transport.forward(LOOPBACK, server.port(target.hosts[0].index)) as local_port:
             server.wait_until_it_answers(local_port)
-            url = f"http://{HERE}:{local_port}/lab?token={token}"
+            url = f"http://{LOOPBACK}:{local_port}/lab?token={token}"
             say(console)(f"{url}\nCtrl-C ends it; what you saved stays on {host}")
             if browser:
                 webbrowser.open(url)
@@ -98,7 +98,7 @@ class _Server:
                 elif line.strip():
                     self._last_lines.append(line)
 
-        file = _said(host, transport, ["sh", "-c", KEEP_TOKEN], token)
+        file = _run(host, transport, ["sh", "-c", KEEP_TOKEN], token)
         argv = ["sh", "-c", IN_PYTHON, "sh", python, "-c", SERVER, file, module]
         self.ended = transport.stream(argv, take, timeout_s=None)
 
@@ -135,14 +135,14 @@ class _Server:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 # Anything that it says will do, a refusal without the token too.
                 with contextlib.suppress(urllib.error.HTTPError):
-                    _open(f"http://{HERE}:{port}/api").close()
+                    _open(f"http://{LOOPBACK}:{port}/api").close()
                 return
             if time.monotonic() > until_s:
                 raise self.error(f"does not answer after {spoken(START_LIMIT_S)}")
             concurrent.futures.wait([self.ended], timeout=LOOK_S)
         raise self.error("has ended")
 
-    def error(self, what: str) -> HostError:
+    def error(self, problem: str) -> HostError:
         """Return the error of the server, with its last lines, or of the host that could not be reached."""
         code = None
         if self.ended.done():
@@ -150,11 +150,11 @@ class _Server:
                 code = self.ended.result()
             except (HostError, OSError) as error:
                 return HostError.of(self._host, error)
-        how = f"{self._module} {what}" + (f" with exit code {code}" if code is not None else "")
+        summary = f"{self._module} {problem}" + (f" with exit code {code}" if code is not None else "")
         remedy = (
             f"`fab deploy` makes {self._python}, or name another with --python" if code == NO_COMMAND else ""
         )
-        return HostError(host=self._host, reason="\n    ".join([how, *self._last_lines]), remedy=remedy)
+        return HostError(host=self._host, reason="\n    ".join([summary, *self._last_lines]), remedy=remedy)
 
 
 def installation(python: str, module: str) -> str:
@@ -171,12 +171,12 @@ def _open(url: str) -> http.client.HTTPResponse:
     return answer
 
 
-def _said(host: str, transport: Transport, argv: list[str], stdin: str) -> str:
+def _run(host: str, transport: Transport, argv: list[str], stdin: str) -> str:
     try:
         done = transport.begin(argv, stdin, timeout_s=SH_LIMIT_S).result()
     except HostError as error:
         raise HostError.of(host, error) from None
     if done.exit_code != 0:
-        said = printable(done.stderr).strip() or f"no answer within {SH_LIMIT_S:g} s"
-        raise HostError(host=host, reason=f"cannot keep the token: {said}")
+        message = printable(done.stderr).strip() or f"no answer within {SH_LIMIT_S:g} s"
+        raise HostError(host=host, reason=f"cannot keep the token: {message}")
     return done.stdout

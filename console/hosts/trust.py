@@ -59,10 +59,10 @@ def trust(
     chosen = choose_hosts(target.slice.hosts, hosts)
     if len(chosen) > 1 and (instance is not None or fingerprint is not None):
         raise RequestError("--instance and --fingerprint are of one host: name one with --host")
-    return max(_one(target, host, path, instance, fingerprint, answer, tell) for host in chosen)
+    return max(_trust_host(target, host, path, instance, fingerprint, answer, tell) for host in chosen)
 
 
-def _one(
+def _trust_host(
     target: Target,
     host: Host,
     path: Path,
@@ -72,15 +72,15 @@ def _one(
     tell: Callable[[str], None],
 ) -> int:
     entries = inventories.read_keys(path)
-    found = _shown(target, host, instance)
-    mark = login.fingerprint(found.public_data)
+    public_key = _shown(target, host, instance)
+    mark = login.fingerprint(public_key.public_data)
     name = instance or host.name
-    line = found.export_public_key().decode().split()
+    line = public_key.export_public_key().decode().split()
     key = f"{line[0]} {line[1]}"
     if key in host.host_keys and instance in (None, host.name):
         tell(f"host {host.index} ({name}) shows the key {mark}, which is known already: nothing to do")
         return 0
-    for text in _told(target, host, name, line[0], mark, entries):
+    for text in _warning_lines(target, host, name, line[0], mark, entries):
         tell(text)
     if not _is_confirmed(mark, fingerprint, answer):
         tell(f"nothing was stored: host {host.index} is as little trusted as before")
@@ -93,15 +93,15 @@ def _one(
         host_key=key,
         confirmed=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    kept = [each for each in entries if (each.slice, each.index) != (new.slice, new.index)]
-    inventories.write_keys(path, sorted([*kept, new], key=lambda each: (each.slice, each.index)))
+    others = [entry for entry in entries if (entry.slice, entry.index) != (new.slice, new.index)]
+    inventories.write_keys(path, sorted([*others, new], key=lambda entry: (entry.slice, entry.index)))
     tell(f"host {host.index} is trusted by this key from now on; it is in {path}")
     return 0
 
 
 def _shown(target: Target, host: Host, instance: str | None) -> Any:
     """Return the key that the host shows, without checking it."""
-    transport = target.transports[[each.index for each in target.hosts].index(host.index)]
+    transport = target.transports[[target_host.index for target_host in target.hosts].index(host.index)]
     assert isinstance(transport, SshTransport), "only a host that is reached over SSH has a key"
     access = transport.access
     is_first_of_iap = access.proxy_command is not None and access.through is None
@@ -117,17 +117,17 @@ def _shown(target: Target, host: Host, instance: str | None) -> Any:
     return transport.host_key(access)
 
 
-def _told(
+def _warning_lines(
     target: Target, host: Host, name: str, kind: str, mark: str, entries: Sequence[inventories.Trusted]
 ) -> list[str]:
     """Return what a person has to know before the answer."""
-    before = [each for each in entries if (each.slice, each.index) == (target.slice.name, host.index)]
-    known = [login.fingerprint(login.public_data(line)) for line in host.host_keys]
+    before = [entry for entry in entries if (entry.slice, entry.index) == (target.slice.name, host.index)]
+    fingerprints = [login.fingerprint(login.public_data(line)) for line in host.host_keys]
     lines = [f"host {host.index} ({name}) shows the host key", f"  {kind} {mark}"]
-    if known:
-        whose = f"confirmed on {before[0].confirmed}" if before and before[0].name == name else "published"
+    if fingerprints:
+        source = f"confirmed on {before[0].confirmed}" if before and before[0].name == name else "published"
         lines += [
-            f"which is ANOTHER than the known one, {' and '.join(known)} ({whose}).",
+            f"which is ANOTHER than the known one, {' and '.join(fingerprints)} ({source}).",
             "Either the host was made again or set up anew, or somebody is in between; only a comparison tells.",
         ]
     else:

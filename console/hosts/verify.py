@@ -53,10 +53,10 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
         HostsError: a host failed the preflight, and nothing was started; or a start, and all was stopped again.
     """
     console = terminal()
-    plan, failures, found = gather(target, framework, runtime, container_access)
-    problems = [*failures, *judge(target, found)]
-    console.print(table(target, found))
-    for line in lines(found, problems):
+    plan, failures, reports = gather(target, framework, runtime, container_access)
+    problems = [*failures, *judge(target, reports)]
+    console.print(table(target, reports))
+    for line in lines(reports, problems):
         say(console)(line)
     if problems:
         say(console)(f"what the hosts wrote: {plan.run_dir}")
@@ -83,21 +83,25 @@ def gather(
     failures = _carry_out(plan, plan.target)
     per_host = plan.ranks_per_host
     names = [f"verify/rank-{rank}.json" for rank in range(plan.processes * per_host)]
-    found = RunDirectory(plan.run_dir, target.files).read_jsons(names)
-    return plan, failures, [of_host(found[rank : rank + per_host]) for rank in range(0, len(names), per_host)]
+    reports = RunDirectory(plan.run_dir, target.files).read_jsons(names)
+    return (
+        plan,
+        failures,
+        [merged(reports[rank : rank + per_host]) for rank in range(0, len(names), per_host)],
+    )
 
 
-def of_host(reports: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+def merged(reports: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
     """Return the reports of a host's ranks as one; None: one is missing."""
-    known = [each for each in reports if each is not None]
-    if len(known) < len(reports):
+    present = [report for report in reports if report is not None]
+    if len(present) < len(reports):
         return None
-    wrong_first = sorted(known, key=lambda each: each["all_reduce"]["is_right"])
+    wrong_first = sorted(present, key=lambda report: report["all_reduce"]["is_right"])
     return {
-        **known[0],
-        "local_devices": sum(each["local_devices"] for each in known),
-        "processes": known[0]["processes"] // len(known),
-        "matmuls": [work for each in known for work in each["matmuls"]],
+        **present[0],
+        "local_devices": sum(report["local_devices"] for report in present),
+        "processes": present[0]["processes"] // len(present),
+        "matmuls": [work for report in present for work in report["matmuls"]],
         "all_reduce": wrong_first[0]["all_reduce"],
     }
 
@@ -178,27 +182,27 @@ def _reasons(plan: Plan, target: Target) -> list[str]:
         [heartbeat(index) for index in range(plan.processes)]
     )
     requests = [plan.process(index) for index in range(plan.processes)]
-    found = []
+    reasons = []
     for host, answer, beat in zip(
         target.hosts, ask_all(target.agents, "status", requests), beats, strict=True
     ):
         if isinstance(answer, HostError):
-            found.append(str(answer))
+            reasons.append(str(answer))
             continue
         for entry in answer["processes"]:
             reason = _reason(entry, beat)
-            found += [f"{host.name}: {reason}"] if reason else []
-    return found
+            reasons += [f"{host.name}: {reason}"] if reason else []
+    return reasons
 
 
 def _reason(entry: Mapping[str, Any], beat: Mapping[str, Any] | None) -> str | None:
     if entry["state"] in ("starting", "running") or entry.get("code") == 0:
         return None
-    said = (beat or {}).get("message") if (beat or {}).get("state") == "failed" else None
-    how = entry.get("reason") or (
+    message = (beat or {}).get("message") if (beat or {}).get("state") == "failed" else None
+    ending = entry.get("reason") or (
         f"ended by signal {entry['signal']}" if entry.get("signal") else f"exit code {entry.get('code')}"
     )
-    return str(said or how)
+    return str(message or ending)
 
 
 def _remove(target: Target, path: str, *, depth: int) -> None:
@@ -216,101 +220,105 @@ Report = Mapping[str, Any]
 
 def judge(target: Target, reports: Sequence[Report | None]) -> list[str]:
     """Return everything that is not as the target promises, each with its host and, if there is one, its remedy."""
-    found: list[str] = []
-    known: dict[str, Report] = {}
+    problems: list[str] = []
+    by_host: dict[str, Report] = {}
     for host, report in zip(target.hosts, reports, strict=True):
         if report is None:
-            found.append(f"{host.name}: wrote no report → {NO_REPORT}")
+            problems.append(f"{host.name}: wrote no report → {NO_REPORT}")
         else:
-            known[host.name] = report
-            found += [f"{host.name}: {text}" for text in _of_host(target, report)]
-    return [*found, *_slow(target, known), *_differing(known), *_clocks(known)]
+            by_host[host.name] = report
+            problems += [f"{host.name}: {text}" for text in _host_problems(target, report)]
+    return [*problems, *_slow(target, by_host), *_differing(by_host), *_clocks(by_host)]
 
 
-def _of_host(target: Target, report: Report) -> list[str]:
-    found = []
+def _host_problems(target: Target, report: Report) -> list[str]:
+    problems = []
     hosts, a_host = len(target.hosts), target.devices // len(target.hosts)
     if report["platform"] != target.platform:
-        found.append(f"computes on {printable(str(report['platform']))}, and asked for is {target.platform}")
+        problems.append(
+            f"computes on {printable(str(report['platform']))}, and asked for is {target.platform}"
+        )
     if report["local_devices"] != a_host:
-        found.append(
+        problems.append(
             f"has {report['local_devices']} devices where the slice has {a_host} a host → another "
             "process may hold some (`fab doctor`), or the runtime version does not fit the TPU"
         )
     if report["devices"] != target.devices or report["processes"] != hosts:
-        found.append(
+        problems.append(
             f"sees {report['devices']} devices of {report['processes']} hosts where there are "
             f"{target.devices} of {hosts}"
         )
-    found += [
-        f"{printable(str(each['device']))} multiplies wrongly → do not use this host: make the slice again"
-        for each in report["matmuls"]
-        if not each["is_right"]
+    problems += [
+        f"{printable(str(matmul['device']))} multiplies wrongly → do not use this host: make the slice again"
+        for matmul in report["matmuls"]
+        if not matmul["is_right"]
     ]
     if not report["all_reduce"]["is_right"]:
-        found.append("has a wrong sum over all devices")
-    return found
+        problems.append("has a wrong sum over all devices")
+    return problems
 
 
-def _slow(target: Target, known: Mapping[str, Report]) -> list[str]:
+def _slow(target: Target, by_host: Mapping[str, Report]) -> list[str]:
     """Devices far behind the others; on a CPU that says more of its neighbours than of itself."""
     if target.platform == "cpu":
         return []
-    rates = [(host, each) for host, report in known.items() for each in report["matmuls"]]
-    middle = statistics.median([each["flops_per_s"] for _, each in rates]) if rates else 0
+    rates = [(host, matmul) for host, report in by_host.items() for matmul in report["matmuls"]]
+    middle = statistics.median([matmul["flops_per_s"] for _, matmul in rates]) if rates else 0
     return [
-        f"{host}: {printable(str(each['device']))} does {flops(each['flops_per_s'])} where the middle one does "
+        f"{host}: {printable(str(matmul['device']))} does {flops(matmul['flops_per_s'])} where the middle one does "
         f"{flops(middle)} → it holds all others back: make the slice again"
-        for host, each in rates
-        if each["flops_per_s"] < SLOW_SHARE * middle
+        for host, matmul in rates
+        if matmul["flops_per_s"] < SLOW_SHARE * middle
     ]
 
 
-def _differing(known: Mapping[str, Report]) -> list[str]:
+def _differing(by_host: Mapping[str, Report]) -> list[str]:
     """Versions that are not the same everywhere."""
-    found = []
-    for name in sorted({name for report in known.values() for name in report["versions"]}):
-        hosts_of: dict[str, list[str]] = {}
-        for host, report in known.items():
-            hosts_of.setdefault(printable(str(report["versions"].get(name, "none"))), []).append(host)
-        if len(hosts_of) > 1:
-            told = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in hosts_of.items())
-            found.append(f"{name} is not the same on all hosts: {told} → `fab deploy`")
-    return found
+    problems = []
+    for name in sorted({name for report in by_host.values() for name in report["versions"]}):
+        hosts_by_version: dict[str, list[str]] = {}
+        for host, report in by_host.items():
+            hosts_by_version.setdefault(printable(str(report["versions"].get(name, "none"))), []).append(host)
+        if len(hosts_by_version) > 1:
+            versions = "; ".join(
+                f"{version} on {', '.join(hosts)}" for version, hosts in hosts_by_version.items()
+            )
+            problems.append(f"{name} is not the same on all hosts: {versions} → `fab deploy`")
+    return problems
 
 
-def _clocks(known: Mapping[str, Report]) -> list[str]:
-    middle = statistics.median([report["clock_s"] for report in known.values()]) if known else 0.0
+def _clocks(by_host: Mapping[str, Report]) -> list[str]:
+    middle = statistics.median([report["clock_s"] for report in by_host.values()]) if by_host else 0.0
     return [
         f"{host}: its clock is {report['clock_s'] - middle:+.1f} s from the others' → turn on time synchronisation"
-        for host, report in known.items()
+        for host, report in by_host.items()
         if abs(report["clock_s"] - middle) > MAX_CLOCK_OFFSET_S
     ]
 
 
 def table(target: Target, reports: Sequence[Report | None]) -> Table:
     """Return a table with a line for each host."""
-    found = Table(box=None, pad_edge=False, header_style="dim")
+    rows = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "devices", "matmul a device", "all-reduce", "clock"):
-        found.add_column(heading)
+        rows.add_column(heading)
     clocks = [report["clock_s"] for report in reports if report is not None]
     middle = statistics.median(clocks) if clocks else 0.0
     for host, report in zip(target.hosts, reports, strict=True):
         if report is None:
-            found.add_row(host.name, "no report")
+            rows.add_row(host.name, "no report")
             continue
-        slowest = min((each["flops_per_s"] for each in report["matmuls"]), default=0.0)
+        slowest = min((matmul["flops_per_s"] for matmul in report["matmuls"]), default=0.0)
         peak = target.peak_flops_per_s
         share = f" ({slowest / peak:.0%} of peak)" if peak else ""
         reduce = report["all_reduce"]
-        found.add_row(
+        rows.add_row(
             host.name,
             f"{report['local_devices']} × {printable(str(report['device_kind']))}",
             flops(slowest) + share,
             f"{reduce['mib']} MiB in {reduce['took_s'] * 1e3:.1f} ms",
             f"{report['clock_s'] - middle:+.2f} s",
         )
-    return found
+    return rows
 
 
 def lines(reports: Sequence[Report | None], wrong: Sequence[str]) -> list[str]:
@@ -320,16 +328,16 @@ def lines(reports: Sequence[Report | None], wrong: Sequence[str]) -> list[str]:
         for report in reports
         if report is not None
     )
-    told = [text for text, _ in versions.most_common(1)]
+    summary = [text for text, _ in versions.most_common(1)]
     if wrong:
         return [
-            *told,
+            *summary,
             f"NOT WELL: {len(wrong)} finding{'s' * (len(wrong) > 1)}",
             *(f"  {text}" for text in wrong),
         ]
     devices = next(report["devices"] for report in reports if report is not None)
     return [
-        *told,
+        *summary,
         f"all is well: {devices} devices on {len(reports)} host{'s' * (len(reports) > 1)} compute together",
     ]
 

@@ -88,17 +88,17 @@ def test_what_cannot_be_read_is_said_and_keeps_nothing_else_from_being_shown(tmp
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "<img src=x onerror=alert(1)>").mkdir()
     found = look(tmp_path)
-    shown = {name for name, seen in found.seen.items() if seen.said is not None}
+    shown = {name for name, seen in found.runs.items() if seen.summary is not None}
     assert shown == {run_id(0), *(runs[what].name for what in DAMAGE)}
-    assert found.seen[run_id(0)].problems == ()
+    assert found.runs[run_id(0)].problems == ()
     for what in JUNK:
-        (problem,) = found.seen[runs[what].name].problems
+        (problem,) = found.runs[runs[what].name].problems
         assert problem.startswith(("run.json: ", "has no run.json")), what
     for name in DAMAGE:
-        (problem,) = found.seen[runs[name].name].problems
+        (problem,) = found.runs[runs[name].name].problems
         assert problem.startswith(f"{name}: "), name
-    assert "leads out of the run directory" in found.seen[runs["leads out"].name].problems[0]
-    assert "more than the 1,048,576 that are read" in found.seen[runs["huge"].name].problems[0]
+    assert "leads out of the run directory" in found.runs[runs["leads out"].name].problems[0]
+    assert "more than the 1,048,576 that are read" in found.runs[runs["huge"].name].problems[0]
     assert found.others == ("<img src=x onerror=alert(1)>", "notes.txt")
     assert found.error is None
 
@@ -133,8 +133,8 @@ def test_whatever_a_run_says_of_itself_can_be_sent_to_a_browser(
         (run / name).write_bytes((tmp_path / "kept" / Path(name).name).read_bytes())
         changed(run, name, **values)
     here = place(tmp_path)
-    (seen,) = here.look(30.0).seen.values()
-    assert seen.said is not None or seen.problems
+    (seen,) = here.look(30.0).runs.values()
+    assert seen.summary is not None or seen.problems
     assert not any("cannot be understood" in problem for problem in seen.problems)
     dashboard, nothing = Dashboard([here]), QueryParams()
     answers = [dashboard.runs(), dashboard.run(here, seen, nothing)]
@@ -146,16 +146,16 @@ def test_whatever_a_run_says_of_itself_can_be_sent_to_a_browser(
 def test_a_run_lives_while_its_heartbeats_are_fresh_and_is_lost_when_they_are_not(tmp_path: Path) -> None:
     run = make_run(tmp_path, run_id(0), state="stepping")
     seen = place(tmp_path)
-    assert seen.look(30.0).seen[run.name].state == "running"
+    assert seen.look(30.0).runs[run.name].state == "running"
     for host in range(2):
         changed(run, f"heartbeats/host-{host}.json", time=time.time() - 300)
-    assert next_look(seen).seen[run.name].state == "lost"
+    assert next_look(seen).runs[run.name].state == "lost"
 
 
 def test_a_run_that_goes_or_is_resumed_while_it_is_shown_is_seen_at_the_next_look(tmp_path: Path) -> None:
     run, other = make_run(tmp_path, run_id(0)), make_run(tmp_path, run_id(1))
     seen = place(tmp_path)
-    assert {*seen.look(30.0).seen} == {run.name, other.name}
+    assert {*seen.look(30.0).runs} == {run.name, other.name}
     for path in sorted(other.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     other.rmdir()
@@ -163,13 +163,13 @@ def test_a_run_that_goes_or_is_resumed_while_it_is_shown_is_seen_at_the_next_loo
     changed(
         run, "run.json", attempts=[{"attempt": attempt, "started": now, "processes": 2} for attempt in (0, 1)]
     )
-    assert {name: each.state for name, each in next_look(seen).seen.items()} == {run.name: "starting"}
+    assert {name: each.state for name, each in next_look(seen).runs.items()} == {run.name: "starting"}
 
 
 def test_a_place_that_refuses_is_said_and_what_was_seen_before_stays(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", run_id(0))
     seen = place(tmp_path / "runs")
-    assert [*seen.look(30.0).seen] == [run.name]
+    assert [*seen.look(30.0).runs] == [run.name]
 
     class Broken(DiskFiles):
         def list(self, path: str) -> list[str]:
@@ -177,7 +177,7 @@ def test_a_place_that_refuses_is_said_and_what_was_seen_before_stays(tmp_path: P
 
     seen.folder = RunsFolder(url=str(tmp_path / "runs"), files=Broken())
     after = next_look(seen)
-    assert [*after.seen] == [run.name]
+    assert [*after.runs] == [run.name]
     assert "Input/output error" in (after.error or "")
 
 
@@ -208,5 +208,5 @@ def test_objects_of_a_bucket_are_read_as_files_of_a_disk(tmp_path: Path) -> None
             [(f"{bucket}/{run.name}", name) for name in names], [offset] * 3, limit
         )
         assert there == DiskFiles().read_inside([(str(run), name) for name in names], [offset] * 3, limit)
-    (seen,) = Place("b", "b", RunsFolder(url=bucket, files=Buckets()), period_s=0.0).look(30.0).seen.values()
+    (seen,) = Place("b", "b", RunsFolder(url=bucket, files=Buckets()), period_s=0.0).look(30.0).runs.values()
     assert (seen.name, seen.state, seen.problems) == (run.name, "done", ())

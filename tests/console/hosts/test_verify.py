@@ -116,11 +116,11 @@ def test_hosts_that_are_as_the_slice_promises_are_well_and_a_slow_shared_cpu_is_
 
 def test_the_ranks_of_a_host_are_one_line_and_one_that_is_missing_or_adds_up_wrongly_is_the_host_s() -> None:
     ranks = [report(local_devices=1, processes=8, matmuls=[each]) for each in report()["matmuls"]]
-    assert verify.of_host(ranks) == report()
-    assert verify.judge(SLICE, [verify.of_host(ranks)] * 2) == []
-    assert verify.of_host([*ranks[:3], None]) is None
+    assert verify.merged(ranks) == report()
+    assert verify.judge(SLICE, [verify.merged(ranks)] * 2) == []
+    assert verify.merged([*ranks[:3], None]) is None
     wrong = [*ranks[:3], {**ranks[3], "all_reduce": {"is_right": False}}]
-    assert verify.judge(SLICE, [report(), verify.of_host(wrong)]) == ["w-1: has a wrong sum over all devices"]
+    assert verify.judge(SLICE, [report(), verify.merged(wrong)]) == ["w-1: has a wrong sum over all devices"]
 
 
 def test_the_table_has_a_line_for_every_host_also_for_one_that_is_silent() -> None:
