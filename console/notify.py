@@ -32,8 +32,8 @@ from launch.hosts import HostError, in_thread
 from launch.output import printable, say, terminal
 from launch.runs import Run
 
-Kind = Literal["done", "failed", "preempted", "recovered", "out of budget", "test"]
-KINDS: tuple[Kind, ...] = ("done", "failed", "preempted", "recovered", "out of budget")
+Kind = Literal["done", "failed", "preempted", "recovered", "out of budget", "idle", "test"]
+KINDS: tuple[Kind, ...] = ("done", "failed", "preempted", "recovered", "out of budget", "idle")
 LIMIT_S = 10.0
 """For all channels together, the reading of their secrets included."""
 VARIABLES = {

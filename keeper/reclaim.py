@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from backends.vm import ensure
-from console import idle
+from console import idle, notify
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, FAILED, RequestError
@@ -30,8 +30,9 @@ from infra.cloud_tpu import request, settings
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.documents import Documents
 from infra.lease import LeaseHeldError, LeaseLostError
-from keeper.stack import Stack, is_noted, stack_of
+from keeper.stack import NOTED_EVERY_S, Stack, is_noted, stack_of
 from keeper.world import World, on
 from launch import costs, inventories, runs
 from launch.hosts import HostError
@@ -392,7 +393,10 @@ def give_back(store: Store, world: World, say: Callable[[str], None]) -> None:
                 now = _unused(store, world, stack, name, hours * HOUR_S, say)
                 if now is None or now[0].created != before[0].created:
                     continue
-                say(f"{name}: no run has used it for {spoken(now[1])}; it is given back")
+                line = f"{name}: no run has used it for {spoken(now[1])}"
+                if not _is_told(documents, stack, name, now[1], line, say):
+                    continue
+                say(f"{line}; it is given back")
                 ensure.release(world.client, world.backoff, stack.slices[name], mine)
                 moment = datetime.datetime.fromtimestamp(store.now_s(), datetime.UTC)
                 ensure.record(documents, dataclasses.replace(now[0], hosts=(), created=moment.isoformat()))
@@ -413,6 +417,48 @@ def _unused(
     return (one, unused_s) if one is not None and unused_s > limit_s else None
 
 
+def _is_told(
+    documents: Documents, stack: Stack, name: str, unused_s: float, line: str, say: Callable[[str], None]
+) -> bool:
+    """Return whether an earlier look has told people that a slice is idle; if none has, tell them now."""
+    key, now_s = f"{name}/told", documents.now_s()
+    if (documents.read(USED).value or {}).get(key, 0.0) > now_s - unused_s:
+        return True
+    text = f"{line}; it is given back in {spoken(NOTED_EVERY_S)} unless a run begins on it"
+    say(text)
+    for problem in notify.send(notify.Event(kind="idle", text=text, stack=stack.inventory.stack)).values():
+        say(f"{name}: not notified by {problem}")
+    documents.change(USED, lambda value: {**(value or {}), key: now_s})
+    return False
+
+
+def unused_s(
+    now_s: float,
+    *,
+    used_s: float | None,
+    processes: Iterable[Mapping[str, Any]] = (),
+    open_s: float = 0.0,
+    silent_since_s: float = 0.0,
+) -> float:
+    """Return for how long nobody has used a slice; 0 while it is used, or if that is not known. Pure.
+
+    used_s: when a run last used it, or when it was made; None: not known. processes: as the agents of its hosts tell.
+    open_s: when a TPU was last seen open. silent_since_s: since when a host does not answer, 0.0: all do.
+
+    A process with a heartbeat is ended by its supervisor once it hangs. One without is not judged there, and may wait
+    for ever for what it needs to join the others, so it is a use only at its start.
+    """
+    since_s = [open_s, silent_since_s]
+    for process in processes:
+        if process["state"] in ("starting", "running"):
+            if process.get("beat"):
+                return 0.0
+            since_s.append(float(process.get("started") or now_s))
+        else:
+            since_s.append(float(process.get("ended") or 0.0))
+    return 0.0 if used_s is None else max(0.0, now_s - max([used_s, *since_s]))
+
+
 def _unused_s(store: Store, stack: Stack, one: Slice, say: Callable[[str], None]) -> float:
     """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen.
 
@@ -426,9 +472,7 @@ def _unused_s(store: Store, stack: Stack, one: Slice, say: Callable[[str], None]
     )
     known = runs.look_at_all(target.agents)
     seen: Mapping[str, float] = documents.read(USED).value or {}
-    silent, silent_since_s = f"{one.name}/silent", None
-    if any(each["state"] in ("starting", "running") for each in known.processes):
-        return 0.0
+    silent, silent_since_s, open_s = f"{one.name}/silent", 0.0, seen.get(one.name, 0.0)
     if known.errors:
         silent_since_s = seen.get(silent, now_s)
         if silent not in seen:
@@ -445,13 +489,14 @@ def _unused_s(store: Store, stack: Stack, one: Slice, say: Callable[[str], None]
             return 0.0
         if open_on:
             documents.change(USED, lambda value: {**(value or {}), one.name: now_s})
-            return 0.0
-    ended_s = [float(each["ended"]) for each in known.processes if each.get("ended")]
-    last_s = idle.used_s(one, runs.list_runs(target.runs))
-    if last_s is None:
-        return 0.0
-    since_s = max([last_s, *ended_s, seen.get(one.name, 0.0), silent_since_s or 0.0])
-    return max(0.0, now_s - since_s)
+            open_s = now_s
+    return unused_s(
+        now_s,
+        used_s=idle.used_s(one, runs.list_runs(target.runs)),
+        processes=known.processes,
+        open_s=open_s,
+        silent_since_s=silent_since_s,
+    )
 
 
 def devices_open_on(target: Target) -> list[str]:

@@ -187,7 +187,7 @@ def judge(
     if is_slice_lost and cause in OWN:
         cause = "preempted"
     how = ENDED.get(observed.state, "ended") if not is_begun else "was not started"
-    if run.failed_starts >= MOST_FAILED_STARTS:
+    if run.failed_starts + is_begun >= MOST_FAILED_STARTS:
         return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries to start it: {run.reason}")
     if cause in OWN and not is_begun and not is_new and attempt is not None and attempt.after in OWN:
         return Action(

@@ -17,6 +17,7 @@ import pytest
 
 from backends.local.backend import on_this_machine
 from backends.vm import ensure
+from console import notify
 from contracts.inventory import RECORDED, SPECIFICATION, to_json
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
@@ -53,6 +54,7 @@ class Lab:
     patch: pytest.MonkeyPatch
     clock_s: float = NOW_S
     look: Look = dataclasses.field(default_factory=lambda: Look(processes=(), errors=()))
+    events: list[notify.Event] = dataclasses.field(default_factory=list)
 
     @property
     def store(self) -> Store:
@@ -62,9 +64,9 @@ class Lab:
         return bool(self.api.control.alive()["queuedResources"])
 
     def after(self, hours: float) -> bool:
-        """Whether the slice is still there after a look so many hours later."""
-        self.clock_s = NOW_S + hours * HOUR_S
-        reclaim.give_back(self.store, self.world, self.said.append)
+        """Whether the slice is still there after a look so many hours later, and after the one after that."""
+        for self.clock_s in (NOW_S + hours * HOUR_S, NOW_S + hours * HOUR_S + NOTED_EVERY_S):
+            reclaim.give_back(self.store, self.world, self.said.append)
         return self.is_there()
 
     def on(self, stack: Stack, slice_name: str, _: object = None) -> Any:
@@ -121,14 +123,17 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
             monkeypatch.setattr(runs, "look_at_all", lambda _: made.look)
             monkeypatch.setattr(reclaim, "on", made.on)
+            monkeypatch.setattr(notify, "send", lambda event: made.events.append(event) or {})
             yield made
 
 
 def test_a_slice_that_no_run_has_used_is_given_back_and_commands_see_that(lab: Lab) -> None:
-    assert lab.after(5.9)
-    assert lab.after(6.3)  # no time to look
-    assert not lab.after(6.5)
-    assert "main: no run has used it for 6 h" in lab.said[-2] + lab.said[-1]
+    assert lab.after(5.5)
+    assert lab.after(6.05)  # no time to look
+    assert not lab.events and not lab.after(6.5)
+    told = "main: no run has used it for 6 h 30 min; it is given back in 15 min unless a run begins on it"
+    assert [(event.kind, event.text, event.stack) for event in lab.events] == [("idle", told, "dev")]
+    assert "main: no run has used it for 6 h 45 min; it is given back" in lab.said
     stack = stack_of(lab.store.read(), "")
     assert stack is not None
     recorded = json.dumps(lab.documents.read(RECORDED).value).encode()
@@ -139,7 +144,7 @@ def test_a_slice_that_no_run_has_used_is_given_back_and_commands_see_that(lab: L
 
 
 def running(lab: Lab) -> None:
-    lab.look = Look(processes=({"state": "running", "ended": None},), errors=())
+    lab.look = Look(processes=({"state": "running", "ended": None, "beat": {"state": "joined"}},), errors=())
 
 
 def silent(lab: Lab) -> None:
@@ -193,6 +198,49 @@ def test_a_slice_that_somebody_may_want_stays(lab: Lab, keep: Callable[[Lab], No
     assert lab.after(7)
 
 
+def test_people_are_told_again_where_a_run_has_used_it_since(lab: Lab) -> None:
+    lab.clock_s = NOW_S + 7 * HOUR_S
+    reclaim.give_back(lab.store, lab.world, lab.said.append)
+    lab.look = Look(processes=({"state": "exited", "ended": NOW_S + 7.5 * HOUR_S},), errors=())
+    assert lab.is_there() and lab.after(8)
+    lab.clock_s = NOW_S + 14 * HOUR_S
+    reclaim.give_back(lab.store, lab.world, lab.said.append)
+    assert lab.is_there() and len(lab.events) == 2
+
+
+BEAT = {"state": "stepping", "step": 7}
+
+
+def ran(state: str, **known: Any) -> list[dict[str, Any]]:
+    return [{"state": state, **known}]
+
+
+@pytest.mark.parametrize(
+    ("known", "hours"),
+    [
+        pytest.param({}, 9, id="nobody has used it since it was made"),
+        pytest.param({"used_s": None}, 0, id="not known"),
+        pytest.param({"processes": ran("running", started=NOW_S, beat=BEAT)}, 0, id="a run steps"),
+        pytest.param({"processes": ran("running", started=NOW_S + HOUR_S)}, 8, id="one joins for ever"),
+        pytest.param({"processes": ran("starting", started=None)}, 0, id="one is being started"),
+        pytest.param({"processes": ran("exited", ended=NOW_S + HOUR_S)}, 8, id="one hung, and was ended"),
+        pytest.param(
+            {"processes": [*ran("exited", ended=NOW_S), *ran("exited", ended=NOW_S + 8 * HOUR_S)]}, 1,
+            id="one was started again and again; the policy ends that",
+        ),
+        pytest.param({"silent_since_s": NOW_S + 2 * HOUR_S}, 7, id="a host is dead"),
+        pytest.param(
+            {"silent_since_s": NOW_S + HOUR_S, "processes": ran("running", started=NOW_S)}, 8,
+            id="a host is dead, and the others wait for it",
+        ),
+        pytest.param({"open_s": NOW_S + 9 * HOUR_S}, 0, id="a program has a TPU open"),
+        pytest.param({"open_s": NOW_S + 5 * HOUR_S}, 4, id="a program had one open"),
+    ],
+)  # fmt: skip
+def test_a_slice_is_of_use_only_by_what_gets_on(known: dict[str, Any], hours: float) -> None:
+    assert reclaim.unused_s(NOW_S + 9 * HOUR_S, **{"used_s": NOW_S, **known}) == hours * HOUR_S
+
+
 def test_a_slice_with_a_host_that_does_not_answer_is_given_back_after_as_long(lab: Lab) -> None:
     """Nobody can use it, and it is billed. One look without an answer is none."""
     silent(lab)
@@ -225,7 +273,7 @@ def test_a_program_that_has_a_device_open_holds_the_slice_and_the_time_counts_fr
     with open(tmp_path / "runs" / "accel0", "w"):
         assert lab.after(7)
     assert lab.after(12.75)
-    assert not lab.after(13.25)
+    assert not lab.after(13.5)
 
 
 def test_what_root_may_not_look_into_is_not_taken_for_idle(lab: Lab, tmp_path: Path) -> None:

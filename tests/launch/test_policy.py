@@ -124,6 +124,36 @@ def test_a_run_with_fresh_signs_of_life_is_not_examined() -> None:
     assert decide(kept(desired="stopped"), None, signs=fresh).do == "examine"
 
 
+@pytest.mark.parametrize(
+    ("cause", "limits", "attempts", "days"),
+    [
+        ("failed", Limits(attempts=20), 2, 0.1),
+        ("hung", Limits(attempts=20), 2, 0.1),
+        ("lost", Limits(attempts=20), 2, 0.1),
+        ("wrong request", Limits(attempts=20), 1, 0.0),
+        ("preempted", Limits(attempts=20), 21, 1.0),  # with its slice still there
+        ("preempted", Limits(restarts=0), policy.MOST_LOSSES + 1, 0.1),
+        ("outside", Limits(restarts=0), policy.MOST_OUTAGES + 1, 1.0),
+        ("never joins", Limits(attempts=20), policy.MOST_FAILED_STARTS, 0.1),
+    ],
+)
+def test_a_run_that_never_takes_a_step_ends_however_it_fails(
+    cause: Any, limits: Limits, attempts: int, days: float
+) -> None:
+    """So its slice is not kept for it for ever."""
+    run, observed, now_s, begun = kept(attempt=None, limits=limits), None, NOW, 0
+    while observed is None or policy.judge(run, observed, now_s, created="c1").do != "end":
+        run = policy.begun(run, observed, "c1", now_s)
+        assert run.attempt is not None
+        begun += 1
+        assert begun < 100, "it goes on for ever"
+        now_s = max(now_s + policy.STARTING_LIMIT_S, run.not_before_s)
+        number = -1 if cause == "never joins" else run.attempt.number
+        observed = ended("lost" if cause == "never joins" else cause, checkpoint=-1, attempt=number)
+    assert begun == attempts
+    assert now_s - NOW - begun * policy.STARTING_LIMIT_S <= days * 86400
+
+
 def test_an_attempt_is_counted_before_it_starts() -> None:
     run = policy.begun(
         kept(limits=Limits(attempts=20, restarts=1)), ended("failed", checkpoint=20), "c1", NOW
