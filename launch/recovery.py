@@ -129,7 +129,7 @@ def prepared(
     """
     fresh = reopen()
     wait_for_hosts(fresh, require_there)
-    say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
+    say(f"{fresh.slice.name}: all hosts answer ({len(fresh.hosts)})")
     if not fresh.backend.prepare(fresh):
         raise RequestError("not every host could be prepared; fix what is listed, then `fab recover` again")
     return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on

@@ -306,7 +306,7 @@ def test_a_slice_that_lost_a_host_is_made_again_and_waited_for(
     mended = recovery.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
     assert mended is fresh is fresh.backend.prepared  # type: ignore[attr-defined]
     assert next(answers, None) is None
-    assert said == ["no answer from w-0: no route", "local is made again", "all 1 hosts of local answer"]
+    assert said == ["no answer from w-0: no route", "local is made again", "local: all hosts answer (1)"]
 
 
 def test_hosts_of_a_slice_that_is_lost_meanwhile_are_waited_for_no_longer(

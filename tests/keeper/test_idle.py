@@ -60,6 +60,10 @@ class Lab:
     def store(self) -> Store:
         return Store(self.documents)
 
+    def send(self, event: notify.Event) -> dict[str, str]:
+        self.events.append(event)
+        return {}
+
     def is_there(self) -> bool:
         return bool(self.api.control.alive()["queuedResources"])
 
@@ -123,7 +127,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
             monkeypatch.setattr(runs, "look_at_all", lambda _: made.look)
             monkeypatch.setattr(reclaim, "on", made.on)
-            monkeypatch.setattr(notify, "send", lambda event: made.events.append(event) or {})
+            monkeypatch.setattr(notify, "send", made.send)
             yield made
 
 
