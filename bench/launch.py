@@ -319,10 +319,10 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
-    from backends import host_launcher
-    from backends.targets import of_inventory
+    from backends import host_backend
+    from backends.resolve import of_inventory
     from launch import jobs, plan, targets
-    from launch import launch as rollout
+    from launch import launching as rollout
     from launch.hosts import stop_processes
 
     target = of_inventory(
@@ -345,15 +345,15 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
         for future in [transport.connect() for transport in target.transports]:  # type: ignore[attr-defined]
             future.result()
         phase.ends("connect")
-        facts = host_launcher.preflight(wanted, target.agents)
+        facts = host_backend.preflight(wanted, target.agents)
         phase.ends("preflight")
-        host_launcher.stage(code, target.agents, facts)
+        host_backend.stage(code, target.agents, facts)
         phase.ends("stage")
         wanted = plan.settled(wanted, facts, token="bench")
-        host_launcher.start(wanted, target.agents)
+        host_backend.start(wanted, target.agents)
         phase.ends("start")
         try:
-            rollout.join(wanted, target.agents)
+            rollout.join(wanted, host_backend.HostLauncher())
             phase.ends("join")
             trips = [transport.round_trips for transport in target.transports]  # type: ignore[attr-defined]
             measured["round_trips"] = max(trips)

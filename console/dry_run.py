@@ -16,7 +16,7 @@ from contracts.ranks import decoded, rank_variables
 from launch import costs
 from launch import plan as plans
 from launch.bundles import TITLES, left_out_lines
-from launch.launch import Planned
+from launch.launching import Planned
 from launch.output import counted
 from launch.targets import Target
 

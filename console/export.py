@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from rich.filesize import decimal
 
-from backends.local.transport import copy_folder
+from backends.local.processes import copy_folder
 from console import overview
 from console.hosts.copies import swap
 from contracts import atomic

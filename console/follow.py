@@ -9,6 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
@@ -21,17 +22,15 @@ from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.metric_definitions import Metrics, finite
-from launch import control, policy, recovery, run_record, runs
+from launch import control, launching, policy, resumption, run_record, runs
 from launch import jobs as job_index
-from launch import launch as launching
-from launch.backend import Say
-from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
-from launch.launch import Request
+from launch.hosts import STOP_NOW_S, HostError
+from launch.launching import Request
 from launch.output import counted, printable, say, terminal
-from launch.recovery import repaired, resuming
+from launch.resumption import resuming
 from launch.run_record import finalize
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import Require, Say, Target
 
 STOP_GRACE_S = 120.0
 PRESENT, LOST = "present", "lost"
@@ -144,10 +143,11 @@ def resumed(target: Target, name: str, job: str | None) -> Run:
 def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
-    target = repaired(open_target(None), lambda: open_target(None), say(console))
+    target = open_target(None)
+    target = target.backend.ensure(target, lambda: open_target(None), say(console))
     run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
-    decision = recovery.decide(runs.state_now(target.find_agents(run.described), run), run)
+    decision = resumption.decide(target.state_of(run), run)
     say(console)(f"{run.run_id}: {decision.reason}")
     if decision.do != "start":
         return DONE
@@ -172,9 +172,10 @@ def _carry_out(
     desired: control.Run | None = None
     while True:
         try:
-            run = launching.launch(request, _unless_stopped(target, request, desired), say(console))
+            hold = target.backend.hold if desired is None else _unless_stopped(target, request.resume)
+            run = launching.launch(request, target, say(console), hold=hold)
         except launching.LaunchFailed as failure:
-            ended = runs.state_now(target.agents, failure.run)
+            ended = target.state_of(failure.run)
             _notify(failure.run, ended, say(console))
             return _report(console, failure.run, ended)
         if run.attempt and is_recovery:
@@ -190,9 +191,9 @@ def _carry_out(
             return DONE
         run, state = concluded(run, state, target)
         _notify(run, state, say(console))
-        desired = desired or recovery.desired(run, target, restarts)
-        observed = recovery.observed(run, state)
-        is_there = not runs.look_at_all(target.agents).errors
+        desired = desired or resumption.desired(run, target, restarts)
+        observed = resumption.observed(run, state)
+        is_there = not target.backend.status().errors
         action = policy.judge(desired, observed, time.time(), created=PRESENT if is_there else LOST)
         if action.do == "end" or restarts == 0:
             return _report(console, run, state)
@@ -203,29 +204,27 @@ def _carry_out(
         if action.do == "wait":
             time.sleep(max(0.0, desired.not_before_s - time.time()))
             desired = policy.begun(desired, observed, PRESENT, time.time())
-        target = repaired(target, lambda: open_target(None), say(console))
+        target = target.backend.ensure(target, lambda: open_target(None), say(console))
         request, is_recovery = resuming(runs.find(target.runs, run.run_id)), True
 
 
-def _unless_stopped(target: Target, request: Request, desired: control.Run | None) -> Target:
-    """Return a target on which a run is not started again after `fab stop`. desired: None if a person starts it now."""
-    if request.resume is None or desired is None:
-        return target
-    run = request.resume
+def _unless_stopped(target: Target, run: Run | None) -> Callable[[], AbstractContextManager[Require]]:
+    """Return what holds the slice of a target for as long as nobody has asked for the run to be stopped."""
+    assert run is not None, "a run that is started again has been started before"
 
     @contextlib.contextmanager
-    def alone() -> Iterator[Callable[[], object]]:
-        with target.alone() as require:
+    def hold() -> Iterator[Require]:
+        with target.backend.hold() as require:
 
             def require_wanted() -> None:
                 require()
-                if recovery.asked_to_stop(run):
+                if resumption.asked_to_stop(run):
                     raise RequestError(f"{run.run_id} is not started again: `fab stop` was told to stop it")
 
             require_wanted()
             yield require_wanted
 
-    return dataclasses.replace(target, alone=alone)
+    return hold
 
 
 def _notify(run: Run, event: State | Literal["recovered"], say: Say) -> None:
@@ -249,15 +248,15 @@ def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
     """
     shown = display.make(console)
     try:
-        return follow(run, target.agents, shown)
+        return follow(run, target, shown)
     except KeyboardInterrupt:
         shown.close()
         if not target.capabilities.stops_with_launcher:
             say(console)(f"no longer following; {_how_to_come_back(run, target)}")
             return None
         console.print("stopping, so that the run can be resumed (Ctrl-C again: do not wait for it)")
-        stop_processes(target.agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
-        return follow(run, target.agents, display.Plain(console))
+        target.backend.stop(run, grace_s=STOP_GRACE_S)
+        return follow(run, target, display.Plain(console))
     finally:
         shown.close()
 
@@ -303,12 +302,12 @@ UNHEARD_LIMIT_S = 15 * 60.0
 """How long a run on pods that seems to have ended is followed while its cluster, which may start it again, is away."""
 
 
-def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
+def follow(run: Run, target: Target, display: Display) -> State:
     """Show the run's progress until it has ended on all hosts; return how it ended.
 
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
-    asked_s, look = float("-inf"), runs.look(agents, run)
+    asked_s, look = float("-inf"), target.backend.status([run]).of(run)
     watch = _Watch(display)
     failed_s: float | None = None
     unheard_s: float | None = None
@@ -324,14 +323,14 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
             for beat in run.current()
         )
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
-            asked_s, look = time.monotonic(), runs.look(agents, run)
+            asked_s, look = time.monotonic(), target.backend.status([run]).of(run)
             unheard = _tell_unheard(display, look, unheard)
         now = runs.state_by(run, look)
         if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in look.processes):
             # The hosts end it among themselves, and of a run that hung they save the stacks first.
             failed_s = failed_s or time.monotonic()
             if time.monotonic() - failed_s > ENDING_LIMIT_S and not look.begins_again:
-                stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
+                target.backend.stop(run, grace_s=STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(look):
             pass  # the agent is finding out which host failed first
         elif now not in run_directory.ACTIVE:

@@ -18,16 +18,14 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import SILENCE_LIMIT_S
 from launch import runs
-from launch.backend import Say
-from launch.hosts import Agent, HostError, in_thread
+from launch.hosts import HostError, in_thread
 from launch.output import Lines
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import Say, Target
 
 CHUNK_BYTES = 256 * 1024
 POLL_S = 0.5
 RETRY_S = 2.0
-ANSWER_LIMIT_S = 10.0
 WAITING_PIECES = 64
 """Pieces of logs that wait until they are printed; hosts are not asked for more meanwhile."""
 
@@ -39,15 +37,17 @@ Show = Callable[[int, str], None]
 class HostLog:
     """The log of one host of a run. host: its index."""
 
-    agent: Agent
+    target: Target
     run: Run
     host: int
 
+    @property
+    def host_name(self) -> str:
+        return str(self.run.described["hosts"][self.host]["name"])
+
     def read(self, offset: int) -> dict[str, Any]:
         """Return a piece of it. Raises HostError: the host did not answer, or has no such log."""
-        process = {"run_id": self.run.run_id, "attempt": self.run.attempt, "process_id": self.host}
-        request = {**process, "offset": offset, "limit_bytes": CHUNK_BYTES}
-        return self.agent.ask("logs", request, timeout_s=ANSWER_LIMIT_S)
+        return self.target.backend.logs(self.run, self.host, offset=offset, limit_bytes=CHUNK_BYTES)
 
 
 def logs(target: Target, name: str, *, host: int | None, follow: bool, lines: int) -> int:
@@ -64,8 +64,7 @@ def logs(target: Target, name: str, *, host: int | None, follow: bool, lines: in
         print(text, file=sys.stderr, flush=True)
 
     def show_attempt(run: Run, lines: int) -> bool:
-        agents = target.find_agents(run.described)
-        selected = [HostLog(agent=agents[index], run=run, host=index) for index in hosts]
+        selected = [HostLog(target=target, run=run, host=index) for index in hosts]
         return show_logs(selected, lines=lines, follow=follow, show=show, tell=tell)
 
     all_answered = show_attempt(run, lines)
@@ -84,7 +83,7 @@ def _next_attempt(target: Target, run: Run) -> Run | None:
         fresh = runs.read(run.directory)
         if fresh is None or fresh.attempt > run.attempt:
             return fresh
-        known = runs.look(target.agents, fresh)
+        known = target.backend.status([fresh]).of(fresh)
         state = runs.state_by(fresh, known)
         is_in_doubt = runs.may_be_restarted(fresh, known, state) and time.monotonic() < until_s
         if state not in run_directory.ACTIVE and not is_in_doubt:
@@ -179,13 +178,13 @@ def _read_on(
                 tell(f"{error}; it is asked again" if follow else str(error))
             is_silent, silence_s = True, time.monotonic() - last_answer_s
             if follow and silence_s > SILENCE_LIMIT_S:
-                tell(f"{log.agent.host}: has not answered for {spoken(silence_s)}; its log ends here")
+                tell(f"{log.host_name}: has not answered for {spoken(silence_s)}; its log ends here")
             if not follow or silence_s > SILENCE_LIMIT_S:
                 return False
             time.sleep(RETRY_S)
             continue
         if is_silent:
-            tell(f"{log.agent.host} answers again")
+            tell(f"{log.host_name} answers again")
         is_silent, last_answer_s = False, time.monotonic()
         offset, size = answer["next_offset"], answer["size"]
         end = size if end is None or follow else end

@@ -12,20 +12,16 @@ from rich.filesize import decimal
 
 from contracts import run_directory
 from contracts.errors import RequestError
-from contracts.ranks import LAYER_STAMP
 from contracts.run_directory import RunDirectory
 from launch import runs
-from launch.hosts import HostError, ask_all
 from launch.jobs import SERVER
-from launch.launch import only_launch_of
+from launch.launching import only_launch_of
 from launch.output import counted, printable, say, terminal
 from launch.plan import JOIN_LIMIT_S
 from launch.runs import Look, Run
 from launch.targets import Target
 
 YES = "yes"
-REMOVE_LIMIT_S = 600.0
-"""For a host to remove the copy of a command's folder, and what was installed for it."""
 
 
 def remove(target: Target, wanted: str, *, yes: bool, mark: Callable[[str], str | None]) -> int:
@@ -73,7 +69,7 @@ def kept(
 
     resumed_by: the ids of runs that somebody resumes later, and how that is ended.
     """
-    known = runs.look_at_all(target.agents_of_all(going))
+    known = target.backend.status(going)
     by_cluster = target.capabilities.restarts_runs
     reasons = {run.run_id: reason for run in going if (reason := _active(run, known, by_cluster=by_cluster))}
     ids = {run.run_id for run in going}
@@ -140,7 +136,7 @@ def _ask_and_remove(
             continue
         remove_directory(run.directory, run.attempt)
         tell(f"removed {run.run_id}")
-        for problem in _remove_from_hosts(target, run):
+        for problem in target.backend.clear(run) if run.is_own_command else ():
             tell(problem)
     return 0
 
@@ -157,26 +153,6 @@ def remove_directory(directory: RunDirectory, attempt: int | None) -> None:
         if now is not None and now.attempt != attempt:
             raise RequestError(f"{run_id} was resumed meanwhile, and is kept")
         directory.remove_all()
-
-
-def _remove_from_hosts(target: Target, run: Run) -> list[str]:
-    """Remove what an own command has on its hosts; return what could not be removed. A pod's disk goes with the pod."""
-    if not run.is_own_command or not target.capabilities.hosts_outlive_runs:
-        return []
-    agents = target.find_agents(run.described)
-    problems = []
-    for kind in ("venv", "work"):
-        requests = [
-            {"path": f"{agent.root}/runs/{run.run_id}/{kind}-{index}", "first": LAYER_STAMP}
-            for index, agent in enumerate(agents)
-        ]
-        answers = ask_all(agents, "remove_folder", requests, timeout_s=REMOVE_LIMIT_S)
-        problems += [
-            f"{answer}; {request['path']} is still there"
-            for answer, request in zip(answers, requests, strict=True)
-            if isinstance(answer, HostError)
-        ]
-    return problems
 
 
 def _says_yes(question: str) -> bool:

@@ -24,9 +24,9 @@ from console.display import Progress
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import ACTIVE, EXPORT, SERVING
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs, launch, run_record, runs
-from launch.hosts import HostError, stop_processes
-from launch.launch import Request
+from launch import jobs, launching, run_record, runs
+from launch.hosts import HostError
+from launch.launching import Request
 from launch.output import say, terminal
 from launch.run_record import finalize
 from launch.runs import Run
@@ -66,7 +66,7 @@ def serve(target: Target, name: str, options: Options) -> int:
     console = terminal()
     run = predict.run_that_predicts(target, name, also=(jobs.SERVER,))
     if run.described["job"] == jobs.SERVER:
-        look = runs.look(target.find_agents(run.described), run)
+        look = target.backend.status([run]).of(run)
         state = runs.state_by(run, look)
         if state not in ACTIVE and not runs.may_be_restarted(run, look, state):
             raise RequestError(
@@ -75,9 +75,9 @@ def serve(target: Target, name: str, options: Options) -> int:
         return _lead(console, target, run, stops=False)
     request = _request(target, run, options)
     try:
-        served = launch.launch(request, target, say(console))
-    except launch.LaunchFailed as failure:
-        return _report(console, failure.run, runs.state_now(target.agents, failure.run))
+        served = launching.launch(request, target, say(console))
+    except launching.LaunchFailed as failure:
+        return _report(console, failure.run, target.state_of(failure.run))
     if options.detach:
         option = target.stack_option
         say(console)(
@@ -186,17 +186,16 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
                 return []
             tunnel.close()  # to a pod that another one has replaced
             address = serving["address"] if target.capabilities.shares_files else HERE
-            port = tunnel.enter_context(target.backend.forward(target, run.run_id, 0, serving["port"]))
+            port = tunnel.enter_context(target.backend.forward(run.run_id, 0, serving["port"]))
             announced[:] = [serving]
             return lines(run, serving, address, port, stops=stops)
 
         shown = _Shown(console, opened)
-        agents = target.find_agents(run.described)
         if threading.current_thread() is threading.main_thread():
             # A shell that starts this in the background has it ignored.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            state = follow.follow(run, agents, shown)
+            state = follow.follow(run, target, shown)
         except BaseException as error:
             # Whatever ends this command, no server may be left behind unnoticed.
             if stops:
@@ -207,12 +206,12 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
                     )
                 with contextlib.suppress(HostError):  # a cluster may have started it again
                     run = runs.read(run.directory) or run
-                stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
+                target.backend.stop(run, grace_s=STOP_GRACE_S)
             if not isinstance(error, KeyboardInterrupt):
                 raise
             if not stops:
                 return DONE
-            state = follow.follow(run, agents, displays.Plain(console))
+            state = follow.follow(run, target, displays.Plain(console))
         finally:
             shown.close()
     return _report(console, run, state)

@@ -20,9 +20,9 @@ from contracts.run_costs import Cost
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.host_samples import COLUMNS, HostSamples
-from launch import costs, recovery, run_record, runs
+from launch import costs, resumption, run_record, runs
 from launch import jobs as job_index
-from launch.hosts import HostError, stop_processes
+from launch.hosts import HostError
 from launch.output import printable, say, terminal
 from launch.run_record import finalize
 from launch.runs import Run
@@ -39,11 +39,11 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
     unreadable: Mapping[str, str] = {}
     if name:
         chosen = [runs.find(target.runs, name)]
-        look = runs.look(target.find_agents(chosen[0].described), chosen[0])
+        look = target.backend.status(chosen).of(chosen[0])
     else:
         listing = runs.survey(target.runs)
         chosen, unreadable = listing.runs, listing.unreadable
-        look = runs.look_at_all(target.agents_of_all(chosen))
+        look = target.backend.status(chosen)
     if not chosen and not as_json:
         _tell_none(console, target, unreadable)
         return 0
@@ -158,7 +158,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
         _tell_none(console, target, listing.unreadable)
         return 0
     shown = everything[:limit]
-    look = runs.look_at_all(target.agents_of_all(shown))
+    look = target.backend.status(shown)
     if as_json:
         overviews = [overview.overview(run, runs.state_by(run, look)) for run in shown]
         return _print_json(overviews, look, listing.unreadable)
@@ -219,7 +219,7 @@ def compare(target: Target, names: Sequence[str], *, as_json: bool) -> int:
     run_ids = [run.run_id for run in selected]
     if len({*run_ids}) < max(2, len(run_ids)):
         raise RequestError(f"{', '.join(names)}: name two runs or more, each once; `fab runs` lists them")
-    look = runs.look_at_all(target.agents_of_all(selected))
+    look = target.backend.status(selected)
     unread = [Unread(*run.problems) for run in selected]
     overviews = [
         overview.overview(run, runs.state_by(run, look), runs.progress(run, problems))
@@ -290,37 +290,36 @@ def stop(
     """
     console = terminal()
     run = runs.find(target.runs, name) if name else only_active(target)
-    agents = target.find_agents(run.described)
-    look = runs.look(agents, run)
+    look = target.backend.status([run]).of(run)
     before = runs.state_by(run, look)
     if look.errors and target.capabilities.restarts_runs:  # its cluster alone knows, and is silent
         raise look.errors[0]
     # Between two attempts the first has ended, and its Job goes on to the next.
-    begins_again = before not in run_directory.ACTIVE and target.backend.begins_again(run.run_id)
+    begins_again = run.current_result() is not None and run.run_id in look.restarting
     if before not in run_directory.ACTIVE and not begins_again:
         is_kept = before != "done" and by_keeper(run.run_id)
         if before != "done" and not is_kept:
-            recovery.ask_to_stop(run)
+            resumption.ask_to_stop(run)
         end = "; the keeper does not resume it any more" if is_kept else ""
         say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0
     last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"
     say(console)(f"stopping {run.run_id} (up to {spoken(grace_s)} to {last})")
-    answers = stop_processes(agents, run.run_id, run.attempt, grace_s=grace_s)
-    for agent, answer in zip(agents, answers, strict=True):
+    answers = target.backend.stop(run, grace_s=grace_s)
+    for host, answer in zip(run.described["hosts"], answers, strict=True):
         if isinstance(answer, HostError):
             say(console)(f"  {answer}")
             continue
         for entry in answer["stopped"]:
             note = f"; {printable(entry['note'])}" if entry.get("note") else ""
             pid = "" if entry["pid"] is None else f" {entry['pid']}"
-            say(console)(f"  {agent.host}: process{pid} {entry['how']}{note}")
+            say(console)(f"  {host['name']}: process{pid} {entry['how']}{note}")
     all_answered = not any(isinstance(answer, HostError) for answer in answers)
     fresh = runs.read(run.directory) or run
     if all_answered and not fresh.has_begun:
         finalize(fresh, "stopped", None)  # a process that had begun it would have said so
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
-    while (after := runs.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
+    while (after := target.state_of(runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:
             break
         time.sleep(follow.POLL_S)
@@ -348,7 +347,7 @@ NOT_OURS = (
 
 def only_active(target: Target) -> Run:
     listing = runs.survey(target.runs)
-    look = runs.look_at_all(target.agents_of_all(listing.runs))
+    look = target.backend.status(listing.runs)
     active = [run for run in listing.runs if runs.state_by(run, look) in run_directory.ACTIVE]
     if not active:
         none = "no run is active; `fab runs` lists them all"

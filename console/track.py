@@ -35,12 +35,11 @@ from contracts.run_records import Unread
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import finite
 from launch import runs
-from launch.backend import Say
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import Say, Target
 
 TRACKERS = ("mlflow", "wandb")
 NONE = "none"

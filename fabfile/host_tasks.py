@@ -78,7 +78,7 @@ class Trust:
 @task
 def trust(args: Trust) -> int:
     """Show a host's SSH key, ask, and store it beside the inventory."""
-    from backends.targets import keys_file, resolve
+    from backends.resolve import keys_file, resolve
     from console.hosts import trust as trusting
 
     wanted = args.where.wanted()

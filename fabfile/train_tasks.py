@@ -26,7 +26,7 @@ from fabfile.where import JSON, RUN, Where
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
-    from launch.launch import Request
+    from launch.launching import Request
     from launch.own_command import Command
 
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
@@ -84,7 +84,7 @@ class Training:
     ) -> Request:
         """Return the run that the options ask for. Raises RequestError: they contradict each other."""
         from console import follow
-        from launch.launch import Request
+        from launch.launching import Request
 
         arguments, command = follow.words(self.args, self.words), None
         is_option = not arguments or arguments[0].startswith("-")

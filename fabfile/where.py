@@ -58,7 +58,7 @@ class Where:
         Raises:
             RequestError: there is no such stack, slice or host, or no rehearsal is up.
         """
-        from backends.targets import resolve
+        from backends.resolve import resolve
 
         target = resolve(self.wanted(), like)
         if target.capabilities.is_billed and (stacks := opened.get(None)) is not None:
@@ -67,7 +67,7 @@ class Where:
 
     def any_target(self) -> Target:
         """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
-        from backends.targets import inventory_of, of_each, resolve
+        from backends.resolve import inventory_of, of_each, resolve
 
         wanted = self.wanted()
         return next(iter(of_each(inventory_of(wanted), wanted)), None) or resolve(wanted)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from backends.local.transport import LocalTransport
+from backends.local.processes import LocalTransport
 from backends.vm import deploy, python_environment
 from backends.vm.access import gateway_access
 from backends.vm.login import KEY_VARIABLE

@@ -29,13 +29,12 @@ from keeper.__main__ import reconcile
 from keeper.stack import neglected, store_at, store_of
 from keeper.submissions import pending
 from keeper.world import World
-from launch import launch as launching
-from launch import policy, runs
+from launch import launching, policy, runs
 from launch.bundles import Bundle, left_out_lines
 from launch.control import Limits, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
-from launch.launch import Request
+from launch.launching import Request
 from launch.output import printable, say, terminal
 from launch.targets import Target, Wanted
 

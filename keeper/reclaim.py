@@ -470,7 +470,7 @@ def _unused_s(store: Store, stack: Stack, one: Slice, say: Callable[[str], None]
         dataclasses.replace(stack, inventory=dataclasses.replace(stack.inventory, slices=(one, *others))),
         one.name,
     )
-    known = runs.look_at_all(target.agents)
+    known = target.backend.status()
     seen: Mapping[str, float] = documents.read(USED).value or {}
     silent, silent_since_s, open_s = f"{one.name}/silent", 0.0, seen.get(one.name, 0.0)
     if known.errors:

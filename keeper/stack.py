@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.targets import inventory_of, resolve
+from backends.resolve import inventory_of, resolve
 from console import notify
 from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError

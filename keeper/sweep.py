@@ -18,7 +18,7 @@ from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import Metric
 from launch import jobs, runs
 from launch.control import Run as Wanted
-from launch.launch import Request
+from launch.launching import Request
 from launch.output import printable, say, terminal
 from launch.runs import Run
 from launch.store import Store
@@ -175,7 +175,7 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
         raise RequestError(
             f"--sweep {name}: there is none, in {target.runs_url} or in the queue; `fab queue --all`"
         )
-    known = runs.look_at_all(target.agents_of_all(several))
+    known = target.backend.status(several)
     found = [_of_run(run, runs.state_by(run, known)) for run in several]
     there = {run.run_id for run in several}
     found += [_of_submitted(run) for run in submitted if run.run_id not in there]

@@ -1,7 +1,7 @@
 """What the keeper and the queue observe and act on: run directories, hosts, Google's queued resources.
 
-It is the `launch.reconcile.World` of a stack, or of this machine. A run is started by `launch.launch`, a slice is made
-again by `backends.vm.ensure`, as every command does it.
+It is the `launch.reconcile.World` of a stack, or of this machine. A run is started by `launch.launching`, a slice
+is made again by `backends.vm.ensure`, as every command does it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.targets import inventory_of, of_inventory, resolve
+from backends.resolve import inventory_of, of_inventory, resolve
 from backends.vm import ensure
 from console import follow, removal
 from console import track as tracking
@@ -32,11 +32,10 @@ from infra.lease import Lease, held, myself
 from keeper import submissions
 from keeper.login import from_here
 from keeper.stack import Stack, stack_of
-from launch import launch as launching
-from launch import recovery, runs, targets
+from launch import launching, resumption, runs, targets
 from launch.control import Run
-from launch.hosts import HostError, HostsError, stop_processes
-from launch.launch import LaunchFailed
+from launch.hosts import HostError, HostsError
+from launch.launching import LaunchFailed
 from launch.policy import RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
 from launch.store import Content
@@ -186,7 +185,7 @@ class World:
 
     def silent(self, name: str, content: Content) -> int:
         run = next(run for run in content.runs.values() if run.slice == name)
-        return len(runs.look_at_all(self.target(run).agents).errors)
+        return len(self.target(run).backend.status().errors)
 
     def prepare(
         self, name: str, run: Run, content: Content, lease: Lease, require_there: Callable[[], None]
@@ -198,7 +197,8 @@ class World:
                 raise SliceLostError(f"{name} has lost a node, and waits for capacity")
             recorded = self._documents.read(RECORDED).value
             self._content = dataclasses.replace(content, others={**content.others, RECORDED: recorded})
-        recovery.prepared(lambda: self.target(run, name), self._say, require_there)
+        target = self.target(run, name)
+        target.backend.prepare(lambda: self.target(run, name), self._say, require_there)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -236,17 +236,17 @@ class World:
                 return None
             outcome = (found.current_result() or {"outcome": "lost"}).get("outcome")
             state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
-            return recovery.observed(found, state)
+            return resumption.observed(found, state)
         target = self.target(run)
         try:
             found = runs.read(target.runs.directory(run.run_id))
         except HostError:
-            if silent := len(runs.look_at_all(target.agents).errors):  # which alone may reach it
+            if silent := len(target.backend.status().errors):  # which alone may reach it
                 return RunObserved(living="unknown", silent=silent)
             raise
         if found is None:
             return None
-        known = runs.look(target.find_agents(found.described), found)
+        known = target.backend.status([found]).of(found)
         now_s = self._documents.now_s()
         if not (known.processes or known.knowing):
             # No agent has a record of it: another user has started it.
@@ -259,20 +259,22 @@ class World:
         if state in run_directory.ACTIVE or (
             state == "failed" and not has_result and follow.is_ending(known)
         ):
-            return recovery.observed(found, state, living="present")
+            return resumption.observed(found, state, living="present")
         if silent and not (has_result and state == "done"):
-            return recovery.observed(found, state, living="unknown", silent=silent)
+            return resumption.observed(found, state, living="unknown", silent=silent)
         found, state = follow.concluded(found, state, target)
-        return recovery.observed(found, state)
+        return resumption.observed(found, state)
 
     def start(self, run: Run, require: Callable[[], object]) -> int:
         try:
-            target = dataclasses.replace(self.target(run), alone=lambda: contextlib.nullcontext(require))
+            target = self.target(run)
             before = runs.read(target.runs.directory(run.run_id))
             if before is None and run.submission is not None:
                 wanted = submissions.request(self._documents, run)
             elif before is not None:
-                wanted = dataclasses.replace(recovery.resuming(before), submitted=recovery.as_it_was(before))
+                wanted = dataclasses.replace(
+                    resumption.resuming(before), submitted=resumption.as_it_was(before)
+                )
             else:
                 raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
             launching.work_out(wanted, target)
@@ -281,7 +283,13 @@ class World:
         except RequestError as error:
             raise NotStartedError(str(error), is_final=True) from None
         try:
-            started = launching.launch(wanted, target, self._say, now_s=self._documents.now_s)
+            started = launching.launch(
+                wanted,
+                target,
+                self._say,
+                hold=lambda: contextlib.nullcontext(require),
+                now_s=self._documents.now_s,
+            )
         except LaunchFailed as failure:
             if failure.is_interrupted:
                 raise KeyboardInterrupt from None
@@ -301,7 +309,7 @@ class World:
         found = runs.read(target.runs.directory(run.run_id))
         if found is not None:
             grace_s = follow.STOP_GRACE_S if run.stop_grace_s is None else run.stop_grace_s
-            stop_processes(target.find_agents(found.described), found.run_id, found.attempt, grace_s=grace_s)
+            target.backend.stop(found, grace_s=grace_s)
 
     def remove(self, run: Run) -> None:
         directory, target = self.directory(run), None

@@ -188,56 +188,57 @@ class Agent:
 
     def begin(
         self, verb: str, request: Mapping[str, Any], *, timeout_s: float = ANSWER_LIMIT_S
-    ) -> PendingAnswer:
-        """Begin to ask, to wait for the answer later."""
+    ) -> Future[dict[str, Any]]:
+        """Begin to ask. The Future will hold the answer, or HostError as `ask` raises it."""
+        answer: Future[dict[str, Any]] = Future()
+
+        def take(completed: Future[Completed]) -> None:
+            try:
+                answer.set_result(self._parse(verb, completed.result(), timeout_s))
+            except HostError as error:
+                answer.set_exception(HostError.of(self.host, error))
+            except OSError as error:
+                answer.set_exception(HostError.of(self.host, OSError(f"cannot run the agent: {error}")))
+            except BaseException as error:  # whoever waits for the answer is told
+                answer.set_exception(error)
+
         text = json.dumps({"version": PROTOCOL_VERSION, "root": self.root, **request})
         try:
             future = self.link.ask(verb, text, timeout_s=timeout_s)
         except (OSError, HostError) as error:
             future = Future()
             future.set_exception(error)
-        return PendingAnswer(agent=self, verb=verb, timeout_s=timeout_s, future=future)
+        future.add_done_callback(take)
+        return answer
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PendingAnswer:
-    """A question that is under way."""
-
-    agent: Agent
-    verb: str
-    timeout_s: float
-    future: Future[Completed]
-
-    def result(self) -> dict[str, Any]:
-        """Wait for the answer, and return it.
-
-        Raises:
-            HostError: as `Agent.ask`.
-        """
+    def _parse(self, verb: str, completed: Completed, timeout_s: float) -> dict[str, Any]:
+        if completed.exit_code is None:
+            raise HostError(host=self.host, reason=f"no answer to {verb} within {timeout_s:g} s")
         try:
-            done = self.future.result()
-        except HostError as error:
-            raise HostError.of(self.agent.host, error) from None
-        except OSError as error:
-            raise self._error(f"cannot run the agent: {error}") from None
-        if done.exit_code is None:
-            raise self._error(f"no answer to {self.verb} within {self.timeout_s:g} s")
-        try:
-            answer = json.loads(done.stdout)
+            answer = json.loads(completed.stdout)
             if not isinstance(answer, dict):
                 raise ValueError(f"{answer!r} is no object")
         except ValueError:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise self._error(
-                f"{self.verb} was not answered by an agent (exit code {done.exit_code}): {said[-1] if said else ''}"
-            ) from None
+            lines = (completed.stderr or completed.stdout).strip().splitlines()
+            reason = f"{verb} was not answered by an agent (exit code {completed.exit_code}): {''.join(lines[-1:])}"
+            raise HostError(host=self.host, reason=reason) from None
         if not answer.get("ok"):
             fault = answer.get("error", {})
-            raise self._error(fault.get("message", "unknown error"), fault.get("remedy") or "")
+            reason, remedy = fault.get("message", "unknown error"), fault.get("remedy") or ""
+            raise HostError(host=self.host, reason=reason, remedy=remedy)
         return answer
 
-    def _error(self, reason: str, remedy: str = "") -> HostError:
-        return HostError(host=self.agent.host, reason=printable(reason), remedy=printable(remedy))
+
+Answer = dict[str, Any] | HostError
+"""What became of one question: the answer, or why there is none."""
+
+
+def answer_of(future: Future[dict[str, Any]]) -> Answer:
+    """Wait for the answer to a question."""
+    try:
+        return future.result()
+    except HostError as error:
+        return error
 
 
 def ask_all(
@@ -246,23 +247,13 @@ def ask_all(
     requests: Sequence[Mapping[str, Any]],
     *,
     timeout_s: float = ANSWER_LIMIT_S,
-) -> list[dict[str, Any] | HostError]:
+) -> list[Answer]:
     """Carry out `verb` on all hosts at once; return the answer or the error of each, in order."""
-    pending = [
-        agent.begin(verb, request, timeout_s=timeout_s)
-        for agent, request in zip(agents, requests, strict=True)
-    ]
-
-    def answer(question: PendingAnswer) -> dict[str, Any] | HostError:
-        try:
-            return question.result()
-        except HostError as error:
-            return error
-
-    return [answer(question) for question in pending]
+    pairs = zip(agents, requests, strict=True)
+    return [*map(answer_of, [agent.begin(verb, request, timeout_s=timeout_s) for agent, request in pairs])]
 
 
-def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> list[dict[str, Any]]:
+def all_or_error(what: str, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return the answers, if every host gave one.
 
     Raises:
@@ -274,9 +265,7 @@ def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> li
     return [answer for answer in answers if not isinstance(answer, HostError)]
 
 
-def stop_processes(
-    agents: Sequence[Agent], run_id: str, attempt: int, *, grace_s: float
-) -> list[dict[str, Any] | HostError]:
+def stop_processes(agents: Sequence[Agent], run_id: str, attempt: int, *, grace_s: float) -> list[Answer]:
     """Stop the attempt's process on every host; return the agents' answers in worker order, errors included."""
     requests = [
         {"run_id": run_id, "attempt": attempt, "process_id": index, "grace_s": grace_s}

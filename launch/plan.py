@@ -434,7 +434,7 @@ def choose_container(
     if wanted is None and before is not None:
         image = before["image"] if before["runtime"] == "docker" else None
     elif wanted == "docker":
-        image = target.backend.built_image(framework, target.platform) or _of_inventory(target, framework)
+        image = _built_image(target, framework)
     else:
         image = target.inventory.images.get(framework) if wanted is None else None
     if image is None:
@@ -462,7 +462,10 @@ def container_hint(container: Container | None, platform: str) -> str | None:
     )
 
 
-def _of_inventory(target: Target, framework: str) -> str:
+def _built_image(target: Target, framework: str) -> str:
+    """Return the image that was built here or pushed. Raises RequestError: there is none."""
+    if target.backend.environments is not None:
+        return target.backend.environments.image(framework, target.platform)
     if framework not in target.inventory.images:
         raise RequestError(
             f"--runtime docker: the stack {target.name} has no image of {framework}; "

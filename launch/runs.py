@@ -22,7 +22,7 @@ from contracts.run_records import Unread
 from contracts.run_records import parse_time as parse_time
 from contracts.suggestions import did_you_mean
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
-from launch.hosts import Agent, HostError, ask_all
+from launch.hosts import HostError
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
@@ -30,9 +30,6 @@ MOST_UNREADABLE = 20
 """Runs that cannot be read of which each is named."""
 LATEST = "latest"
 LATEST_OF = "latest:"
-
-UNANSWERED_LIMIT_S = 10.0
-"""For the agents to say what they know of a run's processes."""
 
 METRICS_TAIL_BYTES = 16 * 1024
 """Enough of the end of metrics.jsonl to hold a training line among the lines of evaluations."""
@@ -445,11 +442,15 @@ def _holds(pod: Mapping[str, Any], beat: Mapping[str, Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """What the agents say of processes, and the hosts that said nothing. knowing: see contracts.run_directory.state."""
+    """What is said of processes, and the hosts that said nothing. knowing: see contracts.run_directory.state.
+
+    restarting: the ids of runs of which a cluster starts lost processes again.
+    """
 
     processes: tuple[dict[str, Any], ...]
     errors: tuple[HostError, ...]
     knowing: int = 0
+    restarting: frozenset[str] = frozenset()
 
     def of(self, run: Run) -> Look:
         """Return the part that is about the latest attempt of one run."""
@@ -468,16 +469,6 @@ class Look:
         return any("pod" in entry for entry in self.processes)
 
 
-def look(agents: Sequence[Agent], run: Run) -> Look:
-    """Ask the agents about the processes of the latest attempt."""
-    return _ask(agents, {"run_id": run.run_id, "attempt": run.attempt}).of(run)
-
-
-def look_at_all(agents: Sequence[Agent]) -> Look:
-    """Ask the agents about every process of every run that they know; each host is asked once."""
-    return _ask(agents, {"run_id": None, "attempt": None})
-
-
 def state_by(run: Run, known: Look) -> State:
     """Return what the run is doing now."""
     return state(
@@ -490,26 +481,6 @@ def may_be_restarted(run: Run, known: Look, state: State) -> bool:
     code = (run.current_result() or {}).get("exit_code")
     is_over = state in ("done", "stopped") or (state == "failed" and code == WRONG_REQUEST)
     return not is_over and bool(known.errors) and run.begins_again
-
-
-def state_now(agents: Sequence[Agent], run: Run) -> State:
-    """Ask the agents, and return what the run is doing now."""
-    return state_by(run, look(agents, run))
-
-
-def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
-    # Hosts that are this machine share one agent directory; it is asked once.
-    asked = list({(agent.root, agent.link): agent for agent in agents}.values())
-    answers = ask_all(
-        asked, "status", [{**request, "process_id": None}] * len(asked), timeout_s=UNANSWERED_LIMIT_S
-    )
-    return Look(
-        processes=tuple(
-            entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]
-        ),
-        errors=tuple(answer for answer in answers if isinstance(answer, HostError)),
-        knowing=sum(agent.link.knows_all for agent in asked),
-    )
 
 
 def progress(run: Run, unread: Unread | None = None) -> tuple[int, dict[str, Any]]:

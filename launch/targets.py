@@ -1,24 +1,35 @@
-"""Where a run goes: what --stack, --slice and --hosts mean, how each host is reached, where things lie on them."""
+"""Where a run goes: its hosts, the backend that has them, and where things lie on them.
+
+`backends/` has three backends: this machine, hosts over SSH, pods of a cluster. Who calls a verb or reads a capability
+does not ask which of them it has.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.errors import RequestError
 from contracts.files import Files, is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice
-from launch.backend import Backend, Capabilities
-from launch.hosts import Agent, GoneLink, Transport, address_and_port
-from launch.runs import Run, RunsFolder
+from contracts.run_directory import State
+from launch import runs
+from launch.bundles import Bundle
+from launch.hosts import Agent, Answer, Transport, address_and_port
+from launch.runs import Look, Run, RunsFolder
 
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
+    from launch.launching import Request
+    from launch.plan import Plan
+
+Say = Callable[[str], None]
+Require = Callable[[], object]
+"""Raises once what it stands for is no longer so."""
 
 LOCAL = "local"
 OWN_FRAMEWORK = "jax"
@@ -30,20 +41,45 @@ CACHE_DIR = "~/.cache/tpu-stack"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend's hosts are like.
+
+    shares_files: they see this machine's files under the same paths, and have its rights and its ports.
+    shares_host: they are one machine, with one disk and one set of ports.
+    is_billed: they cost money while they are there.
+    hosts_outlive_runs: they are there before a run and after it; otherwise they are made for it and end with it.
+    hosts_follow_run: a run decides how many there are, and one that is resumed has those that it had.
+    restarts_runs: lost processes are started again without a launcher, as often as --max-restarts says.
+    stops_with_launcher: Ctrl-C in the command that follows a run stops the run, and not only the command.
+    python_remedy: what to do where the interpreter lacks something; {stack} and {runtime} are filled in.
+    checks: what `fab doctor` looks at, in order.
+    instead: of commands that have no meaning on them, why, and what to do instead; {slice} is filled in.
+    """
+
+    shares_files: bool
+    shares_host: bool
+    is_billed: bool
+    hosts_outlive_runs: bool
+    hosts_follow_run: bool
+    restarts_runs: bool
+    stops_with_launcher: bool
+    python_remedy: str
+    checks: tuple[str, ...]
+    instead: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
     """Hosts in worker order; `transports`, `agents` and `cpus` are in the same order.
 
     name: as a user says it with --stack. pulumi_stack: what Pulumi calls it, None where Pulumi did not make it.
     runs_url: the folder of its runs, a path that every host sees or a URL; files: how the launching side gets there.
-    find_agents: the agents of the hosts that a run.json names, in worker order.
     agent_root, cache_dir, python: paths on the hosts, "~/" being the home directory there.
     python_is_given: whether `python` is what somebody asked for with --python.
     cpus: for each host the processor numbers that its process may use; None: all of them.
     cpu_devices: how many devices a process has where the platform is "cpu".
     stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
-    alone: inside it nobody else changes the slice or starts a run on it; raises RequestError where somebody does. What
-    it gives raises once that is over, as when this machine was suspended and somebody else went on meanwhile.
-    backend: what starts runs on the hosts. Where these end with a run, `transports` is empty, and `agents` are of all.
+    transports, agents: empty where hosts end with a run.
     """
 
     name: str
@@ -54,7 +90,6 @@ class Target:
     platform: str
     transports: tuple[Transport, ...]
     agents: tuple[Agent, ...]
-    find_agents: Callable[[Mapping[str, Any]], tuple[Agent, ...]]
     python: str
     runs_url: str
     files: Files
@@ -66,9 +101,6 @@ class Target:
     python_is_given: bool = False
     cpu_devices: int = 1
     stand_in_devices: tuple[str, ...] | None = None
-    alone: Callable[[], AbstractContextManager[Callable[[], object]]] = lambda: contextlib.nullcontext(
-        lambda: None
-    )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -93,14 +125,18 @@ class Target:
         """
         if in_container or framework == OWN_FRAMEWORK:
             return self.python
-        made = self.backend.environment(self.platform, framework)
-        if made is None:
+        if self.backend.environments is None:
             raise RequestError(
                 f"--framework {framework}: the stack {self.name} has no image of it; `fab build --framework "
                 f"{framework}`, `fab push --stack {self.name} --framework {framework}`, then `pulumi up`; "
                 "or name an interpreter of the hosts with --python"
             )
-        return made
+        return self.backend.environments.interpreter(framework, self.platform)
+
+    def make_environment(self, framework: str, say: Say) -> None:
+        """Make the environment of a framework where hosts have one and it is missing. Raises RequestError."""
+        if self.backend.environments is not None:
+            self.backend.environments.make(framework, say)
 
     @property
     def devices(self) -> int:
@@ -143,11 +179,9 @@ class Target:
         """Of each host its name, and where the others find its SSH server."""
         return tuple((host.name, *address_and_port(host.internal_address)) for host in self.hosts)
 
-    def agents_of_all(self, several: Sequence[Run]) -> tuple[Agent, ...]:
-        """Return all agents that may know of these runs; where hosts follow a run, those of each run's hosts."""
-        if not self.capabilities.hosts_follow_run:
-            return self.agents
-        return tuple(agent for run in several for agent in self.find_agents(run.described))
+    def state_of(self, run: Run) -> State:
+        """Ask what a run is doing now."""
+        return runs.state_by(run, self.backend.status([run]))
 
     @property
     def runs_on_share(self) -> bool:
@@ -175,17 +209,138 @@ def _in_catalogue(type_name: str) -> Accelerator | None:
         return None
 
 
-def known_or_gone(
-    agents: Sequence[Agent], slice_name: str, described: Mapping[str, Any]
-) -> tuple[Agent, ...]:
-    """Return the agents of the hosts that run.json names; on a host that the slice no longer has, nothing runs."""
-    known = {agent.host: agent for agent in agents}
+class Environments(Protocol):
+    """What a machine has of the frameworks, where it is this one."""
 
-    def gone(host: str) -> Agent:
-        reason = f"is no longer a host of {slice_name}"
-        return Agent(host=host, link=GoneLink(reason, "`fab recover` goes on with the new ones"), root="/")
+    def image(self, framework: str, platform: str) -> str:
+        """Return the id of the image of a framework that was built here.
 
-    return tuple(known.get(host["name"]) or gone(host["name"]) for host in described["hosts"])
+        Raises:
+            RequestError: it has not been built, or there is no image for the platform.
+        """
+        ...
+
+    def interpreter(self, framework: str, platform: str) -> str:
+        """Return the interpreter of the environment that `make` makes. Raises RequestError: as `image`."""
+        ...
+
+    def make(self, framework: str, say: Say) -> None:
+        """Make the environment of a framework where it is missing. Raises RequestError: it could not be made."""
+        ...
+
+
+class Launcher(Protocol):
+    """What a run is started by: by each of its hosts, or by a cluster that makes its pods.
+
+    record: what run.json has of it.
+    """
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+
+    def documents(self, plan: Plan) -> Sequence[Mapping[str, Any]]:
+        """Return what a cluster is given of the plan; nothing where each host is told what to start. Pure."""
+        ...
+
+    def placed(self, plan: Plan) -> Plan:
+        """Return the plan with the hosts that the run will have. Pure. Raises RequestError: it cannot have any."""
+        ...
+
+    def prepare(self, plan: Plan, bundles: Sequence[Bundle], say: Say, now_s: Callable[[], float]) -> Plan:
+        """Make sure that the run can start, and put there what it needs; return the plan as it will be.
+
+        Raises:
+            RequestError, HostError, HostsError: it cannot; nothing has been started.
+        """
+        ...
+
+    def begin(self, plan: Plan, say: Say) -> None:
+        """Start every process, or none.
+
+        Raises:
+            RequestError, HostError, HostsError: some could not be started; those that were have been stopped again.
+        """
+        ...
+
+    def join(self, plan: Plan, *, limit_s: float, answer_limit_s: float) -> list[Answer]:
+        """Return of each process, once it has joined its group, has ended, or has not joined within `limit_s`, what its
+        agent says of it. answer_limit_s: for the agent to say so."""
+        ...
+
+
+class Backend(Protocol):
+    """The verbs of a backend, on the hosts of one target. environments: None where hosts have images alone."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def environments(self) -> Environments | None: ...
+
+    def ensure(self, target: Target, reopen: Callable[[], Target], say: Say) -> Target:
+        """Return the target with all its hosts: unchanged if they all answer, else once its slice was made again.
+
+        reopen: returns it as it is then.
+
+        Raises:
+            RequestError, HostError: hosts do not answer and nothing can make them again, or they cannot be prepared.
+        """
+        ...
+
+    def prepare(self, reopen: Callable[[], Target], say: Say, require: Require = lambda: None) -> Target:
+        """Return a target whose slice is new, once all its hosts answer and can run something.
+
+        require: raises, now and then, when the slice is lost while its hosts are waited for.
+
+        Raises:
+            RequestError: some do not answer, or cannot be prepared.
+        """
+        ...
+
+    def launcher(self, target: Target, request: Request) -> Launcher:
+        """Return what starts a run of the request. Raises RequestError: it asks for what is not to be had here."""
+        ...
+
+    def hold(self) -> AbstractContextManager[Require]:
+        """Return what keeps others from changing the slice and from starting a run on it meanwhile. What it gives
+        raises once that is over, as when this machine was suspended and somebody else went on.
+
+        Raises:
+            RequestError: somebody else does so now.
+        """
+        ...
+
+    def stop(self, run: Run, *, grace_s: float) -> list[Answer]:
+        """Stop the processes of the latest attempt of a run; return of each host what it stopped."""
+        ...
+
+    def status(self, several: Sequence[Run] | None = None) -> Look:
+        """Ask about the processes of the latest attempt of one run, or of several; None: about all that there are."""
+        ...
+
+    def logs(self, run: Run, index: int, *, offset: int, limit_bytes: int) -> dict[str, Any]:
+        """Return a piece of the log of a process. Raises HostError: its host does not answer, or has no such log."""
+        ...
+
+    def clear(self, run: Run) -> list[str]:
+        """Remove what the own command of a run has on its hosts; return what could not be removed, and why."""
+        ...
+
+    def conclude(self, run_id: str) -> str | None:
+        """Return why a run that has ended without a word of its own has ended; None: nobody knows."""
+        ...
+
+    def forward(self, run_id: str, index: int, port: int) -> AbstractContextManager[int]:
+        """Open a port of this machine that leads to one of a run's process."""
+        ...
+
+    def open_shell(self, target: Target, index: int | None, run_id: str | None) -> int:
+        """Join this terminal to a shell on a host, or in the process of a run; return its exit code.
+
+        Raises:
+            RequestError, HostError: there is none.
+        """
+        ...
 
 
 def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:

@@ -146,12 +146,13 @@ def test_a_framework_loaded_through_the_runtime_and_a_job_of_no_rule_are_noticed
 
 KIND_OF_BACKEND = re.compile(
     r"\.is_(local|by_cluster|pod|on_pods)\b|\btarget\.cluster\b|\bON_PODS\b"
-    r"|isinstance\([^)]*Backend|\bbackend\.name\b|from backends\.\w+\.backend import|\btarget\.name [!=]="
+    r"|isinstance\([^)]*Backend|\bbackend\.name\b|from backends\.\w+\.\w+_backend import|\btarget\.name [!=]="
+    r"|\.alone\b|\balone=|\.find_agents\b"
 )
 
 
 def test_no_command_asks_which_backend_it_has() -> None:
-    """What differs is behind a verb of launch/backend.py, or in its table of capabilities."""
+    """What differs is behind a verb of `launch.targets.Backend`, or in its table of capabilities."""
     asking = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for room in ("fabfile", "console", "images", "launch", "keeper")

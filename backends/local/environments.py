@@ -18,9 +18,8 @@ from filelock import FileLock, Timeout
 from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
-from launch.backend import Say
 from launch.jobs import CHECKOUT
-from launch.targets import OWN_FRAMEWORK
+from launch.targets import OWN_FRAMEWORK, Say
 
 MAKE_LIMIT_S = 3600.0
 WHOLE = "whole"

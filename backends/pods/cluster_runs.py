@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from backends.pods.api_server import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Connection, patiently, shell
+from backends.pods.api_server import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Connection, patiently
 from backends.pods.pods import (
     AGENT,
     AGENT_ROOT,
@@ -33,7 +32,7 @@ from contracts import run_directory
 from contracts.durations import spoken
 from contracts.files import Files
 from contracts.inventory import Cluster
-from launch.hosts import Agent, Completed, HostError, in_thread
+from launch.hosts import PROTOCOL_VERSION, HostError, in_thread
 from launch.remote_files import within
 
 WORKS = ("jobs", "jobsets")
@@ -49,7 +48,6 @@ BEGIN_POLL_S = 0.3
 BUCKET_POLL_S = 3.0
 ANSWER_LIMIT_S = 10.0
 KILLED = 128 + 9
-SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
 SESSION = (
     "import signal, sys; sys.path[0] = sys.argv[1]; from host.agent.protocol import serve; signal.alarm(900); "
     "sys.exit(serve(sys.stdin.buffer.readline(1 << 28), sys.stdin.buffer, sys.stdout, 900))"
@@ -67,6 +65,21 @@ class ClusterRuns:
         self._in_vain_since_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
+    def begin[T](self, host: str, limit_s: float, action: Callable[[], T]) -> Future[T]:
+        """Begin something that the API server is asked for. The Future may hold HostError, also where it takes longer.
+
+        host: what it is about, as messages name it.
+        """
+        self.connection.load()
+
+        def carry_out() -> T:
+            try:
+                return within(limit_s, host, action, server=f"the API server of {self.connection.name}")
+            except (HostError, OSError) as error:
+                raise HostError.of(host, error) from None
+
+        return in_thread(carry_out)
+
     def seen(self) -> dict[str, Seen]:
         """Return every run that the cluster has something of. Raises ApiError."""
         works = [work for kind in WORKS for work in self.connection.watched(kind, OURS).objects()]
@@ -75,13 +88,6 @@ class ClusterRuns:
     def of(self, run_id: str) -> Seen:
         return self.seen().get(label(run_id)) or Seen(run_id=run_id, work=None, pods={})
 
-    def agents(self, described: Mapping[str, Any]) -> tuple[Agent, ...]:
-        """Return the agents of a run's pods, in worker order."""
-        return self.agents_called([host["name"] for host in described["hosts"]])
-
-    def agents_called(self, names: Sequence[str]) -> tuple[Agent, ...]:
-        return tuple(Agent(host=name, link=PodLink(self), root=AGENT_ROOT) for name in names)
-
     def running_pod(self, run_id: str, index: int) -> Object:
         """Return the pod of a run's process, which runs. Raises HostError: it does not."""
         pod = self.of(run_id).pods.get(index)
@@ -89,15 +95,6 @@ class ClusterRuns:
             why = "the cluster has no pod of it" if pod is None else trouble(pod) or "its pod does not run"
             raise HostError(host=f"process {index}", reason=why, remedy="`fab status` says how the run is")
         return pod
-
-    def forward(self, run_id: str, index: int, port: int) -> contextlib.AbstractContextManager[int]:
-        """Open a port of this machine that leads to one of a run's pod, as it is now."""
-        return self.connection.forwarded(self.running_pod(run_id, index)["metadata"]["name"], port)
-
-    def shell(self, run_id: str, index: int) -> int:
-        """Join this terminal to a shell in a run's pod; return its exit code."""
-        pod = self.running_pod(run_id, index)["metadata"]["name"]
-        return shell(self.connection.program(pod, CONTAINER, SHELL, terminal=True))
 
     def in_vain_s(self, pod: Object) -> float:
         """Return for how long a pod has been seen to wait for what does not come by itself."""
@@ -223,6 +220,66 @@ class ClusterRuns:
                 raise HostError(host=host, reason=reason, remedy="`kubectl get pods` shows what it waits for")
             pods.wait(LOOK_S)
 
+    def stop(self, run_id: str, attempt: int, index: int, grace_s: float) -> dict[str, Any]:
+        request = {"run_id": run_id, "attempt": attempt, "process_id": index, "grace_s": grace_s}
+        before = None
+        # By its agent it ends as stopped; a pod that is only deleted would say that it was preempted. In a session of
+        # its own: in the other one somebody may wait for the process to join.
+        with contextlib.suppress(HostError):
+            before = self.of(run_id).pods.get(index)
+            session = _Session(self.connection, self.running_pod(run_id, index))
+            session.ask("stop", request, grace_s + ANSWER_LIMIT_S)
+        self.remove(run_id, wait_s=REMOVE_LIMIT_S)
+        patiently(lambda: self.end_pod(run_id, index, grace_s), limit_s=REMOVE_LIMIT_S)
+        pod = self.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
+        if before is None or not is_alive(before):
+            return {"stopped": []}
+        code = (main_of(pod or before).get("terminated") or {}).get("exitCode")
+        how = {None: "terminated", KILLED: "killed"}.get(code, f"exited by itself (exit code {code})")
+        return {"stopped": [{"process_id": index, "pid": None, "how": how, "code": code}]}
+
+    def join(self, process: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Wait for a process as its agent does, from before its pod has begun. process: as the agent names it."""
+        run_id, index = process["run_id"], process["process_id"]
+        until_s, first = time.monotonic() + limit_s, None
+        while (left_s := until_s - time.monotonic()) > 0:
+            pod = patiently(lambda: self.of(run_id), limit_s=left_s).pods.get(index)
+            first = first or pod
+            if first is not None and (pod is None or pod["metadata"]["uid"] != first["metadata"]["uid"]):
+                raise HostError(
+                    host="", reason=f"its pod was lost: {trouble(first) or 'somebody removed it'}"
+                )
+            if pod is not None and not is_alive(pod):
+                if not main_of(pod):
+                    raise HostError(host="", reason=trouble(pod) or "its pod ended before it began")
+                code = (main_of(pod).get("terminated") or {}).get("exitCode")
+                return {"state": "failed" if code else "done", "beat": None, "process": {"state": "exited"}}
+            if pod is not None and self.in_vain_s(pod) > NO_START_LIMIT_S:
+                remedy = "see that the cluster's nodes may pull this image"
+                raise HostError(host="", reason=str(waits_in_vain(pod)), remedy=remedy)
+            if pod is None or "running" not in main_of(pod):
+                self.connection.watched("pods", OURS).wait(LOOK_S)
+                continue
+            pause_s = BEGIN_POLL_S
+            try:
+                session = self.session(pod)
+                if session.ask("status", process, ANSWER_LIMIT_S).get("processes"):
+                    return session.ask("join", {**process, "limit_s": left_s}, left_s + ANSWER_LIMIT_S)
+            except HostError:  # no program can be started there: what its process has said of itself will do
+                if beat := self.heartbeat(run_id, process["attempt"], index):
+                    return {"state": beat["state"], "beat": beat, "process": {"state": "running"}}
+                pause_s = BUCKET_POLL_S
+            time.sleep(pause_s)
+        return {"state": "starting", "beat": None, "process": {"state": "starting"}}
+
+    def logs(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        run_id, index, pod = request["run_id"], request["process_id"], None
+        with contextlib.suppress(HostError):
+            pod = self.of(run_id).pods.get(index)
+            return self.session(self.running_pod(run_id, index)).ask("logs", request, ANSWER_LIMIT_S)
+        goes_on = pod is not None and is_alive(pod) and self.attempt(run_id) == request["attempt"]
+        return {**self.read_log(request), "ended": not goes_on}
+
 
 @contextlib.contextmanager
 def unless(*statuses: int) -> Iterator[None]:
@@ -245,11 +302,12 @@ class _Session:
         self._program: Any = None
         self._lock = threading.Lock()
 
-    def ask(self, verb: str, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(self, verb: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return the answer. Raises HostError: there is none, or the agent says that it could not."""
         import websocket
 
-        line = json.dumps({**asked, "verb": verb}).encode() + b"\n"
+        common = {"version": PROTOCOL_VERSION, "root": AGENT_ROOT, "verb": verb}
+        line = json.dumps({**common, **request}).encode() + b"\n"
         with self._lock:
             try:
                 if self._program is None or not self._program.is_open():
@@ -269,95 +327,3 @@ class _Session:
             fault = found["error"]
             raise HostError(host="", reason=fault["message"], remedy=fault.get("remedy") or "")
         return found
-
-
-@dataclasses.dataclass(frozen=True)
-class PodLink:
-    """The agents of all pods: a request says of which run and process it is, and without them `status` is of all."""
-
-    runs: ClusterRuns
-    knows_all = True
-
-    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
-        self.runs.connection.load()
-        asked = json.loads(request)
-        own = {"status": self._status, "stop": self._stop, "join": self._join, "logs": self._logs}.get(verb)
-        answered = own or functools.partial(self._in_pod, verb, timeout_s)
-
-        def carry_out() -> Completed:
-            name = self.runs.connection.name
-            server = f"the API server of {name}"
-            answer = within(timeout_s, name, functools.partial(answered, asked), server=server)
-            return Completed(exit_code=0, stdout=json.dumps({"ok": True, **answer}), stderr="")
-
-        return in_thread(carry_out)
-
-    def _in_pod(self, verb: str, timeout_s: float, asked: Mapping[str, Any]) -> dict[str, Any]:
-        pod = self.runs.running_pod(asked["run_id"], asked["process_id"])
-        return self.runs.session(pod).ask(verb, asked, timeout_s)
-
-    def _status(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = asked["run_id"]
-        chosen = self.runs.seen().values() if wanted is None else [self.runs.of(wanted)]
-        entries = [entry for one in chosen for entry in self.runs.entries(one)]
-        return {"processes": [each for each in entries if asked["process_id"] in (None, each["process_id"])]}
-
-    def _stop(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        run_id, index, grace_s = asked["run_id"], asked["process_id"], asked["grace_s"]
-        before = None
-        # By its agent it ends as stopped; a pod that is only deleted would say that it was preempted. In a session of
-        # its own: in the other one somebody may wait for the process to join.
-        with contextlib.suppress(HostError):
-            before = self.runs.of(run_id).pods.get(index)
-            session = _Session(self.runs.connection, self.runs.running_pod(run_id, index))
-            session.ask("stop", asked, grace_s + ANSWER_LIMIT_S)
-        self.runs.remove(run_id, wait_s=REMOVE_LIMIT_S)
-        patiently(lambda: self.runs.end_pod(run_id, index, grace_s), limit_s=REMOVE_LIMIT_S)
-        pod = self.runs.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
-        if before is None or not is_alive(before):
-            return {"stopped": []}
-        code = (main_of(pod or before).get("terminated") or {}).get("exitCode")
-        how = {None: "terminated", KILLED: "killed"}.get(code, f"exited by itself (exit code {code})")
-        return {"stopped": [{"process_id": index, "pid": None, "how": how, "code": code}]}
-
-    def _join(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait for a process as its agent does, from before its pod has begun."""
-        run_id, index = asked["run_id"], asked["process_id"]
-        until_s, first = time.monotonic() + asked["limit_s"], None
-        while (left_s := until_s - time.monotonic()) > 0:
-            pod = patiently(lambda: self.runs.of(run_id), limit_s=left_s).pods.get(index)
-            first = first or pod
-            if first is not None and (pod is None or pod["metadata"]["uid"] != first["metadata"]["uid"]):
-                raise HostError(
-                    host="", reason=f"its pod was lost: {trouble(first) or 'somebody removed it'}"
-                )
-            if pod is not None and not is_alive(pod):
-                if not main_of(pod):
-                    raise HostError(host="", reason=trouble(pod) or "its pod ended before it began")
-                code = (main_of(pod).get("terminated") or {}).get("exitCode")
-                return {"state": "failed" if code else "done", "beat": None, "process": {"state": "exited"}}
-            if pod is not None and self.runs.in_vain_s(pod) > NO_START_LIMIT_S:
-                remedy = "see that the cluster's nodes may pull this image"
-                raise HostError(host="", reason=str(waits_in_vain(pod)), remedy=remedy)
-            if pod is None or "running" not in main_of(pod):
-                self.runs.connection.watched("pods", OURS).wait(LOOK_S)
-                continue
-            pause_s = BEGIN_POLL_S
-            try:
-                session = self.runs.session(pod)
-                if session.ask("status", asked, ANSWER_LIMIT_S).get("processes"):
-                    return session.ask("join", {**asked, "limit_s": left_s}, left_s + ANSWER_LIMIT_S)
-            except HostError:  # no program can be started there: what its process has said of itself will do
-                if beat := self.runs.heartbeat(run_id, asked["attempt"], index):
-                    return {"state": beat["state"], "beat": beat, "process": {"state": "running"}}
-                pause_s = BUCKET_POLL_S
-            time.sleep(pause_s)
-        return {"state": "starting", "beat": None, "process": {"state": "starting"}}
-
-    def _logs(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        pod = None
-        with contextlib.suppress(HostError):
-            pod = self.runs.of(asked["run_id"]).pods.get(asked["process_id"])
-            return self._in_pod("logs", ANSWER_LIMIT_S, asked)
-        goes_on = pod is not None and is_alive(pod) and self.runs.attempt(asked["run_id"]) == asked["attempt"]
-        return {**self.runs.read_log(asked), "ended": not goes_on}

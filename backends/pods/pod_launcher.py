@@ -39,12 +39,11 @@ from backends.pods.pods import (
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
-from launch.backend import Say
 from launch.bundles import Bundle
-from launch.hosts import HostError, HostsError
+from launch.hosts import Answer, HostError, HostsError, answer_of
 from launch.plan import Plan
 from launch.runs import AtWorkError
-from launch.targets import Target
+from launch.targets import Say, Target
 
 WAIT_S = 15 * 60.0
 """For nodes to be there: an autoscaler takes some minutes to make them."""
@@ -67,7 +66,7 @@ _NO_IMAGE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PodLauncher:
-    """A `launch.backend.Launcher` of runs on pods. runs: those that the cluster has. options: how this one is made.
+    """A `launch.targets.Launcher` of runs on pods. runs: those that the cluster has. options: how this one is made.
 
     wait_s: for its nodes.
     """
@@ -101,9 +100,7 @@ class PodLauncher:
         """Return the plan with the run's pods as its hosts. Raises RequestError: they have no image."""
         if plan.container is None:
             raise RequestError(_NO_IMAGE.format(framework=plan.framework, stack=plan.target.name))
-        plan = manifests.placed(plan)
-        agents = self.runs.agents_called([host.name for host in plan.target.hosts])
-        return dataclasses.replace(plan, target=dataclasses.replace(plan.target, agents=agents))
+        return manifests.placed(plan)
 
     def prepare(
         self,
@@ -230,6 +227,17 @@ class PodLauncher:
             if own is not None:
                 self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S, uid=own["metadata"]["uid"])
             raise
+
+    def join(self, plan: Plan, *, limit_s: float, answer_limit_s: float) -> list[Answer]:
+        futures = [
+            self.runs.begin(
+                host.name,
+                limit_s + answer_limit_s,
+                functools.partial(self.runs.join, plan.process(index), limit_s),
+            )
+            for index, host in enumerate(plan.target.hosts)
+        ]
+        return [*map(answer_of, futures)]
 
     def _create_once(self, manifest: Object) -> Object:
         """Return what the cluster has made of a manifest, also where the answer to an earlier request was lost.

@@ -29,12 +29,11 @@ from backends.vm.steps import (
     to_json,
 )
 from launch import plan
-from launch.backend import Say
 from launch.hosts import Completed, HostError, HostsError, Stream, Transport
 from launch.jobs import CHECKOUT
 from launch.output import printable, say, terminal
 from launch.plan import MODULES_OF_FRAMEWORK
-from launch.targets import Target
+from launch.targets import Say, Target
 
 FRAMEWORK = "jax"
 """What a bare run computes with; containers bring any other."""

@@ -27,11 +27,11 @@ from infra.documents import Documents
 from infra.lease import Lease
 from launch import inventories
 from launch.jobs import CHECKOUT
+from launch.targets import Require, Say
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
 
-Say = Callable[[str], None]
 Properties = Mapping[str, Any]
 """Of a queued resource, as `infra.queued_resource.QueuedResourceArgs` has them."""
 
@@ -46,8 +46,8 @@ class UnpublishedError(CloudTpuError):
 
 
 @contextlib.contextmanager
-def exclusive(control_url: str | None, slice_name: str) -> Iterator[Callable[[], object]]:
-    """Hold a slice's lease, as `launch.targets.Target.alone`. control_url: None: the stack has no place for one.
+def exclusive(control_url: str | None, slice_name: str) -> Iterator[Require]:
+    """Hold a slice's lease, as `launch.targets.Backend.hold`. control_url: None: the stack has no place for one.
 
     Raises:
         RequestError: somebody else has it, or the documents do not answer.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backends.host_launcher import IN_USE
+from backends.host_backend import IN_USE
 from backends.vm.access import ATTRIBUTES_POLICY
 from backends.vm.deploy import FRAMEWORK
 from console.doctor.check import Check, Finding, fail, first_line, ok, skip, warn

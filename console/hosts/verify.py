@@ -16,16 +16,16 @@ from typing import Any
 
 from rich.table import Table
 
-from backends import host_launcher
+from backends import host_backend
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
-from launch import jobs, launch, runs
+from launch import jobs, launching, runs
 from launch import plan as plans
 from launch.bundles import left_out_lines
 from launch.hosts import HostError, ask_all, stop_processes
 from launch.jobs import CHECKOUT
-from launch.launch import NotJoined
+from launch.launching import NotJoined
 from launch.output import printable, say, terminal
 from launch.plan import MAX_CLOCK_OFFSET_S, Container, Plan
 from launch.targets import Target
@@ -78,7 +78,7 @@ def gather(
     if not target.python_is_given:
         python = target.interpreter(framework, in_container=box is not None)
         if box is None:
-            target.backend.make_environment(framework, say(terminal()))
+            target.make_environment(framework, say(terminal()))
     plan = _plan(dataclasses.replace(target, python=python), framework, box)
     failures = _carry_out(plan, plan.target)
     per_host = plan.ranks_per_host
@@ -137,14 +137,14 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
     for line in left_out_lines([code]):
         say(terminal())(line)
-    facts = host_launcher.preflight(plan, target.agents)
-    host_launcher.stage(code, target.agents, facts)
-    host_launcher.pull(plan, target.agents, facts, say(terminal()))
+    facts = host_backend.preflight(plan, target.agents)
+    host_backend.stage(code, target.agents, facts)
+    host_backend.pull(plan, target.agents, facts, say(terminal()))
     plan = plans.settled(plan, facts, token=secrets.token_hex(16))
-    host_launcher.start(plan, target.agents)
+    host_backend.start(plan, target.agents)
     try:
         try:
-            launch.join(plan, target.agents)
+            launching.join(plan, host_backend.HostLauncher())
             is_over = _wait(plan, target)
         except NotJoined as error:
             hint = plans.container_hint(plan.container, target.platform)

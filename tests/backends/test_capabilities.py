@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import LocalBackend
-from backends.pods.backend import PodsBackend
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import local
+from backends.pods.pod_backend import PodBackend
 from contracts.errors import RequestError
-from launch.backend import Backend
-from tests.launch.slices import make_target
+from launch.targets import Backend
+from tests.launch.slices import make_target, ssh_backend
 
 NO_CLUSTER: Any = None
 BACKENDS: dict[str, Backend] = {
-    "local": LocalBackend(),
-    "vm": SshBackend(),
-    "pods": PodsBackend(NO_CLUSTER),
+    "local": local(1, "cpu", [0]).backend,
+    "vm": ssh_backend(),
+    "pods": PodBackend(NO_CLUSTER),
 }
 ON_PODS = "the hosts of s are pods, which are there as long as a run is; "
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from console import export as exporting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory

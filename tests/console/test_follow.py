@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
-from backends.vm.backend import SshBackend
+from backends import host_backend
+from backends.local.local_backend import on_this_machine
 from console import follow
 from console.display import Progress
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from launch import plan, recovery, runs
+from launch import plan, resumption, runs
 from launch.hosts import Agent, HostError
 from launch.runs import Run
 from launch.targets import Target
 from tests.console.recorded_display import Recorded
+from tests.launch.slices import make_target, ssh_backend
 
 MakeAgent = Callable[..., Agent]
 Beat = Callable[..., dict[str, Any]]
@@ -46,7 +47,7 @@ def followed(
     run: Run, make_agent: MakeAgent, give: Callable[[str, dict[str, Any]], Any]
 ) -> tuple[Recorded, str]:
     shown = Recorded()
-    return shown, follow.follow(run, [make_agent(give)], shown)
+    return shown, follow.follow(run, make_target([make_agent(give)]), shown)
 
 
 def test_a_run_that_is_done_is_shown_once_and_left(
@@ -87,7 +88,7 @@ def test_an_agent_that_hosts_share_is_asked_once_and_one_that_is_silent_is_named
 
     one = make_agent(give)
     silent = make_agent(lambda verb, _: {"ok": False, "error": {"message": "no route"}}, host="w-1")
-    known = runs.look_at_all([one, one, silent])
+    known = ssh_backend([one, one, silent]).status()
     assert asked == ["status"]
     assert [str(error) for error in known.errors] == ["w-1: no route"]
     assert runs.state_by(running, known) == "running"
@@ -188,7 +189,7 @@ def test_a_hosts_own_heartbeat_counts_where_the_run_directory_has_an_older_one(
     answer = status(run, "running", "running")
     for entry, own in zip(answer["processes"], (fresh, stale), strict=True):
         entry["beat"] = own
-    known = runs.look([make_agent(lambda verb, _: answer)], run)
+    known = ssh_backend([make_agent(lambda verb, _: answer)]).status([run])
     assert [each["step"] for each in follow.with_agents_beats(run, known).heartbeats if each] == [3, 9]
 
 
@@ -218,7 +219,7 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
     states = iter(["running", "running", "done"])
     monkeypatch.setattr(runs, "state_by", lambda *_: next(states))
     shown = Recorded()
-    assert follow.follow(before, [agent], shown) == "done"
+    assert follow.follow(before, make_target([agent]), shown) == "done"
     assert shown.notes == [
         "gs://b: there is no network; it is asked again",
         "gs://b/runs/r answers again",
@@ -257,31 +258,28 @@ def test_only_what_may_go_better_is_recovered(
     write_run: WriteRun, state: State, result: dict[str, Any] | None, do: str, reason: str
 ) -> None:
     run = write_run(result=result)
-    decision = recovery.decide(state, run)
+    decision = resumption.decide(state, run)
     assert decision.do == do
     assert decision.reason.startswith(reason)
     for step in (5, 20, 10):
         run.directory.write_text(f"checkpoints/{step}/state/_METADATA", "")
     ends = {"request", "out_of_budget"} & {*(result or {})}
-    assert recovery.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
+    assert resumption.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
         not ends
     )
 
 
-class Restoring(SshBackend):
-    """Hosts whose slice is made again without Google."""
+def target(agent: Agent, deployed: list[Target] | None = None) -> Target:
+    """A slice of one host, which is made again without Google."""
+    here = on_this_machine(hosts="1", platform="cpu")
 
-    def ensure(self, target: Target, say: Callable[[str], None]) -> None:
-        say(f"{target.slice.name} is made again")
-
-    def prepare(self, target: Target) -> bool:
-        self.prepared = target
+    def deploy(target: Target) -> bool:
+        if deployed is not None:
+            deployed.append(target)
         return True
 
-
-def target(agent: Agent) -> Target:
-    here = on_this_machine(hosts="1", platform="cpu")
-    return dataclasses.replace(here, name="dev", backend=Restoring(), pulumi_stack="dev", agents=(agent,))
+    backend = ssh_backend([agent], restore=lambda say: say("local is made again"), deploy=deploy)
+    return dataclasses.replace(here, name="dev", backend=backend, pulumi_stack="dev", agents=(agent,))
 
 
 def well(verb: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -299,12 +297,14 @@ def must_not_be_asked() -> Target:
 def test_a_slice_that_lost_a_host_is_made_again_and_waited_for(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "BOOT_POLL_S", 0)
+    monkeypatch.setattr(host_backend, "BOOT_POLL_S", 0)
     said: list[str] = []
     answers = iter([gone, gone, well])
+    deployed: list[Target] = []
+    broken = target(make_agent(gone, host="w-0"), deployed)
     fresh = target(make_agent(lambda verb, request: next(answers)(verb, request), host="w-new"))
-    mended = recovery.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
-    assert mended is fresh is fresh.backend.prepared  # type: ignore[attr-defined]
+    assert broken.backend.ensure(broken, lambda: fresh, said.append) is fresh
+    assert deployed == [fresh]
     assert next(answers, None) is None
     assert said == ["no answer from w-0: no route", "local is made again", "local: all hosts answer (1)"]
 
@@ -320,10 +320,11 @@ def test_hosts_of_a_slice_that_is_lost_meanwhile_are_waited_for_no_longer(
     def lost() -> None:
         raise LostError
 
-    monkeypatch.setattr(recovery, "BOOT_POLL_S", 0)
-    monkeypatch.setattr(recovery, "THERE_POLL_S", 0.0)
+    monkeypatch.setattr(host_backend, "BOOT_POLL_S", 0)
+    monkeypatch.setattr(host_backend, "REQUIRE_PERIOD_S", 0.0)
     with pytest.raises(LostError):
-        recovery.prepared(lambda: target(make_agent(gone)), lambda text: None, lost)
+        broken = target(make_agent(gone))
+        broken.backend.prepare(lambda: broken, lambda text: None, lost)
 
 
 def test_what_cannot_be_made_whole_is_told_with_what_to_do(
@@ -331,20 +332,25 @@ def test_what_cannot_be_made_whole_is_told_with_what_to_do(
 ) -> None:
     def refused(broken: Target, reopen: Callable[[], Target] = must_not_be_asked) -> str:
         with pytest.raises(RequestError) as error:
-            recovery.repaired(broken, reopen, lambda text: None)
+            broken.backend.ensure(broken, reopen, lambda text: None)
         return str(error.value)
 
     whole, dead = target(make_agent(well)), target(make_agent(gone, host="w-0"))
-    assert recovery.repaired(whole, must_not_be_asked, lambda text: None) is whole
-    here = dataclasses.replace(dead, backend=on_this_machine(hosts="1", platform="cpu").backend)
-    assert refused(here) == "this machine's agent does not answer; the reason is above"
-    monkeypatch.setattr(recovery, "BOOT_LIMIT_S", 0.0)
+    assert whole.backend.ensure(whole, must_not_be_asked, lambda text: None) is whole
+    here = on_this_machine(hosts="1", platform="cpu")
+    assert isinstance(here.backend, host_backend.HostBackend)
+    silent = dataclasses.replace(here.backend, agents=dead.agents)
+    assert (
+        refused(dataclasses.replace(here, backend=silent))
+        == "this machine's agent does not answer; the reason is above"
+    )
+    monkeypatch.setattr(host_backend, "BOOT_LIMIT_S", 0.0)
     said = refused(dead, lambda: dead)
     assert "w-0: no route" in said and "pulumi up --stack dev --replace" in said
 
 
 def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run: WriteRun) -> None:
-    assert recovery.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
-    assert recovery.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
-    fresh = recovery.resuming(write_run())
+    assert resumption.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
+    assert resumption.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
+    fresh = resumption.resuming(write_run())
     assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from console import export as exporting
 from console import follow, overview, removal
 from console import status as status_command
@@ -24,7 +24,7 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.report.render import read_and_render
-from launch import recovery, run_record, runs
+from launch import resumption, run_record, runs
 from launch.hosts import HostError
 from launch.remote_files import Buckets
 from launch.runs import Run, RunsFolder
@@ -405,11 +405,11 @@ def test_a_result_that_cannot_be_read_is_none_that_is_missing(
     run = run_record.finalize(run, "failed", "nobody knows")
     assert path.read_text().endswith("out_of_bu"), "it is no place for another one"
     problem = "result.json: is torn, or no JSON object"
-    decision = recovery.decide("lost", run)
+    decision = resumption.decide("lost", run)
     assert (decision.do, decision.reason) == ("end", f"how it ended cannot be read: {problem}")
     assert run_record.summary(run, "lost")[0] == f"{run.run_id}: how it ended cannot be read: {problem}"
     with pytest.raises(RequestError, match="how it ended cannot be read"):
-        recovery.observed(run, "lost")
+        resumption.observed(run, "lost")
     Path(run.directory.path("metrics.jsonl")).mkdir()
     assert status_command.list_runs(here(), limit=1) == 0
     assert capsys.readouterr().out.count(f"{run.run_id}: {problem} (and 1 more)") == 1

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import on_this_machine
 from console import idle
 from contracts.inventory import NodePool
 from launch import runs
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.slices import ssh_backend
 from tests.launch.test_costs import MAIN
 
 HOUR_S = 3600.0
@@ -71,7 +71,7 @@ def test_commands_name_an_idle_slice_and_ask_nobody_while_it_is_not(
         inventory = dataclasses.replace(
             here.inventory, slices=(dataclasses.replace(MAIN, created=moment),), **changed
         )
-        return dataclasses.replace(here, name="my/stack", backend=SshBackend(), inventory=inventory)
+        return dataclasses.replace(here, name="my/stack", backend=ssh_backend(), inventory=inventory)
 
     assert not [*idle.remarks(stack(3))] and not asked
     (line,) = idle.remarks(stack(5))

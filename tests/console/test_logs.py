@@ -14,6 +14,7 @@ from console import logs as log_command
 from console.logs import HostLog
 from launch.hosts import Agent, Completed
 from launch.runs import Run
+from tests.launch.slices import make_target
 
 WriteRun = Callable[..., Run]
 MakeAgent = Callable[..., Agent]
@@ -42,6 +43,11 @@ def silent() -> Completed:
     return Completed(exit_code=None, stdout="", stderr="")
 
 
+def logs_on(agents: Sequence[Agent], run: Run) -> list[HostLog]:
+    target = make_target(agents)
+    return [HostLog(target=target, run=run, host=host) for host in range(len(agents))]
+
+
 class Shown:
     """What was shown of each host, and what was told."""
 
@@ -57,7 +63,7 @@ class Shown:
 
     def all(self, agents: Sequence[Agent], run: Run, *, lines: int, follow: bool = False) -> bool:
         """Shows all these agents' logs; whether every one answered."""
-        logs = [HostLog(agent=agent, run=run, host=host) for host, agent in enumerate(agents)]
+        logs = logs_on(agents, run)
         return log_command.show_logs(
             logs, lines=lines, follow=follow, show=self.show, tell=self.messages.append
         )
@@ -86,7 +92,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, 40, 15_000, 30_000])
 def test_the_last_lines_are_the_logs_last_however_long_it_is(agent: Agent, run: Run, count: int) -> None:
-    assert log_command.tail(HostLog(agent=agent, run=run, host=0), count) == (LINES[-count:], len(TEXT))
+    assert log_command.tail(logs_on([agent], run)[0], count) == (LINES[-count:], len(TEXT))
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -145,7 +151,7 @@ def test_a_host_that_is_slow_to_answer_holds_up_no_other(
         assert other_is_read.wait(20)
         return logs_of("slow\n", request)
 
-    logs = [HostLog(agent=each, run=run, host=host) for host, each in enumerate([make_agent(slow), agent])]
+    logs = logs_on([make_agent(slow), agent], run)
 
     def show(host: int, line: str) -> None:
         shown.show(host, line)

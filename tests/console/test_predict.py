@@ -11,8 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from backends.local.backend import on_this_machine
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import on_this_machine
 from console import predict as predicting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
@@ -23,6 +22,7 @@ from launch.hosts import HostError
 from launch.jobs import Job
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.slices import ssh_backend
 
 WriteRun = Callable[..., Run]
 BEST = [
@@ -95,7 +95,7 @@ def test_from_a_share_the_export_is_copied_once_and_again_when_the_run_has_gone_
     write_run: WriteRun, asked: list[tuple[str, dict[str, Any]]]
 ) -> None:
     run = exported(write_run(result={"outcome": "done", "attempt": 0, "time": 5.0}))
-    elsewhere = dataclasses.replace(here(), name="dev", backend=SshBackend())
+    elsewhere = dataclasses.replace(here(), name="dev", backend=ssh_backend())
     predict(elsewhere, run.run_id, "a")
     run.directory.write_text("export/config.json", "changed behind its back")
     predict(elsewhere, run.run_id, "a")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from backends.local.backend import on_this_machine
-from backends.pods.backend import PodsBackend
-from backends.vm.backend import SshBackend
+from backends.host_backend import HostBackend
+from backends.local.local_backend import on_this_machine
+from backends.pods.pod_backend import PodBackend
 from console import removal
 from contracts.errors import RequestError
 from jobs.runtime.bucket_files import BucketFiles
@@ -23,6 +23,7 @@ from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.slices import ssh_backend
 
 WriteRun = Callable[..., Run]
 DONE = {"outcome": "done"}
@@ -67,7 +68,7 @@ def placed(request: pytest.FixtureRequest, write_run: WriteRun, tmp_path: Path) 
     (old / "checkpoints" / "linked").symlink_to(outside / "data")
     if request.param == "hosts":
         return dataclasses.replace(
-            here(), name="dev", backend=SshBackend(), files=HostFiles(here().agents)
+            here(), name="dev", backend=ssh_backend(), files=HostFiles(here().agents)
         ), outside
     return here(), outside
 
@@ -164,11 +165,12 @@ def test_a_run_on_pods_that_may_still_wait_stays_while_its_cluster_does_not_answ
     ended = write_run(IDS["b"], **began("b", pods=pods))
     away = HostError(host="cluster dev", reason="its API server cannot be reached")
     look = runs.Look(processes=(), errors=(away,), knowing=0)
-    monkeypatch.setattr(runs, "look_at_all", lambda _: look)
+    monkeypatch.setattr(PodBackend, "status", lambda *_: look)
+    monkeypatch.setattr(HostBackend, "status", lambda *_: look)
     preempted = write_run(IDS["c"], **began("c", result={"outcome": "preempted", "attempt": 0}, pods=pods))
     everything = [waiting, ended, preempted]
     cluster: Any = object()
-    on_pods = dataclasses.replace(here(), backend=PodsBackend(cluster))
+    on_pods = dataclasses.replace(here(), backend=PodBackend(cluster))
     reasons = removal.kept(on_pods, everything, everything, {})
     assert {*reasons} == {IDS["a"], IDS["c"]}
     assert not removal.kept(here(), everything, everything, {}), "other hosts say nothing of a cluster"

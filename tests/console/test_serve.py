@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import on_this_machine
 from console import serve as serving
 from console.serve import Options
 from contracts.errors import RequestError
@@ -27,6 +26,7 @@ from launch.jobs import CHECKOUT
 from launch.runs import Run
 from launch.targets import Target
 from tests.jobs.samples import write_export
+from tests.launch.slices import ssh_backend
 
 WriteRun = Callable[..., Run]
 FAB = str(Path(sys.executable).with_name("fab"))
@@ -140,7 +140,7 @@ def test_a_signal_to_the_command_ends_the_server_while_it_starts_too(
     out, _ = process.communicate(timeout=60)
     server = runs.find(here().runs, "latest")
     assert (f"{server.run_id} was stopped" in out) or (f"{server.run_id} is done" in out), out
-    state = runs.state_now(here().find_agents(server.described), server)
+    state = here().state_of(server)
     assert state in ("stopped", "done")
 
 
@@ -161,12 +161,12 @@ def test_an_export_that_cannot_be_loaded_is_told_and_nothing_is_resumed(
     ("changed", "options", "said"),
     [
         (
-            {"platform": "tpu", "name": "dev", "backend": SshBackend()},
+            {"platform": "tpu", "name": "dev", "backend": ssh_backend()},
             {"address": "10.0.0.1"},
             "a server on dev listens on its host's loopback",
         ),
         (
-            {"name": "dev", "backend": SshBackend()},
+            {"name": "dev", "backend": ssh_backend()},
             {"port": 80},
             "--port 80: through a tunnel it is a free one",
         ),
@@ -197,7 +197,7 @@ def test_a_tpu_serves_what_jax_has_trained_and_only_one_of_a_single_host(write_r
     for each in (run, torch):
         each.directory.write_text("export/config.json", "{}")
     slice_ = dataclasses.replace(here().slice, accelerator_type="v5litepod-16", name="main")
-    tpu = dataclasses.replace(here(), name="dev", backend=SshBackend(), platform="tpu")
+    tpu = dataclasses.replace(here(), name="dev", backend=ssh_backend(), platform="tpu")
     with pytest.raises(RequestError, match="exports of torch_glue are served on CPUs; add --platform cpu"):
         serving.serve(tpu, torch.run_id, Options())
     with pytest.raises(RequestError, match="one process on one host, and the TPU of main has"):

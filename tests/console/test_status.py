@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
-from backends.local.transport import ProcessLink
-from backends.pods.backend import PodsBackend
+from backends.local.local_backend import on_this_machine
+from backends.local.processes import ProcessLink
 from backends.pods.cluster_runs import ClusterRuns
+from backends.pods.pod_backend import PodBackend
 from backends.pods.pods import Seen
 from console import logs
 from console import status as status_command
@@ -237,7 +237,7 @@ def test_a_run_of_which_no_pod_is_there_is_stopped_where_its_job_goes_on(
     described = run.described
     described["attempts"][0] |= begun
     run.directory.write_json(run_directory.RUN, {**described, "pods": {"restarts": 10, "queue": None}})
-    target = dataclasses.replace(here(), backend=PodsBackend(Restarting()))
+    target = dataclasses.replace(here(), backend=PodBackend(Restarting()))
     assert status_command.stop(target, "latest", grace_s=1) == 0
     out = capsys.readouterr().out
     assert f"stopping {RUN_ID}" in out and f"{RUN_ID} {'was ' if begun == {} else ''}{state}" in out
@@ -259,7 +259,7 @@ def test_status_puts_on_record_why_a_cluster_gave_up_a_run(
     write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run()
-    assert status_command.status(dataclasses.replace(here(), backend=PodsBackend(Over())), run.run_id) == 0
+    assert status_command.status(dataclasses.replace(here(), backend=PodBackend(Over())), run.run_id) == 0
     assert f"{RUN_ID}  failed" in capsys.readouterr().out
     result = run.directory.read_json(run_directory.RESULT) or {}
     assert (result["outcome"], result["error"]) == ("failed", "gave up")

@@ -22,8 +22,7 @@ import pytest
 from filelock import FileLock
 
 from backends.local import environments
-from backends.local.backend import on_this_machine
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import on_this_machine
 from console import track, tracker_client
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
@@ -32,6 +31,7 @@ from launch.jobs import CHECKOUT
 from launch.remote_files import HostFiles
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.slices import ssh_backend
 
 WriteRun = Callable[..., Run]
 LIMIT_S = 90.0
@@ -188,7 +188,7 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
     run.directory.remove("trackers/mlflow.json")  # nobody needs to remember what was sent
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs_dir}/mlflow/mlflow.db")
     elsewhere = dataclasses.replace(
-        target, name="dev", backend=SshBackend(), files=HostFiles(target.agents)
+        target, name="dev", backend=ssh_backend(), files=HostFiles(target.agents)
     )  # as on a stack
     with another_mirror(track._cache_path(f"{run.run_id}-mlflow.lock")):
         assert track.track(elsewhere, run.run_id, ["mlflow"], limit_s=LIMIT_S) == 0

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from backends.host_backend import HostBackend
 from contracts.errors import RequestError
 from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, to_json
 from infra.documents import Documents
 from keeper.__main__ import reconcile
 from keeper.stack import store_at
 from keeper.world import World
-from launch import control, recovery
+from launch import control
 from launch.control import Attempt, Limits, Run
 from launch.hosts import HostError
 from launch.policy import Cause, RunObserved
@@ -212,17 +213,17 @@ def opened(
         patch.setattr(Documents, "now_s", lambda _: clock.now())
         lab = Lab(Cloud(api, clock), Documents(str(tmp_path / "control")))
 
-        def prepared(target: Callable[[], Any], say: Any, require_there: Callable[[], None]) -> Any:
+        def prepare(_: Any, reopen: Callable[[], Any], say: Any, require: Callable[[], None]) -> Any:
             lab.prepared += 1
-            found = target()
-            require_there()
+            found = reopen()
+            require()
             if lab.broken:
                 raise RequestError(lab.broken)
             if silent := lab.count_silent(found.slice):
                 raise HostError(host="", reason=f"{silent} hosts do not answer")
             return found
 
-        patch.setattr(recovery, "prepared", prepared)
+        patch.setattr(HostBackend, "prepare", prepare)
         # As on a gateway, whose timer starts one pass a minute; the two looks of a pass wait for real.
         patch.setattr("keeper.__main__.LOOK_EVERY_S", 0.0)
         yield lab

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents

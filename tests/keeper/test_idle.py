@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.host_backend import HostBackend
+from backends.local.local_backend import on_this_machine
 from backends.vm import ensure
 from console import notify
 from contracts.inventory import RECORDED, SPECIFICATION, to_json
@@ -28,7 +29,6 @@ from infra.lease import Lease, LeaseHeldError
 from keeper import reclaim
 from keeper.stack import NOTED_EVERY_S, Stack, stack_of
 from keeper.world import World
-from launch import runs
 from launch.control import End, Run
 from launch.hosts import HostError
 from launch.inventories import with_kept
@@ -125,7 +125,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             )
             made = Lab(documents=documents, world=world, folder=folder, api=api, said=said, patch=monkeypatch)
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
-            monkeypatch.setattr(runs, "look_at_all", lambda _: made.look)
+            monkeypatch.setattr(HostBackend, "status", lambda *_: made.look)
             monkeypatch.setattr(reclaim, "on", made.on)
             monkeypatch.setattr(notify, "send", made.send)
             yield made

@@ -109,7 +109,7 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
     assert not [each for each in names if "__pycache__" in each]
     # What resumes a run is all there, and is not taken from this checkout.
     modules = (
-        "launch.recovery, backends.vm.deploy, backends.vm.transport, infra.cloud_tpu.lifecycle, keeper.world"
+        "launch.resume, backends.vm.deploy, backends.vm.transport, infra.cloud_tpu.lifecycle, keeper.world"
     )
     program = tmp_path / "program.py"
     program.write_text(

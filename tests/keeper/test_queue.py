@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import to_json
 from contracts.run_directory import RUN_VERSION, RunDirectory
@@ -24,8 +24,7 @@ from infra.documents import ABSENT, Documents
 from keeper import submissions, sweep
 from keeper.queue_commands import state_of
 from keeper.world import FOREIGN_LIMIT_S, World
-from launch import jobs, policy, runs
-from launch import launch as launching
+from launch import jobs, launching, policy, runs
 from launch.bundles import Bundle, tar
 from launch.control import Attempt, End, Run, Submission
 from launch.hosts import HostError, HostsError

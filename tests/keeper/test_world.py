@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from infra import naming
 from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.lifecycle import Lifecycle

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.inventory import Slice, to_json
 from infra import naming

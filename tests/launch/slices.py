@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from backends.vm.backend import SshBackend
+from backends.host_backend import HostBackend
+from backends.vm.ssh_backend import backend_of
 from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.hosts import Agent, Transport
 from launch.targets import Target
@@ -59,6 +61,14 @@ def make_inventory(*slices: Slice, **changed: Any) -> Inventory:
     return Inventory(slices=slices, **{**given, **changed})
 
 
+def ssh_backend(
+    agents: Sequence[Agent] = (), transports: Sequence[Transport] = (), **changed: Any
+) -> HostBackend:
+    """The backend of a slice that is reached over SSH; each run is on all its hosts."""
+    made = backend_of(make_inventory(), "dev", make_slice([]), tuple(agents), tuple(transports))
+    return dataclasses.replace(made, **{"agents_of": lambda _described: tuple(agents), **changed})
+
+
 def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), **changed: Any) -> Target:
     """A slice that is reached over SSH, of as many hosts as there are agents."""
     one = make_slice([make_host(index) for index in range(len(agents))])
@@ -71,7 +81,6 @@ def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), *
         "platform": "tpu",
         "transports": tuple(transports),
         "agents": tuple(agents),
-        "find_agents": lambda described: (),
         "python": PYTHON,
         "runs_url": "/share/runs",
         "files": None,
@@ -79,6 +88,6 @@ def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), *
         "cache_dir": "~/.cache/tpu-stack",
         "cpus": (None,) * len(agents),
         "coordinator_host": "10.0.0.0",
-        "backend": SshBackend(),
+        "backend": ssh_backend(agents, transports),
     }
     return Target(**{**given, **changed})

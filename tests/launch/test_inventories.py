@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import local
+from backends.local.local_backend import local
 from contracts.errors import RequestError
 from contracts.inventory import InventoryError, Slice, slices_to_json, to_json
 from launch import inventories

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from backends.host_launcher import HostLauncher
+from backends.host_backend import HostLauncher
 from backends.local import environments
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from console import dry_run
 from contracts.errors import RequestError
 from contracts.ranks import decoded
@@ -25,7 +25,7 @@ from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
 from launch import own_command, plan
 from launch.hosts import Agent, GoneLink
-from launch.launch import Planned
+from launch.launching import Planned
 from launch.own_command import Command, asked_for, bundle_folder
 from launch.plan import Container, Plan
 from launch.runs import Run

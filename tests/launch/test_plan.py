@@ -9,19 +9,18 @@ from unittest import mock
 
 import pytest
 
-from backends.local.backend import LocalBackend, local
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import local
 from contracts.errors import RequestError
 from contracts.ranks import decoded
 from launch import plan
 from launch.hosts import Agent, GoneLink
 from launch.plan import Container, Plan
-from tests.launch.slices import IMAGES, NO_STORAGE, make_target
+from tests.launch.slices import IMAGES, NO_STORAGE, make_target, ssh_backend
 
 TARGET = make_target(
     [Agent(host="w", link=GoneLink("", ""), root="/")] * 2,
     name="local",
-    backend=LocalBackend(),
+    backend=local(1, "cpu", [0]).backend,
     platform="cpu",
     python="/venv/bin/python",
     runs_url="/runs",
@@ -137,7 +136,7 @@ def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> No
 
 def test_a_slice_of_its_own_is_asked_for_its_mount_its_devices_and_the_way_to_the_first_host() -> None:
     target = dataclasses.replace(
-        TARGET, name="dev", backend=SshBackend(), runs_url="/share/runs", stand_in_devices=("/run/accel0",)
+        TARGET, name="dev", backend=ssh_backend(), runs_url="/share/runs", stand_in_devices=("/run/accel0",)
     )
     alone = dataclasses.replace(PLAN, target=target)
     first, second = (plan.preflight(alone, rank, now_s=0.0) for rank in range(2))
@@ -208,7 +207,7 @@ def test_a_run_directory_outside_the_other_mounts_is_mounted_and_one_in_a_bucket
     assert plan.start(bucket, 0)["cwd"] == "~/.cache/tpu-stack"
 
 
-STACK = dataclasses.replace(TARGET, name="dev", backend=SshBackend(), platform="tpu")
+STACK = dataclasses.replace(TARGET, name="dev", backend=ssh_backend(), platform="tpu")
 BUILT = "sha256:" + "b" * 64
 OLD = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 
@@ -269,7 +268,7 @@ def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_
     assert plan.choose_container(here, "jax", None) is None
     assert plan.choose_container(here, "jax", "docker") == Container(image=BUILT)
     with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):
-        here.backend.built_image("jax", "gpu")
+        plan.choose_container(dataclasses.replace(here, platform="gpu"), "jax", "docker")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,7 @@ def test_a_job_of_another_framework_with_one_process_a_host_finds_what_its_frame
 
 
 def test_a_job_with_a_rank_a_chip_has_a_supervisor_that_is_told_of_a_job_and_not_of_a_folder() -> None:
-    target = dataclasses.replace(TARGET, platform="tpu", name="dev", backend=SshBackend())
+    target = dataclasses.replace(TARGET, platform="tpu", name="dev", backend=ssh_backend())
     chips = dataclasses.replace(TORCH, target=target, ranks_per_host=4, container=Container(image="i"))
     chips = plan.settled(chips, FACTS, token="t")
     told = plan.start(chips, 1)

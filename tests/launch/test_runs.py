@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from launch import runs
 from launch.hosts import Agent, GoneLink
 from launch.runs import Run
+from tests.launch.slices import ssh_backend
 
 STARTED_S = 1605908700.0
 LONG_AFTER_S = STARTED_S + 3600
@@ -256,8 +257,8 @@ def test_what_no_agent_knows_of_is_believed_to_run_as_long_as_its_heartbeat_is_f
     assert runs.state(run, [EXITED], now_s=LONG_AFTER_S) == "lost"
     # On a host that is no more nothing runs, and on this machine nothing that its one user has no record of.
     gone = Agent(host="w", link=GoneLink("", ""), root="/")
-    for agents in ([gone, gone], on_this_machine(hosts=None, platform="cpu").agents):
-        known = runs.look(agents, run)
+    for backend in (ssh_backend([gone, gone]), on_this_machine(hosts=None, platform="cpu").backend):
+        known = backend.status([run])
         assert runs.state(run, known.processes, knowing=known.knowing, now_s=LONG_AFTER_S) == "lost"
 
 

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from backends.local.backend import agents_of, on_this_machine
+from backends.local.local_backend import agents_of, on_this_machine
 from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
-from launch import launch as launching
-from launch import runs
+from launch import launching, runs
 from launch.hosts import Agent, stop_processes
 from launch.runs import Run
 
@@ -252,7 +251,8 @@ class Lab:
         return found
 
     def state(self, run: Run) -> State:
-        return runs.state_now(self._agents(run), self.read(run))
+        with mock.patch.dict(os.environ, self.environ):
+            return on_this_machine(hosts=None, platform="cpu").state_of(self.read(run))
 
     def all_runs(self) -> list[Run]:
         return runs.list_runs(runs.RunsFolder(url=str(self.runs_dir), files=DiskFiles()))

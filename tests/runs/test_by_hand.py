@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from backends.local.backend import on_this_machine
-from launch import launch as launching
+from backends.local.local_backend import on_this_machine
+from launch import launching
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, losses, result
 

@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 
 from backends.local import environments
-from backends.local.backend import on_this_machine
-from launch import launch as launching
+from backends.local.local_backend import on_this_machine
+from launch import launching
 from launch.own_command import asked_for
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result

@@ -20,14 +20,13 @@ from unittest import mock
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from backends.pods import manifests
 from backends.pods.pods import AGENT, ROOT
 from contracts.errors import FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
-from launch import launch as launching
-from launch import runs
+from launch import launching, runs
 from launch.run_record import run_record
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, Losses, losses

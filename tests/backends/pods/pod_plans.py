@@ -6,13 +6,12 @@ import dataclasses
 from typing import Any
 
 from backends.pods import manifests
-from backends.pods.backend import PodsBackend
 from backends.pods.manifests import Options
+from backends.pods.pod_backend import PodBackend
 from contracts.inventory import Cluster, Inventory, NodePool, Slice
 from launch.costs import Budget
-from launch.hosts import Agent, GoneLink
 from launch.plan import Container, OwnCommand, Plan
-from tests.launch.slices import make_inventory, make_slice, make_target
+from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 CODE, FOLDER = "ab" * 32, "cd" * 32
@@ -50,14 +49,15 @@ def a_plan(
         [], pool=a_pool(nodes, reservation), topology=topology, origin="node-pool main", **of_slice or {}
     )
     inventory: Inventory = make_inventory(one, cluster=cluster)
-    gone = Agent(host="", link=GoneLink("", ""), root="/")
     target = make_target(
-        [gone] * (nodes * one.count),
+        [],
         inventory=inventory,
         slice=one,
+        hosts=tuple(make_host(index) for index in range(nodes * one.count)),
+        cpus=(None,) * (nodes * one.count),
         python="python",
         runs_url="gs://b/runs",
-        backend=PodsBackend(NO_CLUSTER),
+        backend=PodBackend(NO_CLUSTER),
     )
     plan = Plan(
         target=target,

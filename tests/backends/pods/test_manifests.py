@@ -21,7 +21,7 @@ from console import dry_run
 from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
 from launch import jobs
-from launch.launch import Planned
+from launch.launching import Planned
 from tests.backends.pods.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
 
 NODE = "cloud.google.com/"
@@ -200,7 +200,7 @@ def test_a_cluster_that_is_not_ours_promises_no_names_of_node_pools() -> None:
 
 def test_one_pod_of_several_slices_is_a_job() -> None:
     plan = TABLE["two slices"][0]
-    target = dataclasses.replace(plan.target, hosts=plan.target.hosts[:1], agents=plan.target.agents[:1])
+    target = dataclasses.replace(plan.target, hosts=plan.target.hosts[:1])
     one = manifests.placed(dataclasses.replace(plan, target=target, job="serve"))
     job, service, _ = manifests.manifests(one, Options())
     assert (job["kind"], job["spec"]["completions"], service["kind"]) == ("Job", 1, "Service")

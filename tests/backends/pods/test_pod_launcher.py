@@ -20,23 +20,23 @@ import pytest
 
 from backends.pods import manifests
 from backends.pods.api_server import ApiError, Connection
-from backends.pods.backend import PodsBackend
 from backends.pods.cluster_runs import TOO_LATE, ClusterRuns
 from backends.pods.manifests import Options
+from backends.pods.pod_backend import PodBackend
 from backends.pods.pod_launcher import PodLauncher
 from backends.pods.pods import BEGIN_BY, CONTAINER, INDEX, OURS, Object, name_of
-from backends.targets import of_inventory
+from backends.resolve import of_inventory
 from console.status import status
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
-from launch import launch, own_command, runs
+from launch import launching, own_command
 from launch.bundles import Bundle
-from launch.hosts import HostError, HostsError, stop_processes
+from launch.hosts import HostError, HostsError
 from launch.jobs import SERVER
-from launch.launch import Planned, Request
+from launch.launching import Planned, Request
 from launch.plan import Plan
 from launch.run_record import run_record
-from launch.runs import AtWorkError
+from launch.runs import AtWorkError, Run
 from launch.targets import Target, Wanted
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
 
@@ -115,13 +115,19 @@ def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
 
 
 def of(target: Target) -> ClusterRuns:
-    assert isinstance(target.backend, PodsBackend)
+    assert isinstance(target.backend, PodBackend)
     return target.backend.runs
 
 
 def launcher(planned: Planned, **changed: Any) -> PodLauncher:
     assert isinstance(planned.launcher, PodLauncher)
     return dataclasses.replace(planned.launcher, **changed)
+
+
+def as_run(planned: Planned) -> Run:
+    now = datetime.datetime.now(datetime.UTC)
+    described = run_record(planned.plan, planned.config, name=None, now=now, before=None)
+    return Run(directory=planned.directory, described=described, result=None, heartbeats=())
 
 
 def check(planned: Planned) -> None:
@@ -159,7 +165,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[Path], Request]]] = {
 def test_the_api_server_takes(kind: str, make: Callable[..., Target], tmp_path: Path) -> None:
     how, request = KINDS[kind]
     target = make(**how)
-    planned = launch.work_out(request(tmp_path), target)
+    planned = launching.work_out(request(tmp_path), target)
     check(planned)
     assert of(target).connection.get(of(target).connection.path("jobs"))["items"] == [], "nothing was made"
 
@@ -168,10 +174,10 @@ def test_a_launch_leaves_the_code_in_the_run_directory_where_pods_fetch_it(
     make: Callable[..., Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Plan] = []
-    monkeypatch.setattr(launch, "_start_and_join", lambda plan, *_: started.append(plan))
+    monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
     (tmp_path / "runs" / RUN_ID).mkdir(parents=True)  # which a bucket does without
     request = dataclasses.replace(own(tmp_path), run_id=RUN_ID)
-    run = launch.launch(request, make(), lambda _: None)
+    run = launching.launch(request, make(), lambda _: None)
     (plan,) = started
     (job, *_) = manifests.manifests(plan, Options())
     folder, *fetched = job["spec"]["template"]["spec"]["initContainers"][0]["command"][4:]
@@ -184,7 +190,7 @@ def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     written = manifests.manifests
 
     def misspelt(*told: Any) -> list[Object]:
@@ -198,14 +204,14 @@ def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
 
 def test_several_slices_need_jobset(make: Callable[..., Target]) -> None:
     target = make(count=2)
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     with pytest.raises(RequestError, match="has no JobSet, which runs on several slices need"):
         check(planned)
 
 
 def test_a_queue_needs_kueue(make: Callable[..., Target]) -> None:
     target = make()
-    planned = launch.work_out(dataclasses.replace(BASIC, queue="research"), target)
+    planned = launching.work_out(dataclasses.replace(BASIC, queue="research"), target)
     with pytest.raises(RequestError, match="has no Kueue, which --queue research needs"):
         check(planned)
 
@@ -214,7 +220,7 @@ def test_a_queue_that_kueue_chooses_by_itself_has_to_be_named(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     ask = of(target).connection.ask
 
     def chosen(method: str, path: str, body: Any = None, **more: Any) -> Object:
@@ -236,7 +242,7 @@ def test_a_user_without_rights_is_told_all_that_are_missing(
     path = tmp_path / "you"
     plane.authority.kubeconfig(path, plane.layout.server, "you", context="rehearsal")
     target = make(kubeconfig=path)
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     with pytest.raises(
         RequestError,
         match="may not create jobs, delete jobs, patch jobs, .*create pods/exec.*networkpolicies",
@@ -300,7 +306,7 @@ def eventually(found: Callable[[], Any], wanted: Any) -> None:
 
 def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target], tmp_path: Path) -> None:
     target = make()
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     plan, cluster = planned.plan, of(target)
     pods, api, said = Pods(target, planned), cluster.connection, list[str]()
     check(planned)
@@ -333,8 +339,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     beats = tmp_path / "runs" / plan.run_id / "heartbeats"
     beats.mkdir(parents=True)
     (beats / "host-0.json").write_text(json.dumps({"attempt": 0, "state": "stepping"}))
-    joined = plan.target.agents[0].ask("join", {**plan.process(0), "limit_s": 10.0})
-    assert joined["state"] == "stepping"
+    assert cluster.join(plan.process(0), 10.0)["state"] == "stepping"
     pods.say(names[1], "Failed", KILLED)
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["running", "starting"])
     assert cluster.of(plan.run_id).entries()[1]["reason"] == "OOMKilled"
@@ -343,7 +348,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     eventually(lambda: cluster.of(plan.run_id).entries()[1]["reason"], None)
 
     gone = in_background(pods.end_what_is_deleted)
-    answers = stop_processes(plan.target.agents, plan.run_id, 0, grace_s=1)
+    answers = target.backend.stop(as_run(planned), grace_s=1)
     gone.join(10)
     assert [answer["stopped"][0]["how"] for answer in answers if not isinstance(answer, HostError)] == [
         "terminated",
@@ -354,7 +359,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
 
 def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: Callable[..., Target]) -> None:
     target = make(nodes=1)
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     pods, cluster = Pods(target, planned), of(target)
     check(planned)
 
@@ -383,7 +388,7 @@ def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: C
 
 def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., Target]) -> None:
     target = make(nodes=1)
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
     check(planned)
     errors: list[HostsError] = []
@@ -414,7 +419,7 @@ def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_al
     make: Callable[..., Target], whose: str
 ) -> None:
     target = make(nodes=1)
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
     check(planned)
     jobs, ask = api.path("jobs"), api.ask
@@ -459,7 +464,7 @@ def test_a_run_whose_launcher_died_is_removed_by_a_look_when_its_pods_can_begin_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = make(nodes=1)
-    planned = launch.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
+    planned = launching.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
     launcher(planned)._require_namespace()
     launched = datetime.datetime.fromtimestamp(time.time() - 3 * 3600, datetime.UTC)
@@ -484,14 +489,14 @@ def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
     make: Callable[..., Target], tmp_path: Path
 ) -> None:
     target = make(nodes=1)
-    planned = launch.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
+    planned = launching.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
     launcher(planned)._require_namespace()
     launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
     there = tmp_path / "runs" / RUN_ID
     there.mkdir(parents=True)
     (there / "run.json").write_text("{}")
     with pytest.raises(AtWorkError):
-        launch._start_and_join(planned.plan, planned.launcher, planned.directory, lambda _: None)
+        launching._start_and_join(planned.plan, planned.launcher, as_run(planned), lambda _: None)
     assert [path.name for path in there.iterdir()] == ["run.json"]
     of(target).remove(RUN_ID, wait_s=0)
     Pods(target, planned).end_what_is_deleted()
@@ -499,7 +504,7 @@ def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
 
 def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(make: Callable[..., Target]) -> None:
     target = make(nodes=1)
-    planned = launch.work_out(dataclasses.replace(BASIC, queue="research"), target)
+    planned = launching.work_out(dataclasses.replace(BASIC, queue="research"), target)
     pods, api = Pods(target, planned), of(target).connection
     launcher(planned)._require_namespace()
     asked: list[tuple[str, str, Any]] = []
@@ -525,7 +530,7 @@ def test_a_run_that_goes_on_is_not_cleared_away(
 ) -> None:
     monkeypatch.setattr("backends.pods.pod_launcher.REMOVE_LIMIT_S", 0.0)
     target = make(nodes=1)
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     pods, cluster = Pods(target, planned), of(target)
     launcher(planned)._require_namespace()
     launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
@@ -541,23 +546,23 @@ def test_an_api_server_that_is_away_is_told_of_and_asked_again(
     plane: LocalControlPlane, make: Callable[..., Target], tmp_path: Path
 ) -> None:
     target = make()
-    assert runs.look_at_all(target.agents).errors == ()
+    assert target.backend.status().errors == ()
     cut_off(plane)
     try:
-        eventually(lambda: len(runs.look_at_all(target.agents).errors), 1)
-        (error,) = runs.look_at_all(target.agents).errors
+        eventually(lambda: len(target.backend.status().errors), 1)
+        (error,) = target.backend.status().errors
         assert "cannot be reached" in str(error)
     finally:
         plane.start("kube-apiserver")
         plane.wait_until_ready()
-    eventually(lambda: runs.look_at_all(target.agents).errors, ())
+    eventually(lambda: target.backend.status().errors, ())
 
 
 def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
     plane: LocalControlPlane, make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = launch.work_out(BASIC, target)
+    planned = launching.work_out(BASIC, target)
     launcher(planned)._require_namespace()
     watches: collections.Counter[str] = collections.Counter()
     events = Connection.events
@@ -571,7 +576,7 @@ def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
     for index in range(50):
         plan = dataclasses.replace(planned.plan, run_id=f"flax_mlm-20261123-1200{index:02}-abcd")
         launcher(planned)._create(manifests.manifests(plan, Options(suspended=True))[0])
-    eventually(lambda: len(runs.look_at_all(target.agents).processes), 100)
+    eventually(lambda: len(target.backend.status().processes), 100)
     for _ in range(20):
-        runs.look_at_all(target.agents)
+        target.backend.status()
     assert watches == {"jobs": 1, "pods": 1}

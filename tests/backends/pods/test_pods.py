@@ -13,8 +13,8 @@ import pytest
 
 from backends.pods import api_server, cluster_runs
 from backends.pods.api_server import ApiError
-from backends.pods.backend import PodsBackend
-from backends.pods.cluster_runs import ClusterRuns, PodLink
+from backends.pods.cluster_runs import ClusterRuns
+from backends.pods.pod_backend import PodBackend
 from backends.pods.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, Seen, seen, trouble
 from console import follow, overview
 from console.display import Plain
@@ -25,6 +25,7 @@ from launch.output import terminal
 from launch.runs import Run
 from tests.backends.pods.pod_plans import CLUSTER
 from tests.launch.conftest import RUN_ID, STARTED
+from tests.launch.slices import make_target
 
 AT = "2020-11-20T21:46:00Z"
 BEGAN_S = 1605908760.0
@@ -164,9 +165,8 @@ def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(api_server, "ASK_AGAIN_S", 0.01)
-    link = PodLink(Away([None, None, pod(0, "Succeeded", OK)]))
-    asked = {"run_id": RUN_ID, "attempt": 0, "process_id": 0, "limit_s": 10.0}
-    assert link._join(asked)["state"] == "done"
+    cluster = Away([None, None, pod(0, "Succeeded", OK)])
+    assert cluster.join({"run_id": RUN_ID, "attempt": 0, "process_id": 0}, 10.0)["state"] == "done"
 
 
 class Expired(Away):
@@ -177,9 +177,8 @@ class Expired(Away):
 
 
 def test_whoever_may_not_ask_any_more_is_told_at_once() -> None:
-    asked = {"run_id": RUN_ID, "attempt": 0, "process_id": 0, "limit_s": 3600.0}
     with pytest.raises(ApiError, match="Unauthorized → log in again"):
-        PodLink(Expired([None]))._join(asked)
+        Expired([None]).join({"run_id": RUN_ID, "attempt": 0, "process_id": 0}, 3600.0)
 
 
 class Refusing:
@@ -221,15 +220,13 @@ def test_a_run_ends_with_the_reason_where_its_pod_waits_in_vain_for_long(
     write_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, run = Stuck(), write_run()
-    asked = {"run_id": run.run_id, "process_id": None}
-    link = PodLink(cluster)
 
     def state() -> str:
-        (entry,) = link._status(asked)["processes"]
+        (entry,) = cluster.entries(cluster.of(run.run_id))
         return runs.state(run, [entry], knowing=1, now_s=BEGAN_S + 10 * 3600)
 
     assert state() == "starting"
-    target = type("Target", (), {"backend": PodsBackend(cluster)})()
+    target = type("Target", (), {"backend": PodBackend(cluster)})()
     # Whoever saw no pod of it yet is not to end what a launcher has begun meanwhile.
     _, now = follow.concluded(run, "lost", target)
     assert (now, run.directory.read_json(RESULT), cluster.removed) == ("lost", None, [])
@@ -284,9 +281,9 @@ def test_a_run_whose_cluster_is_not_heard_may_be_started_again_unless_its_end_wa
     monkeypatch.setattr(follow, "UNHEARD_LIMIT_S", 0.4)
     monkeypatch.setattr(follow, "POLL_S", 0.1)
     monkeypatch.setattr(runs, "read", lambda _: run)
-    monkeypatch.setattr(runs, "look", lambda *_: known)
+    backend: Any = type("Backend", (), {"status": lambda *_: known})()
     began_s = time.monotonic()
-    assert follow.follow(run, [], Plain(terminal())) == result["outcome"]
+    assert follow.follow(run, make_target([], backend=backend), Plain(terminal())) == result["outcome"]
     assert (time.monotonic() - began_s > 0.4) is goes_on
 
 

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from backends.local.backend import LocalBackend
-from backends.local.transport import LocalTransport
+from backends.local.local_backend import local
+from backends.local.processes import LocalTransport
 from backends.vm import deploy, login
 from backends.vm.access import Access
 from backends.vm.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Reader, State, parse
@@ -84,7 +84,11 @@ def test_the_image_of_any_framework_needs_docker_and_without_one_of_jax_its_jobs
 
 def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
     target = make_target(
-        agents, name="local", backend=LocalBackend(), python="/venv/bin/python", runs_url="/runs"
+        agents,
+        name="local",
+        backend=local(1, "cpu", [0]).backend,
+        python="/venv/bin/python",
+        runs_url="/runs",
     )
     found = deploy.steps(target, with_comforts=True, contained=False, bare=True, lock=None)
     assert [step.name for step in found] == ["folders", "python"]

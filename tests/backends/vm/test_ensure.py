@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.targets import of_inventory
+from backends.resolve import of_inventory
 from backends.vm import ensure
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import Slice, slices_from_json
@@ -39,16 +39,16 @@ def on_a_stack(bucket_url: str | None) -> Target:
 def test_a_launch_holds_the_lease_of_its_slice_and_a_second_one_is_refused(tmp_path: Path) -> None:
     target = on_a_stack(str(tmp_path))
     lease = Documents(str(tmp_path / "control"))
-    with target.alone() as require:
+    with target.backend.hold() as require:
         require()
         assert lease.read("leases/s.json").value["who"].startswith("`fab` on ")
         with pytest.raises(RequestError, match="is changing the slice s; try again once that is done"):
-            target.alone().__enter__()
+            target.backend.hold().__enter__()
     assert lease.read("leases/s.json").value["token"] == ""
 
 
 def test_a_stack_without_a_bucket_has_no_place_for_a_lease() -> None:
-    with on_a_stack(None).alone() as require:
+    with on_a_stack(None).backend.hold() as require:
         require()
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from backends.vm.agent_session import AGENT_ROOT
-from backends.vm.backend import SshBackend
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from console import serve as serving
@@ -26,6 +25,7 @@ from launch.hosts import Agent
 from launch.output import terminal
 from tests.backends.vm.conftest import Server
 from tests.jobs.samples import write_export
+from tests.launch.slices import ssh_backend
 
 FEW_SHAPES = ("--batch-sizes", "1", "--lengths", "32")
 
@@ -47,10 +47,9 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     stack = dataclasses.replace(
         here,
         name="dev",
-        backend=SshBackend(),
+        backend=ssh_backend([agent], [transport]),
         transports=(transport,),
         agents=(agent,),
-        find_agents=lambda _described: (agent,),
         agent_root=AGENT_ROOT,
         cache_dir="~/.cache/tpu-stack",
         cpus=(None,),
@@ -79,7 +78,7 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     assert [each["input"] for each in found["answers"]] == ["a <mask>"]
     served = json.loads(server.directory.read_text("serving.json") or "")
     assert (served["address"], f":{served['port']}/" in str(found["url"])) == ("127.0.0.1", False)
-    assert runs.state_now(stack.agents, runs.find(stack.runs, server.run_id)) in ACTIVE
+    assert stack.state_of(runs.find(stack.runs, server.run_id)) in ACTIVE
     assert serving._lead(terminal(), stack, server, stops=True) == 0
     ended = runs.find(stack.runs, server.run_id)
-    assert (runs.state_now(stack.agents, ended), (ended.result or {})["requests"]) == ("done", 2)
+    assert (stack.state_of(ended), (ended.result or {})["requests"]) == ("done", 2)

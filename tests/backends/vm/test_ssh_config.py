@@ -18,7 +18,7 @@ from typing import Any
 import asyncssh
 import pytest
 
-from backends.local.backend import local
+from backends.local.local_backend import local
 from backends.vm import ssh_config
 from backends.vm.access import Access
 from backends.vm.ssh_config import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include

@@ -14,7 +14,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from backends.local.transport import LocalTransport
+from backends.local.processes import LocalTransport
 from backends.vm import transport
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backends.targets import keys_file, resolve
+from backends.resolve import keys_file, resolve
 from console.hosts import trust
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, to_json

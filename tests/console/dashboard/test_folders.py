@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
-from backends.local.backend import agents_here
+from backends.local.local_backend import agents_here
 from bench.dashboard import make_run, run_id
 from console.dashboard.folders import Look, Place
 from console.dashboard.server import Dashboard

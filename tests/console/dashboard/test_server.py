@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import local
+from backends.local.local_backend import local
 from bench.dashboard import make_run, run_id
 from console.dashboard import server
 from contracts.errors import RequestError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.local.backend import local
+from backends.local.local_backend import local
 from console.doctor import doctor
 from console.doctor.check import Check, Finding, State, carry_out, ok, warn
 from contracts.errors import RequestError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.transport import LocalTransport
+from backends.local.processes import LocalTransport
 from console.doctor import slice_hosts
 from console.doctor.check import Finding
 from console.doctor.workstation import Answer

@@ -12,14 +12,14 @@ from typing import get_args
 
 import pytest
 
-from backends.local.backend import local
-from backends.local.transport import LocalTransport
-from backends.vm.backend import SshBackend
+from backends.local.local_backend import local
+from backends.local.processes import LocalTransport
 from console.hosts import copies
 from console.hosts.copies import Copy, Kind, Place, decide
 from contracts.errors import RequestError
 from launch.hosts import Completed, HostError, HostsError, Transport
 from launch.targets import Target
+from tests.launch.slices import ssh_backend
 
 Captured = pytest.CaptureFixture[str]
 HARD_NAMES = ["plain", "a b", "'q\"", "$HOME;`id`", "é\u202e", "-rf", "new\nline", "*", "~"]
@@ -59,7 +59,7 @@ class Full(Disk):
 
 def target_of(*transports: Transport) -> Target:
     hosts = local(len(transports), "cpu", [0])
-    return dataclasses.replace(hosts, name="dev", backend=SshBackend(), transports=transports)
+    return dataclasses.replace(hosts, name="dev", backend=ssh_backend(), transports=transports)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.local.backend import local
-from backends.local.transport import LocalTransport
+from backends.local.local_backend import local
+from backends.local.processes import LocalTransport
 from console.hosts import execute
 from console.hosts.execute import Output
 from contracts.errors import RequestError
@@ -130,7 +130,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     program = (
-        "import sys; from console.hosts import execute; from backends.local.backend import local\n"
+        "import sys; from console.hosts import execute; from backends.local.local_backend import local\n"
         "try: execute.run(local(1, 'cpu', [0]), ['sh', '-c', sys.argv[1]], grouped=False, timeout_s=None)\n"
         "except BrokenPipeError: sys.stderr.write('gone')\n"
         "import os; os._exit(0)"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.local.backend import local
+from backends.local.local_backend import local
 from console.hosts import notebook
 from launch.hosts import HostError
 from launch.targets import PYTHON, Target

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.local import environments
-from backends.local.backend import local, on_this_machine
+from backends.local.local_backend import local, on_this_machine
 from console.hosts import verify
 from contracts.errors import RequestError
 from launch.hosts import Agent, GoneLink

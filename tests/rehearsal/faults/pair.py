@@ -13,15 +13,14 @@ from unittest import mock
 import pytest
 from _pytest.mark import ParameterSet
 
-from backends import host_launcher
-from backends.targets import of_inventory
+from backends import host_backend
+from backends.resolve import of_inventory
 from backends.vm import transport
 from backends.vm.connection import Limits, Ssh
 from contracts import inventory as contract
 from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
-from launch import launch as launching
-from launch import runs
+from launch import launching, runs
 from launch.hosts import stop_processes
 from launch.runs import Run
 from launch.targets import Given, Target, Wanted
@@ -110,7 +109,7 @@ class Pair:
         return state, read(run)
 
     def state(self, target: Target, run: Run) -> State:
-        return runs.state_now(target.agents, read(run))
+        return target.state_of(read(run))
 
     def reach(self, run: Run, step: int) -> None:
         """Wait until the metrics have that step."""
@@ -161,7 +160,7 @@ class Pair:
 
     def end_all(self, target: Target) -> None:
         """Stop whatever runs there still are."""
-        for entry in runs.look_at_all(target.agents).processes:
+        for entry in target.backend.status().processes:
             stop_processes(target.agents, entry["run_id"], entry["attempt"], grace_s=0)
 
 
@@ -282,7 +281,7 @@ def ready(pair: Pair, fault: Fault, host: str) -> Iterator[Callable[[], object]]
 @contextlib.contextmanager
 def exactly_before(phase: str, happens: Callable[[], Any]) -> Iterator[None]:
     """It happens when the phases before have been carried out on all hosts, and this one not yet on any."""
-    of_phase = launching if phase == "join" else host_launcher
+    of_phase = launching if phase == "join" else host_backend
     carried_out = getattr(of_phase, phase)
 
     def disturbed(*arguments: Any, **named: Any) -> Any:

@@ -18,7 +18,7 @@ import pytest
 from contracts.run_directory import State
 from launch import runs
 from launch.hosts import HostsError
-from launch.launch import LaunchFailed
+from launch.launching import LaunchFailed
 from launch.runs import Run
 from launch.targets import Target
 from rehearsal.machines.host_image import PYTHON
@@ -279,7 +279,7 @@ def test_a_wedged_process_is_found_its_stacks_are_saved_and_nothing_of_the_run_i
 
 def beats(target: Target, run: Run, seen: set[float]) -> int:
     """How many heartbeats of steps each host has told of so far. seen: their times, of all hosts."""
-    entries = runs.look(target.agents, run).processes
+    entries = target.backend.status([run]).processes
     seen.update(
         entry["beat"]["time"] for entry in entries if (entry["beat"] or {}).get("state") == "stepping"
     )
@@ -310,7 +310,8 @@ HALF_STARTED_LIMIT_S = 60.0
 # `fab` as it is, but for its death: at a phase, or when only the processes on these hosts have been started.
 DYING_FAB = """
 import os, signal, sys
-from launch import host_launcher, launch
+from backends import host_backend
+from launch import launchinging
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -318,11 +319,11 @@ def die(*_, **__):
 phase, only = sys.argv.pop(1), sys.argv.pop(1)
 if only:
     def start(plan, agents):
-        agents[int(only)].ask("start", host_launcher.plans.start(plan, int(only)))
+        agents[int(only)].ask("start", host_backend.plans.start(plan, int(only)))
         die()
-    host_launcher.start = start
+    host_backend.start = start
 else:
-    setattr(launch if phase == "join" else host_launcher, phase, die)
+    setattr(launching if phase == "join" else host_backend, phase, die)
 from fabfile.command_line import main
 main()
 """

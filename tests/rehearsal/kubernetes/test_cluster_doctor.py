@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client, config
 
 from backends.pods.api_server import Connection
-from backends.targets import of_inventory
+from backends.resolve import of_inventory
 from console.doctor import doctor
 from console.doctor.workstation import Answer, Machine
 from contracts.inventory import Cluster, Inventory, NodePool, Slice, Storage

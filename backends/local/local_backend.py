@@ -10,53 +10,49 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from backends.host_launcher import HostLauncher, launcher_of
-from backends.local.transport import LocalTransport, ProcessLink
+from backends.host_backend import LOOPBACK, HostBackend
+from backends.local.processes import LocalTransport, ProcessLink
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
-from launch.backend import Capabilities, Say
 from launch.hosts import Agent
 from launch.jobs import CHECKOUT
-from launch.targets import LOCAL, Target
-
-if TYPE_CHECKING:
-    from launch.launch import Request
+from launch.targets import LOCAL, Capabilities, Say, Target
 
 RUNS = "TPU_STACK_RUNS"
 """Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
 DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
 MOST_HOSTS = 64
-HERE = "127.0.0.1"
 NO_SSH = "the hosts are this machine, which needs no SSH; say --stack as well"
 AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
 
 
-class LocalBackend:
-    """Processes of this machine."""
+CAPABILITIES = Capabilities(
+    shares_files=True,
+    shares_host=True,
+    is_billed=False,
+    hosts_outlive_runs=True,
+    hosts_follow_run=True,
+    restarts_runs=False,
+    stops_with_launcher=True,
+    python_remedy="name one that has the job's packages, or leave --python out",
+    checks=("hosts", "storage"),
+    instead={
+        "ssh": NO_SSH,
+        "ssh-config": NO_SSH,
+        "trust": "fab trust: the hosts are this machine, which has no host keys to trust; say --stack",
+    },
+)
 
-    capabilities = Capabilities(
-        shares_files=True,
-        shares_host=True,
-        is_billed=False,
-        hosts_outlive_runs=True,
-        hosts_follow_run=True,
-        restarts_runs=False,
-        stops_with_launcher=True,
-        python_remedy="name one that has the job's packages, or leave --python out",
-        checks=("hosts", "storage"),
-        instead={
-            "ssh": NO_SSH,
-            "ssh-config": NO_SSH,
-            "trust": "fab trust: the hosts are this machine, which has no host keys to trust; say --stack",
-        },
-    )
 
-    def built_image(self, framework: str, platform: str) -> str:
+class MachineEnvironments:
+    """The images and environments of frameworks that were made on this machine."""
+
+    def image(self, framework: str, platform: str) -> str:
         if platform == "gpu":
             raise RequestError(
                 "--runtime docker: the images are for TPUs and CPUs; on a GPU leave --runtime out"
@@ -65,7 +61,7 @@ class LocalBackend:
 
         return local_images.required(framework, platform).id
 
-    def environment(self, platform: str, framework: str) -> str:
+    def interpreter(self, framework: str, platform: str) -> str:
         if platform != "cpu":
             raise RequestError(
                 f"--framework {framework}: on this machine its environment is for CPUs only; name an "
@@ -75,37 +71,18 @@ class LocalBackend:
 
         return str(environments.python_of(framework))
 
-    def make_environment(self, framework: str, say: Say) -> None:
+    def make(self, framework: str, say: Say) -> None:
         from backends.local import environments
 
         environments.ensure(framework, say)
 
-    def prepare(self, target: Target) -> bool:  # noqa: ARG002 - it has what this checkout has
-        return True
 
-    def launcher(self, target: Target, request: Request) -> HostLauncher:
-        return launcher_of(target, request)
+def _refuse_to_restore(_say: Say) -> None:
+    raise RequestError("this machine's agent does not answer; the reason is above")
 
-    def ensure(self, target: Target, say: Say) -> None:  # noqa: ARG002
-        raise RequestError("this machine's agent does not answer; the reason is above")
 
-    def conclude(self, run_id: str) -> None:  # noqa: ARG002 - its agents have said all
-        return None
-
-    def begins_again(self, run_id: str) -> bool:  # noqa: ARG002
-        return False
-
-    def forward(
-        self,
-        target: Target,
-        run_id: str,  # noqa: ARG002 - a host is led to whatever runs
-        index: int,
-        port: int,
-    ) -> contextlib.AbstractContextManager[int]:
-        return target.transports[index].forward(HERE, port)
-
-    def open_shell(self, target: Target, index: int | None, run_id: str | None) -> int:  # noqa: ARG002
-        raise RequestError(NO_SSH)
+def _refuse_shell(_target: Target, _index: int | None, _run_id: str | None) -> int:
+    raise RequestError(NO_SSH)
 
 
 def on_this_machine(
@@ -139,7 +116,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         Host(
             index=index,
             name=f"{machine}/{index}" if count > 1 else machine,
-            internal_address=HERE,
+            internal_address=LOOPBACK,
             external_address=None,
             user=None,
             host_keys=(),
@@ -159,6 +136,8 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         devices_per_host=gpus(os.environ, glob.glob(DEVICE_GLOBS["gpu"][0])) if platform == "gpu" else 1,
         hosts=hosts,
     )
+    transports = (LocalTransport(),) * count
+    agents = agents_here([host.name for host in hosts], cache_dir)
     storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
     return Target(
         name=LOCAL,
@@ -169,17 +148,26 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         slice=one_slice,
         hosts=hosts,
         platform=platform,
-        transports=(LocalTransport(),) * count,
-        agents=agents_here([host.name for host in hosts], cache_dir),
-        find_agents=agents_of,
+        transports=transports,
+        agents=agents,
         python=python or sys.executable,
         python_is_given=python is not None,
         **_place(os.environ.get(RUNS) or str(CHECKOUT / "runs"), f"${RUNS}"),
         agent_root=str(cache_dir / "agent"),
         cache_dir=str(cache_dir),
         cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
-        coordinator_host=HERE,
-        backend=LocalBackend(),
+        coordinator_host=LOOPBACK,
+        backend=HostBackend(
+            capabilities=CAPABILITIES,
+            environments=MachineEnvironments(),
+            agents=agents,
+            transports=transports,
+            agents_of=agents_of,
+            restore=_refuse_to_restore,
+            deploy=lambda _target: True,  # it has what this checkout has
+            hold=lambda: contextlib.nullcontext(lambda: None),
+            open_shell=_refuse_shell,
+        ),
     )
 
 

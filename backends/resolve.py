@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from backends.local.backend import on_this_machine
+from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.inventory import Inventory
 from contracts.process import PLATFORMS
@@ -87,9 +87,9 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(wanted)))
     one_slice = choose_slice(inventory, wanted.slice)
     if one_slice.pool is not None:
-        from backends.pods import backend as pods
+        from backends.pods import pod_backend
 
-        return pods.target_of(inventory, one_slice, one_slice.pool, wanted)
-    from backends.vm import backend as vm  # with it comes all of SSH, which this machine does not need
+        return pod_backend.target_of(inventory, one_slice, one_slice.pool, wanted)
+    from backends.vm import ssh_backend  # with it comes all of SSH, which this machine does not need
 
-    return vm.target_of(inventory, one_slice, wanted)
+    return ssh_backend.target_of(inventory, one_slice, wanted)

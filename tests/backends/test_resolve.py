@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.local.backend import gpus, on_this_machine, shares
-from backends.targets import of_inventory, resolve
+from backends.local.local_backend import gpus, on_this_machine, shares
+from backends.resolve import of_inventory, resolve
 from console.hosts import verify
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import Inventory, from_json, to_json
-from launch import launch
+from contracts.run_directory import RunDirectory
+from launch import launching
 from launch.hosts import HostError
-from launch.launch import Request
+from launch.launching import Request
 from launch.remote_files import Buckets, HostFiles
+from launch.runs import Run
 from launch.targets import Given, Target, Wanted
 from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice
 
@@ -70,7 +72,7 @@ def test_a_part_of_a_tpu_slice_cannot_compute_and_a_part_of_other_hosts_can(
     if why:  # said before a host is asked
         request = Request(job="jax_hello", arguments=(), name=None, resume=None)
         with pytest.raises(RequestError, match=re.escape(why)):
-            launch.launch(request, found, print)
+            launching.launch(request, found, print)
         with pytest.raises(RequestError, match=re.escape(why)):
             verify.verify(found, "jax", None)
 
@@ -189,10 +191,13 @@ def test_a_stack_that_looks_like_a_path_is_the_inventory_in_that_file(
 
 
 def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> None:
-    (agent,) = target().find_agents({"hosts": [{"index": 0, "name": "w-old"}]})
-    assert agent.ask("status", {})["processes"] == []
+    attempt = {"attempt": 0, "started": "2020-11-20T21:45:00Z", "processes": 1}
+    described = {"run_id": "r", "hosts": [{"index": 0, "name": "w-old"}], "attempts": [attempt]}
+    run = Run(directory=RunDirectory("/nowhere"), described=described, result=None, heartbeats=(None,))
+    known = target().backend.status([run])
+    assert (known.processes, known.errors, known.knowing) == ((), (), 1)
     with pytest.raises(HostError, match="w-old: is no longer a host of main → `fab recover` goes on"):
-        agent.ask("logs", {})
+        target().backend.logs(run, 0, offset=0, limit_bytes=1)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))

@@ -15,21 +15,20 @@ from typing import Any
 
 import pytest
 
-from backends import host_launcher
+from backends import host_backend
 from backends.local import environments
-from backends.local.backend import on_this_machine
-from backends.targets import resolve
+from backends.local.local_backend import on_this_machine
+from backends.resolve import resolve
 from console import follow
 from contracts import fencing
 from contracts.errors import RequestError
 from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import jobs, launch, runs, targets
-from launch import launch as launching
+from launch import jobs, launching, runs, targets
 from launch.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError
-from launch.launch import NotJoined
+from launch.launching import NotJoined
 from launch.plan import Container, Plan
 from launch.run_record import run_record
 from launch.runs import AtWorkError, Run
@@ -233,13 +232,12 @@ def test_a_launch_whose_slice_somebody_else_has_meanwhile_starts_nothing(
         looks.pop()
 
     run = earlier()
-    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
     here = on_this_machine(hosts="2", platform="cpu")
-    taken = dataclasses.replace(here, alone=lambda: contextlib.nullcontext(require))
     asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
     with pytest.raises(RequestError, match="taken over"):
-        launching.launch(asked, taken, print)
+        launching.launch(asked, here, print, hold=lambda: contextlib.nullcontext(require))
     assert started == []
     attempts = (run.directory.read_json("run.json") or {})["attempts"]
     assert attempts[-1]["attempt"] == taken_after  # a record that may be somebody else's is not overwritten
@@ -260,7 +258,7 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
     monkeypatch.setattr(
         launching, "work_out", lambda *_: dataclasses.replace(planned, bundles=(folder, folder))
     )
-    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda *_: None)
     launching.launch(asked, here, print)
     assert run.directory.read_text(FOLDER) == folder.text
@@ -273,8 +271,8 @@ def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_
     asked = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     started: list[tuple[int, str]] = []
 
-    def launched_by_another(plan: Plan, _launcher: Any, directory: RunDirectory, _say: Any) -> None:
-        started.append((plan.attempt, directory.read_text("run.json") or ""))
+    def launched_by_another(plan: Plan, _launcher: Any, run: Run, _say: Any) -> None:
+        started.append((plan.attempt, run.directory.read_text("run.json") or ""))
 
     def overtaken(_: Any, plan: Plan, *__: Any) -> Plan:
         if not started:
@@ -284,7 +282,7 @@ def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_
             launching.launch(asked, here, print)
         return plan
 
-    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", overtaken)
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", overtaken)
     with pytest.raises(
         AtWorkError, match="attempt 1 of this run has been begun by somebody else; `fab status`"
     ):
@@ -306,7 +304,7 @@ def test_a_launcher_that_is_frozen_after_it_took_an_attempt_neither_records_nor_
         return taken
 
     monkeypatch.setattr(fencing, "take", frozen)
-    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda *_: pytest.fail("it was started"))
     with pytest.raises(AtWorkError, match="attempt 2 of this run has begun since; attempt 1 ends"):
         launching.launch(asked, here, print)
@@ -399,7 +397,7 @@ def test_hosts_clocks_are_compared_with_the_one_that_is_given(make_agent: MakeAg
         asked.append(request["time"])
         return {"checks": [check(True)], "facts": {}}
 
-    host_launcher.preflight(
+    host_backend.preflight(
         PLAN, [make_agent(answer, host=f"w-{number}") for number in range(3)], lambda: 12.5
     )
     assert asked == [12.5] * 3
@@ -417,7 +415,7 @@ def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgen
         return {"checks": checks if number == 0 else [check(True)], "facts": {}}
 
     with pytest.raises(HostsError) as error:
-        host_launcher.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
+        host_backend.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
     assert str(error.value).splitlines() == [
         "preflight failed, nothing was started:",
         "  w-0: disk is full → make room",
@@ -431,9 +429,9 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 ) -> None:
     hosts = Hosts(make_agent, {"stage": lambda number: {}})
     facts = [{"bundle_present": number == 1} for number in range(3)]
-    assert host_launcher.stage(BUNDLE, hosts.agents, facts) == 2
+    assert host_backend.stage(BUNDLE, hosts.agents, facts) == 2
     assert sorted(hosts.asked) == [("stage", 0), ("stage", 2)]
-    assert host_launcher.stage(BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
+    assert host_backend.stage(BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
     received: list[dict[str, Any]] = []
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -442,7 +440,7 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 
     shared = make_agent(give)
     agents = [dataclasses.replace(shared, host=f"h/{number}") for number in range(3)]
-    assert host_launcher.stage(BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
+    assert host_backend.stage(BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
     (request,) = received
     assert base64.b64decode(request["archive_base64"]) == b"archive"
     assert request["sha256"] == PLAN.bundle_sha256
@@ -450,7 +448,7 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 
 def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: MakeAgent) -> None:
     hosts = Hosts(make_agent, {"start": lambda number: {}})
-    host_launcher.start(PLAN, hosts.agents)
+    host_backend.start(PLAN, hosts.agents)
     assert sorted(hosts.asked) == [("start", 0), ("start", 1), ("start", 2)]
 
     def start(number: int) -> dict[str, Any]:
@@ -458,7 +456,7 @@ def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: Make
 
     hosts = Hosts(make_agent, {"start": start, "stop": lambda number: {"stopped": []}})
     with pytest.raises(HostsError, match="so it was stopped again:\n  w-1: no fork"):
-        host_launcher.start(PLAN, hosts.agents)
+        host_backend.start(PLAN, hosts.agents)
     assert hosts.verbs() == ["start"] * 3 + ["stop"] * 3
 
 
@@ -479,7 +477,9 @@ def join(make_agent: MakeAgent, *answers: Any, limit_s: float = 9) -> list[dict[
 
         return make_agent(give, host=f"w-{number}")
 
-    launch.join(PLAN, [agent(number) for number in range(3)], limit_s=limit_s)
+    target = dataclasses.replace(PLAN.target, agents=tuple(agent(number) for number in range(3)))
+    plan = dataclasses.replace(PLAN, target=target)
+    launching.join(plan, host_backend.HostLauncher(), limit_s=limit_s)
     return sorted(asked, key=lambda request: int(request["process_id"]))
 
 
@@ -519,14 +519,14 @@ def test_an_image_is_pulled_where_it_is_missing_and_a_host_that_cannot_have_it_i
 
     hosts, said = Hosts(make_agent, {"pull": give}), list[str]()
     facts = [{"image_present": number == 1, "image_needs_bytes": 7} for number in range(3)]
-    host_launcher.pull(CONTAINED, hosts.agents, facts, said.append)
+    host_backend.pull(CONTAINED, hosts.agents, facts, said.append)
     assert sorted(hosts.asked) == [("pull", 0), ("pull", 2)]
     assert said[0] == f"pulling {'r/jax@sha256:' + '0' * 64} on 2 of 3 hosts …"
-    host_launcher.pull(PLAN, hosts.agents, [{}] * 3, said.append)  # a bare run
-    host_launcher.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
+    host_backend.pull(PLAN, hosts.agents, [{}] * 3, said.append)  # a bare run
+    host_backend.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
     assert len(hosts.asked) == len(said) == 2
     with pytest.raises(HostsError) as error:
-        host_launcher.pull(
+        host_backend.pull(
             CONTAINED, hosts.agents, [{"image_present": False, "image_needs_bytes": 7}] * 3, said.append
         )
     assert str(error.value).splitlines() == [

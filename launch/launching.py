@@ -12,7 +12,8 @@ import datetime
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +28,14 @@ from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.cache import user_cache_dir
 from launch import costs, jobs, remote_files, runs
 from launch import plan as plans
-from launch.backend import Launcher, Say
 from launch.bundles import Bundle, left_out_lines
-from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
+from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Job, Submitted
 from launch.output import printable
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import AtWorkError, Run
-from launch.targets import Target
+from launch.targets import Launcher, Require, Say, Target
 
 if TYPE_CHECKING:
     from launch.own_command import Command
@@ -94,10 +94,18 @@ class LaunchFailed(Exception):
         self.run, self.is_interrupted = run, is_interrupted
 
 
-def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], float] = time.time) -> Run:
+def launch(
+    request: Request,
+    target: Target,
+    say: Say,
+    *,
+    hold: Callable[[], AbstractContextManager[Require]] | None = None,
+    now_s: Callable[[], float] = time.time,
+) -> Run:
     """Start the run on all hosts of the target, and return when every process has joined the group.
 
-    now_s: a clock in Unix seconds, which those of the hosts are compared with.
+    hold: as `launch.targets.Backend.hold`; None: the backend's. now_s: a clock in Unix seconds, which those of the
+    hosts are compared with.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -108,9 +116,9 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
     target = plan.target
     if planned.needs_environment:
-        target.backend.make_environment(plan.framework, say)
+        target.make_environment(plan.framework, say)
     only = only_launch_of(run_id) if request.resume else contextlib.nullcontext()
-    with only, target.alone() as require_alone, _unless_superseded(run_id):
+    with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
         for line in (*filter(None, [planned.note]), *left_out_lines(planned.bundles)):
@@ -118,12 +126,8 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
         if plan.budget is not None:
             say(plan.budget.text)
         began_s = time.monotonic()
-        try:
-            plan = planned.launcher.prepare(plan, planned.bundles, say, now_s)
-            require_alone()  # a resumed run may be somebody else's by now, and its record too
-        except BaseException:
-            _remove_if_empty(plan, target)
-            raise
+        plan = planned.launcher.prepare(plan, planned.bundles, say, now_s)
+        require()  # a resumed run may be somebody else's by now, and its record too
         directory = fencing.take(directory, attempt, launch=attempt)
         now = datetime.datetime.fromtimestamp(now_s(), datetime.UTC)
         described = run_record(
@@ -143,8 +147,9 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
         for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), planned.bundles, strict=False):
             directory.write_text(name, bundle.text)
         directory.write_json(run_directory.RUN, described)
-        require_alone()
-        _start_and_join(plan, planned.launcher, directory, say)
+        require()
+        run = Run(directory=directory, described=described, result=None, heartbeats=())
+        _start_and_join(plan, planned.launcher, run, say)
         # Of a command of the user's own nobody knows whether its processes form a group.
         what = "all joined" if plan.command is None else "the command runs on all hosts"
         say(f"{what} after {time.monotonic() - began_s:.1f} s")
@@ -274,7 +279,7 @@ def _own_command(request: Request) -> Command | None:
     return own_command.of_run(config, given.bundles[1] if given else None)
 
 
-def _start_and_join(plan: Plan, launcher: Launcher, directory: RunDirectory, say: Say) -> None:
+def _start_and_join(plan: Plan, launcher: Launcher, run: Run, say: Say) -> None:
     """Start every process and wait until all have joined; otherwise stop all, and write the reason to result.json.
 
     Raises:
@@ -283,17 +288,17 @@ def _start_and_join(plan: Plan, launcher: Launcher, directory: RunDirectory, say
     """
 
     def stop_all() -> None:
-        answers = stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
+        answers = target.backend.stop(run, grace_s=STOP_NOW_S)
         error = next((answer for answer in answers if isinstance(answer, HostError)), None)
         if error is not None:
             say(f"{error}; it may go on: `fab stop {plan.run_id}`")
 
-    target = plan.target
+    target, directory = plan.target, run.directory
     try:
         launcher.begin(plan, say)
         attempt = f", attempt {plan.attempt}" if plan.attempt else ""
         say(f"started {plan.run_id}{attempt} in {directory.url}")
-        join(plan, target.agents)
+        join(plan, launcher)
     except (HostsError, HostError, RequestError) as error:  # what had been started has been stopped again
         if not isinstance(error, AtWorkError):  # the run is another launcher's
             _finalized(directory, "failed", str(error))
@@ -317,17 +322,6 @@ def _finalized(directory: RunDirectory, outcome: str, error: str) -> Run:
     """Put the end of an attempt on record as that attempt; return the run for whoever goes on with it."""
     run = finalize(_read(directory), outcome, error)
     return dataclasses.replace(run, directory=directory.unfenced())
-
-
-REMOVE_LIMIT_S = 10.0
-
-
-def _remove_if_empty(plan: Plan, target: Target) -> None:
-    """Remove the empty run directory that a preflight made to see whether it can be made."""
-    if target.runs_on_share:
-        # Of all hosts: any of them may be the one that does not answer, and what went wrong is being told already.
-        requests = [{"path": plan.run_dir}] * len(target.agents)
-        ask_all(target.agents, "remove", requests, timeout_s=REMOVE_LIMIT_S)
 
 
 def _container(
@@ -451,15 +445,14 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
         return 0, None
     newest_taken = resume.directory.newest_attempt() or 0
     fresh = runs.read(resume.directory) or resume
-    agents = target.find_agents(fresh.described)
-    now = runs.state_now(agents, fresh)
+    now = target.state_of(fresh)
     if now in run_directory.ACTIVE:
         raise AtWorkError(f"--resume {fresh.run_id}: the run is {now}; `fab stop {fresh.run_id}` stops it")
     if now == "done":
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
     # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
-    while any(entry["supervised"] for entry in runs.look(agents, fresh).processes):
+    while any(entry["supervised"] for entry in target.backend.status([fresh]).of(fresh).processes):
         if time.monotonic() > deadline:
             raise AtWorkError(
                 f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
@@ -503,37 +496,29 @@ class NotJoined(Exception):
         self.outcome = outcome
 
 
-def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -> None:
+def join(plan: Plan, launcher: Launcher, *, limit_s: float | None = None) -> None:
     """Wait until every process has entered the group. Whoever started them stops them where this raises.
 
     limit_s: None is `launch.plan.JOIN_LIMIT_S` of the platform.
-
-    Each host waits for its own process and answers once: watching them costs one journey, however long it takes.
 
     Raises:
         NotJoined: one failed, or the time ran out: the message says who is missing.
     """
     limit_s = plans.JOIN_LIMIT_S[plan.target.platform] if limit_s is None else limit_s
-    requests = [{**plan.process(index), "limit_s": limit_s} for index in range(plan.processes)]
-    answers = ask_all(agents, "join", requests, timeout_s=limit_s + AGENTS_LIMIT_S + 30)
+    answers = launcher.join(plan, limit_s=limit_s, answer_limit_s=AGENTS_LIMIT_S + 30)
     silent = [str(answer) for answer in answers if isinstance(answer, HostError)]
     if silent:
         raise NotJoined("; ".join(silent))
-    answered = [answer for answer in answers if not isinstance(answer, HostError)]
-    told = {agent.host: answer["state"] for agent, answer in zip(agents, answered, strict=True)}
+    hosts = [host.name for host in plan.target.hosts]
+    by_host = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, dict)}
     for outcome in ("stopped", "preempted"):
-        hosts = [host for host, state in told.items() if state == outcome]
-        if hosts:
-            raise NotJoined(f"{', '.join(hosts)} left before all had joined: told to stop", outcome)
-    failed = {
-        agent.host: answer for agent, answer in zip(agents, answered, strict=True) if _has_failed(answer)
-    }
-    if failed:
-        reasons = "; ".join(f"{host}: {_reason(answer)}" for host, answer in failed.items())
-        raise NotJoined(f"a process failed before all had joined: {reasons}")
-    missing = [
-        agent.host for agent, answer in zip(agents, answered, strict=True) if answer["state"] == "starting"
-    ]
+        stopped = [host for host, answer in by_host.items() if answer["state"] == outcome]
+        if stopped:
+            raise NotJoined(f"{', '.join(stopped)} left before all had joined: told to stop", outcome)
+    reasons = [f"{host}: {_reason(answer)}" for host, answer in by_host.items() if _has_failed(answer)]
+    if reasons:
+        raise NotJoined(f"a process failed before all had joined: {'; '.join(reasons)}")
+    missing = [host for host, answer in by_host.items() if answer["state"] == "starting"]
     if missing:
         raise NotJoined(f"{', '.join(missing)} did not join within {spoken(limit_s)}")
 

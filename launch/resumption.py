@@ -1,4 +1,4 @@
-"""What starting a run again takes: its end as the policy sees it, its slice and hosts as they were, its request.
+"""What starting a run again takes: its end as the policy sees it, and its request.
 
 `fab recover`, `fab train --max-restarts` and the keeper use it.
 """
@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 from contracts import run_directory
-from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, State
 from jobs.runtime.metric_definitions import finite
 from launch import control, costs, policy, runs
-from launch.backend import Say
 from launch.bundles import Bundle
 from launch.control import Limits
 from launch.jobs import Submitted
-from launch.launch import Request
+from launch.launching import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.policy import Action, Presence, RunObserved
 from launch.runs import Run
 from launch.targets import Target
-
-BOOT_LIMIT_S = 300.0
-BOOT_POLL_S = 1.0
-THERE_POLL_S = 10.0
 
 
 def observed(run: Run, state: State, *, living: Presence = "absent", silent: int = 0) -> RunObserved:
@@ -96,69 +89,6 @@ def asked_to_stop(run: Run) -> bool:
 def ask_to_stop(run: Run) -> None:
     """Let whoever is starting a run again leave that."""
     run.directory.write_json(run_directory.STOP, {"attempt": run.attempt})
-
-
-def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:
-    """Return the target with all its hosts: unchanged if they all answer, else once its slice was made again.
-
-    reopen: returns it as it is then.
-
-    Raises:
-        RequestError: hosts do not answer and nothing here can make them again, or they cannot be prepared.
-    """
-    silent = runs.look_at_all(target.agents).errors
-    if not silent:
-        return target
-    if not target.capabilities.hosts_outlive_runs:  # their nodes are the cluster's, which brings them back
-        raise silent[0]
-    for error in silent:
-        say(f"no answer from {error}")
-    target.backend.ensure(target, say)
-    return prepared(reopen, say)
-
-
-def prepared(
-    reopen: Callable[[], Target], say: Say, require_there: Callable[[], None] = lambda: None
-) -> Target:
-    """Return a target whose slice is new, once all its hosts answer and can run something.
-
-    require_there: raises, now and then, when the slice is lost while its hosts are waited for.
-
-    Raises:
-        RequestError: some do not answer, or cannot be prepared.
-    """
-    fresh = reopen()
-    wait_for_hosts(fresh, require_there)
-    say(f"{fresh.slice.name}: all hosts answer ({len(fresh.hosts)})")
-    if not fresh.backend.prepare(fresh):
-        raise RequestError("not every host could be prepared; fix what is listed, then `fab recover` again")
-    return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
-
-
-def wait_for_hosts(target: Target, require_there: Callable[[], None]) -> None:
-    """Wait until the SSH servers of new hosts answer.
-
-    Raises:
-        RequestError: some do not answer within BOOT_LIMIT_S.
-    """
-    deadline = time.monotonic() + BOOT_LIMIT_S
-    looked_s = time.monotonic()
-    while silent := runs.look_at_all(target.agents).errors:
-        if time.monotonic() - looked_s > THERE_POLL_S:
-            require_there()
-            looked_s = time.monotonic()
-        if time.monotonic() > deadline:
-            raise RequestError(
-                "\n  ".join(
-                    [
-                        f"hosts do not answer {spoken(BOOT_LIMIT_S)} after their slice was there:",
-                        *map(str, silent),
-                    ]
-                )
-                + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
-                f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"
-            )
-        time.sleep(BOOT_POLL_S)
 
 
 def resuming(run: Run) -> Request:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.local.transport import LocalTransport, copy_folder
+from backends.local.processes import LocalTransport, copy_folder
 
 
 def test_a_copy_is_whole_under_its_name_or_what_was_there_stays(tmp_path: Path) -> None:

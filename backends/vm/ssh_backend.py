@@ -1,0 +1,110 @@
+"""Hosts that are reached over SSH: what they are like, and a slice of them as a target."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from backends.host_backend import HostBackend
+from backends.vm.agent_session import AGENT_ROOT
+from backends.vm.ensure import exclusive, restore
+from backends.vm.transport import transports_of
+from contracts.files import is_url
+from contracts.inventory import Inventory, Slice
+from launch import inventories
+from launch.hosts import Agent, GoneLink, Transport, address_and_port
+from launch.remote_files import Buckets, HostFiles
+from launch.targets import CACHE_DIR, PYTHON, Capabilities, Target, Wanted, choose_hosts, place_of_runs
+
+CAPABILITIES = Capabilities(
+    shares_files=False,
+    shares_host=False,
+    is_billed=True,
+    hosts_outlive_runs=True,
+    hosts_follow_run=False,
+    restarts_runs=False,
+    stops_with_launcher=False,
+    python_remedy="`fab deploy --stack {stack}{runtime}` installs it",
+    checks=("ssh", "hosts", "storage"),
+    instead={},
+)
+
+
+def backend_of(
+    inventory: Inventory,
+    pulumi_stack: str | None,
+    one_slice: Slice,
+    agents: tuple[Agent, ...],
+    transports: tuple[Transport, ...],
+) -> HostBackend:
+    """Return the backend of hosts of a slice that are reached over SSH."""
+    known = {agent.host: agent for agent in agents}
+
+    def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
+        """On a host that the slice has no longer, nothing runs."""
+        gone = GoneLink(f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones")
+        names = [host["name"] for host in described["hosts"]]
+        return tuple(known.get(name) or Agent(host=name, link=gone, root="/") for name in names)
+
+    return HostBackend(
+        capabilities=CAPABILITIES,
+        environments=None,
+        agents=agents,
+        transports=transports,
+        agents_of=agents_of,
+        restore=functools.partial(restore, inventory.control, pulumi_stack, one_slice),
+        deploy=_deploy,
+        hold=functools.partial(exclusive, inventory.control, one_slice.name),
+        open_shell=_open_shell,
+    )
+
+
+def _deploy(target: Target) -> bool:
+    from backends.vm.deploy import deploy  # few runs ever need it
+
+    return deploy(target, with_comforts=False) == 0
+
+
+def _open_shell(target: Target, index: int | None, run_id: str | None) -> int:  # noqa: ARG001 - a host has one always
+    from backends.vm import ssh_config
+
+    argv = ssh_config.command(target, index)
+    sys.stdout.flush()
+    # In place of this process, so that the terminal, its signals and its size are ssh's own.
+    os.execvp(argv[0], argv)
+
+
+def target_of(inventory: Inventory, one_slice: Slice, wanted: Wanted) -> Target:
+    """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
+    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
+    given = wanted.given
+    transports = transports_of(inventory, one_slice, [host.index for host in hosts])
+    agents = tuple(
+        Agent(host=host.name, link=transport, root=AGENT_ROOT)
+        for host, transport in zip(hosts, transports, strict=True)
+    )
+    runs_url = place_of_runs(inventory, one_slice, wanted.runs)
+    pulumi_stack = None if inventories.is_file(wanted.stack) else inventory.stack
+    return Target(
+        name=wanted.stack,
+        pulumi_stack=pulumi_stack,
+        inventory=inventory,
+        slice=one_slice,
+        hosts=hosts,
+        platform=wanted.platform or (given.platform if given else "tpu"),
+        transports=transports,
+        agents=agents,
+        python=wanted.python or (given.python if given else PYTHON),
+        python_is_given=wanted.python is not None,
+        runs_url=runs_url,
+        files=Buckets() if is_url(runs_url) else HostFiles(agents),
+        agent_root=AGENT_ROOT,
+        cache_dir=CACHE_DIR,
+        cpus=(None,) * len(hosts),
+        coordinator_host=address_and_port(hosts[0].internal_address)[0],
+        backend=backend_of(inventory, pulumi_stack, one_slice, agents, transports),
+        stand_in_devices=given.stand_in_devices if given else None,
+    )
