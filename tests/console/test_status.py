@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,14 +213,23 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
     assert status_command.KEEPERS in capsys.readouterr().out
 
 
+CONNECTION: Any = SimpleNamespace(name="cluster dev", load=lambda: None)
+JOB: dict[str, Any] = {"kind": "Job", "metadata": {}, "spec": {"completions": 2}}
+
+
 class Restarting(ClusterRuns):
-    """Of each run a Job that the cluster goes on with."""
+    """Of each run a Job that the cluster goes on with, until it is stopped."""
 
     def __init__(self) -> None:
-        pass
+        self.connection = CONNECTION
+        self.work: dict[str, Any] | None = JOB
 
     def of(self, run_id: str) -> Seen:
-        return Seen(run_id=run_id, work={"metadata": {}}, pods={})
+        return Seen(run_id=run_id, work=self.work, pods={})
+
+    def stop(self, run_id: str, attempt: int, index: int, grace_s: float) -> dict[str, Any]:
+        self.work = None
+        return {"stopped": []}
 
 
 @pytest.mark.parametrize(
@@ -248,11 +258,11 @@ class Over(ClusterRuns):
     """Of each run a Job that has failed, and that nobody has followed."""
 
     def __init__(self) -> None:
-        pass
+        self.connection = CONNECTION
 
     def of(self, run_id: str) -> Seen:
         why = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded", "message": "gave up"}
-        return Seen(run_id=run_id, work={"metadata": {}, "status": {"conditions": [why]}}, pods={})
+        return Seen(run_id=run_id, work={**JOB, "status": {"conditions": [why]}}, pods={})
 
 
 def test_status_puts_on_record_why_a_cluster_gave_up_a_run(

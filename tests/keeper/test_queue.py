@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from backends.host_backend import HostBackend
 from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import to_json
@@ -371,7 +372,7 @@ def test_a_run_of_another_user_is_lost_after_minutes_without_a_heartbeat_by_the_
             "cache_dir": str(tmp_path), "platform": "cpu",
         },
     )  # fmt: skip
-    monkeypatch.setattr(runs, "look", lambda *_: Look(processes=(), errors=()))
+    monkeypatch.setattr(HostBackend, "status", lambda *_: Look(processes=(), errors=()))
     monkeypatch.setattr(Documents, "now_s", lambda _: time.time() + ahead_s)
     run = entry(1, run_id=run_id, runs_url=str(tmp_path / "runs"), slice="local", attempt=Attempt(number=0))
     world = World(store.documents, print, program="a test")
