@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from backends.local.local_backend import on_this_machine
 from infra import naming
 from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.lifecycle import Lifecycle
@@ -30,7 +29,7 @@ from launch.targets import Wanted
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props
 from tests.keeper import lab as labs
 from tests.keeper.lab import RUN_ID, ZONES, Lab
-from tests.launch.slices import make_inventory, make_slice
+from tests.launch.slices import make_inventory, make_slice, make_target
 
 lab = labs.lab
 TWO_ZONES = {"zones": [*ZONES], "strategy": "first", "zone_wait_s": 600.0}
@@ -195,8 +194,7 @@ def test_of_a_run_that_its_silent_hosts_alone_can_read_nothing_is_known_and_noth
 ) -> None:
     """So its hosts are prepared again, and are given up one day."""
     agents = tuple(Agent(host=host, link=NoAnswer(), root="/agent") for host in ("w-0", "w-1"))
-    here = on_this_machine(hosts="2", platform="cpu")
-    target = dataclasses.replace(here, agents=agents, runs_url="/mnt/share/runs", files=HostFiles(agents))
+    target = make_target(agents, runs_url="/mnt/share/runs", files=HostFiles(agents))
     world = World(Documents(str(tmp_path)), print, program="a test")
     monkeypatch.setattr(world, "target", lambda _: target)
     run = Run(run_id=RUN_ID, stack="s", runs_url="/mnt/share/runs", slices=("main",), slice="main")
