@@ -57,6 +57,6 @@ class Zombies:
 @task
 def zombies(args: Zombies) -> int:
     """List all TPUs of the project, and those left over."""
-    from keeper.reclaim import command
+    from keeper import zombies
 
-    return command(args.where.wanted(), remove=args.remove, yes=args.yes)
+    return zombies.command(args.where.wanted(), remove=args.remove, yes=args.yes)

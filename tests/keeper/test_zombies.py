@@ -15,8 +15,8 @@ from contracts.inventory import Slice, to_json
 from infra import naming
 from infra.cloud_tpu.request import Spec, queued_resource
 from infra.cloud_tpu.retry import Backoff
-from keeper import reclaim
-from keeper.reclaim import known_of, limits
+from keeper import zombies
+from keeper.zombies import limits, parse_export
 from launch import inventories
 from launch.targets import Wanted
 from rehearsal.tpu_api import Clock, TpuApi
@@ -31,8 +31,8 @@ def state(*more: dict[str, Any], pending: int = 0, slices: tuple[Slice, ...] | N
     here = on_this_machine(hosts="1", platform="cpu").inventory
     made = dataclasses.replace(here, stack="dev", project="grant", slices=slices or ())
     resources = [
-        {"type": reclaim.IDENTITY, "outputs": {"owner": OWNER, "project": "grant"}},
-        {"type": reclaim.STACK, "outputs": {} if slices is None else {"inventory": to_json(made)}},
+        {"type": zombies.IDENTITY, "outputs": {"owner": OWNER, "project": "grant"}},
+        {"type": zombies.STACK, "outputs": {} if slices is None else {"inventory": to_json(made)}},
         *more,
     ]
     return json.dumps(
@@ -41,7 +41,7 @@ def state(*more: dict[str, Any], pending: int = 0, slices: tuple[Slice, ...] | N
 
 
 def in_state(zone: str, own_id: str, **more: Any) -> dict[str, Any]:
-    return {"type": reclaim.QUEUED_RESOURCE, "outputs": {"zone": zone, "queued_resource_id": own_id, **more}}
+    return {"type": zombies.QUEUED_RESOURCE, "outputs": {"zone": zone, "queued_resource_id": own_id, **more}}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuApi]:
     with TpuApi(clock=clock) as made:
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", made.url)
         monkeypatch.setattr(
-            reclaim, "Backoff", lambda say: Backoff(say=say, now=clock.now, sleep=made.control.advance)
+            zombies, "Backoff", lambda say: Backoff(say=say, now=clock.now, sleep=made.control.advance)
         )
         yield made
 
@@ -117,7 +117,7 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
     before = ids(api)
     main = dataclasses.replace(MAIN, origin="queued-resource main", zones=(ZONE, "europe-west4-b"))
     exported = state(in_state(ZONE, "second"), slices=(main,))
-    assert reclaim.command(stack(exported), remove=False, yes=True) == 0
+    assert zombies.command(stack(exported), remove=False, yes=True) == 0
     said = capsys.readouterr().out
     assert ids(api) == before
     assert "grant holds 7; 2 are dev's and nobody knows of them" in said
@@ -126,7 +126,7 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
     assert "another stack's (prod)" in said and "not tpu-stack's" in said
     assert any("left" in row and "3.92" not in row and "7.68" in row for row in rows)  # us-west4: 16 x 0.48
 
-    assert reclaim.command(stack(exported), remove=True, yes=True) == 0
+    assert zombies.command(stack(exported), remove=True, yes=True) == 0
     gone = {each for each in before if "/left" in each or "/many" in each}
     assert len(gone) == 5 and ids(api) == before - gone
 
@@ -137,13 +137,13 @@ def test_a_stack_without_an_inventory_is_known_by_its_state_and_one_without_a_st
     make("left")
     make("far", OTHER_ZONE)
     api.control.cut_off(OTHER_ZONE)
-    assert reclaim.command(stack(state()), remove=False, yes=True) == 0
+    assert zombies.command(stack(state()), remove=False, yes=True) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "grant holds 1; 1 are dev's and nobody knows of them" in said
     assert f"could not say what it holds in {OTHER_ZONE}" in said
     api.control.clear_faults()
     nothing = json.dumps({"deployment": {"resources": []}})
-    assert reclaim.command(stack(nothing), remove=False, yes=True) == 0
+    assert zombies.command(stack(nothing), remove=False, yes=True) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "grant holds 2; 0 are dev's" in said and "Pulumi's state of dev has no id" in said
 
@@ -161,7 +161,7 @@ def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_tha
     api.answer("POST", f"/v2/projects/grant/locations/{ZONE}/nodes?nodeId=direct", body)
     api.control.advance(3600)
     assert ids(api) == {f"{ZONE}/nodes/direct", f"{ZONE}/nodes/many-1"}
-    assert reclaim.command(stack(state()), remove=True, yes=True) == 0
+    assert zombies.command(stack(state()), remove=True, yes=True) == 0
     assert ids(api) == set()
 
 
@@ -170,26 +170,26 @@ def test_nothing_is_removed_while_an_update_goes_on_or_was_interrupted_or_withou
 ) -> None:
     make("left")
     with pytest.raises(RequestError, match="an update of dev is under way or was interrupted"):
-        reclaim.command(stack(state(pending=1)), remove=True, yes=True)
+        zombies.command(stack(state(pending=1)), remove=True, yes=True)
     nobody = json.dumps({"deployment": {"resources": []}})
-    assert reclaim.command(stack(nobody), remove=True, yes=True) == 0
+    assert zombies.command(stack(nobody), remove=True, yes=True) == 0
     with pytest.raises(RequestError, match="printed no state of a stack"):
-        reclaim.command(stack("warning: nothing"), remove=True, yes=True)
+        zombies.command(stack("warning: nothing"), remove=True, yes=True)
     with pytest.raises(RequestError, match="Pulumi did not make it"):
-        reclaim.command(Wanted(stack="./inventory.json"), remove=True, yes=True)
+        zombies.command(Wanted(stack="./inventory.json"), remove=True, yes=True)
     assert len(ids(api)) >= 1
 
 
 def test_what_pulumi_has_is_known_by_name_and_place_in_all_zones_that_it_may_be_in() -> None:
-    direct = {"type": reclaim.DIRECT, "outputs": {"zone": ZONE, "name": "one"}}
-    known = known_of("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE]), direct))
+    direct = {"type": zombies.DIRECT, "outputs": {"zone": ZONE, "name": "one"}}
+    known = parse_export("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE]), direct))
     assert known.owner == OWNER
     assert set(known.names) == {f"{ZONE}/q", f"{OTHER_ZONE}/q", f"{ZONE}/one"}
-    assert reclaim.STACK_LABEL == naming.STACK_LABEL
+    assert zombies.STACK_LABEL == naming.STACK_LABEL
 
 
 def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ours() -> None:
-    known = known_of("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE])))
+    known = parse_export("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE])))
 
     def queued(zone: str, at: str, owner: str = OWNER) -> dict[str, Any]:
         spec = Spec.of(
@@ -205,10 +205,10 @@ def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ou
         ([queued(OTHER_ZONE, "WAITING_FOR_RESOURCES", "d4e5f6")], "in use"),
         ([queued(OTHER_ZONE, "ACTIVE")], "in use"),
     ):
-        found = reclaim.holdings([queued(ZONE, "ACTIVE"), *others], [], known)
-        assert {each.zone: each.whose for each in found} == {ZONE: "in use", OTHER_ZONE: whose}
+        found = zombies.holdings([queued(ZONE, "ACTIVE"), *others], [], known)
+        assert {each.zone: each.ownership for each in found} == {ZONE: "in use", OTHER_ZONE: whose}
     both = [queued(ZONE, "SUSPENDED"), queued(OTHER_ZONE, "ACCEPTED")]
-    assert {each.whose for each in reclaim.holdings(both, [], known)} == {"in use"}
+    assert {each.ownership for each in zombies.holdings(both, [], known)} == {"in use"}
 
 
 def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_held() -> None:
@@ -217,7 +217,7 @@ def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_he
         "acceleratorType": "v5litepod-8",
         "state": "READY",
     }
-    found = reclaim.holdings([], [{**node, "schedulingConfig": {"spot": True}}], known_of("dev", state()))
+    found = zombies.holdings([], [{**node, "schedulingConfig": {"spot": True}}], parse_export("dev", state()))
 
     def quota(own_id: str, value: str | None, zone: str | None, *others: str) -> dict[str, Any]:
         dimensions = {} if zone is None else {"dimensions": {"zone": zone}}

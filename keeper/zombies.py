@@ -1,0 +1,371 @@
+"""`fab zombies`: lists all TPUs that a project holds, in every zone, with their owners, and removes leftovers.
+
+The stack's resources carry its owner label. Those that Pulumi's state or the inventory has are in use. The others are
+zombies: an interrupted program has left them, they count against the quota, may be billed, and can be removed here.
+Resources of others are shown and never changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from rich.table import Table
+
+from contracts.errors import DONE, FAILED, RequestError
+from contracts.inventory import Inventory
+from infra import catalogue
+from infra.cloud_tpu import request, settings
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from launch import costs, inventories
+from launch.output import say, terminal
+from launch.targets import LOCAL, Wanted
+
+Json = dict[str, Any]
+Ownership = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
+
+STACK_LABEL = "tpu-stack"
+"""As `infra.naming` has it."""
+QUEUED_RESOURCE = "pulumi-python:dynamic/tpu_stack:QueuedResource"
+IDENTITY = "pulumi-python:dynamic/tpu_stack:StackIdentity"
+DIRECT = "gcp:tpu/v2Vm:V2Vm"
+STACK = "pulumi:pulumi:Stack"
+PROJECT = "gcp:project"
+"""The key of Pulumi's configuration."""
+EMPTY_STATES = frozenset(
+    {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED"}
+)
+"""States in which a resource holds no machine and nothing is billed."""
+QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
+QUOTA_PREFIXES = {
+    "v2": "TPUV2", "v3": "TPUV3", "v4": "TPUV4", "v5e": "TPUV5sLitepod", "v5p": "TPUV5P", "v6e": "TPUV6E",
+}  # fmt: skip
+"""Generation → how the ids of its quotas begin, as in TPUV6EPreemptiblePerProjectPerZone… of Google's refusals."""
+SPOT, SERVING = "Preemptible", "Serving"
+ANSWER_LIMIT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackState:
+    """What Pulumi's state has of a stack, whether or not it was ever made as a whole.
+
+    owner, project: empty where there is no id of the stack. names: ZONE/ID of its queued resources and nodes, and of
+    the slices of its inventory. pending: resources of an update that is under way or was interrupted.
+    """
+
+    owner: str
+    names: frozenset[str]
+    pending: tuple[str, ...] = ()
+    project: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A queued resource with its nodes (count), or a node without one. label: the stack that its labels name.
+
+    asked_by: the id of the queued resource that it is or was of.
+    """
+
+    kind: Literal["queued resource", "node"]
+    zone: str
+    own_id: str
+    accelerator_type: str
+    count: int
+    capacity: str
+    state: str
+    ownership: Ownership
+    label: str
+    asked_by: str
+
+    @property
+    def pool(self) -> tuple[str, str, bool]:
+        """What a quota is for: zone, generation, and whether the chips are spot."""
+        accelerator = catalogue.ACCELERATORS.get(self.accelerator_type)
+        return self.zone, accelerator.generation.name if accelerator else "", self.capacity == "spot"
+
+    @property
+    def chips(self) -> int:
+        """How many chips it has now."""
+        accelerator = catalogue.ACCELERATORS.get(self.accelerator_type)
+        return accelerator.chips * self.count if accelerator and self.state not in EMPTY_STATES else 0
+
+    def delete(self, lifecycle: Lifecycle, project: str, owner: str) -> None:
+        """Have it removed, if it is the owner's. Raises CloudTpuError."""
+        if self.kind == "node":
+            lifecycle.delete_node(f"projects/{project}/locations/{self.zone}/nodes/{self.own_id}", owner)
+            return
+        place = {"project": project, "zone": self.zone, "owner": owner}
+        lifecycle.delete({**place, "queued_resource_id": self.own_id, "node_count": self.count})
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table that `fab zombies` prints."""
+        label = f" ({self.label})" if self.ownership == "another stack's" else ""
+        kind = f"{self.count} x {self.accelerator_type}" if self.count > 1 else self.accelerator_type
+        usd = "" if self.usd_per_hour is None else f"{self.usd_per_hour:,.2f}"
+        return (
+            f"{self.ownership}{label}",
+            self.zone,
+            self.own_id,
+            self.kind,
+            kind,
+            self.capacity,
+            self.state,
+            usd,
+        )
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = costs.listed_price(dataclasses.asdict(self)) if self.chips else None
+        return price["usd_per_hour"] if price else None
+
+
+def parse_export(stack: str, text: str) -> StackState:
+    """Return what the output of `pulumi stack export` says. Pure.
+
+    Raises:
+        RequestError: it is none, or its inventory cannot be read.
+    """
+    try:
+        state = json.loads(text)["deployment"]
+        resources = [
+            (resource["type"], resource.get("outputs") or {}) for resource in state.get("resources") or ()
+        ]
+        pending = [str(resource["resource"]["urn"]) for resource in state.get("pending_operations") or ()]
+        names = {
+            f"{zone}/{outputs['queued_resource_id']}"
+            for kind, outputs in resources
+            if kind == QUEUED_RESOURCE
+            for zone in [outputs["zone"], *(outputs.get("zones") or ())]
+        }
+        names |= {f"{outputs['zone']}/{outputs['name']}" for kind, outputs in resources if kind == DIRECT}
+        identity = next((outputs for kind, outputs in resources if kind == IDENTITY), None)
+        owner, project = (str(identity["owner"]), str(identity.get("project", ""))) if identity else ("", "")
+        inventory = next((outputs.get("inventory") for kind, outputs in resources if kind == STACK), None)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise RequestError(f"--stack {stack}: `pulumi stack export` printed no state of a stack") from None
+    if inventory is not None:
+        names |= zone_ids(inventories.parse(str(inventory), f"the stack {stack}"))
+    return StackState(owner=owner, names=frozenset(names), pending=tuple(pending), project=project)
+
+
+def zone_ids(inventory: Inventory) -> set[str]:
+    """Return ZONE/ID of its slices, in all zones that they may be in."""
+    return {
+        f"{zone}/{one_slice.origin.rpartition(' ')[2]}"
+        for one_slice in inventory.slices
+        for zone in (one_slice.zone, *one_slice.zones)
+    }
+
+
+def holdings(queued: Iterable[Json], nodes: Iterable[Json], stack: StackState) -> list[Holding]:
+    """Return all that a project holds, zombies first. Pure."""
+    queued = [*queued]
+    serving = {
+        str(resource["name"]).rpartition("/")[2]
+        for resource in queued
+        if request.state_of(resource) == request.ACTIVE
+        and "/".join(str(resource["name"]).split("/")[3::2]) in stack.names
+    }
+    held: dict[str, Holding] = {}
+    for resource in queued:
+        node, state, count = (
+            request.node_of(resource),
+            request.state_of(resource),
+            len(request.node_ids(resource)),
+        )
+        capacity = (
+            "spot" if "spot" in resource else "reserved" if resource.get("reservationName") else "on-demand"
+        )
+        holding = _holding("queued resource", resource, node, state, capacity, count or 1, stack)
+        is_elsewhere = (
+            state != request.ACTIVE and holding.own_id in serving
+        )  # the slice is in another of its zones
+        if holding.ownership == "in use" and is_elsewhere and request.is_owned(node, stack.owner):
+            holding = dataclasses.replace(holding, ownership="zombie")  # which a race has left
+        held[f"{holding.zone}/{holding.own_id}"] = holding
+    direct = []
+    for node in nodes:
+        scheduling = node.get("schedulingConfig") or {}
+        is_spot = scheduling.get("spot") or scheduling.get("preemptible")
+        capacity = "spot" if is_spot else "reserved" if scheduling.get("reserved") else "on-demand"
+        holding = _holding("node", node, node, str(node.get("state", "")), capacity, 1, stack)
+        if f"{holding.zone}/{holding.asked_by}" not in held:
+            direct.append(holding)
+    return sorted(
+        [*held.values(), *direct],
+        key=lambda holding: (holding.ownership != "zombie", holding.ownership, holding.zone, holding.own_id),
+    )
+
+
+def _holding(
+    kind: Any, resource: Json, node: Json, state: str, capacity: str, count: int, stack: StackState
+) -> Holding:
+    _, _, _, zone, _, own_id = [*str(resource.get("name", "")).split("/"), *[""] * 6][:6]
+    labels, config = node.get("labels") or {}, node.get("acceleratorConfig") or {}
+    ownership: Ownership = "another stack's" if STACK_LABEL in labels else "not tpu-stack's"
+    if f"{zone}/{own_id}" in stack.names:  # a direct node has no owner label
+        ownership = "in use"
+    elif request.is_owned(node, stack.owner):
+        ownership = "zombie"
+    return Holding(
+        kind=kind,
+        zone=zone,
+        own_id=own_id,
+        accelerator_type=str(
+            node.get("acceleratorType") or f"{config.get('type', '?')} {config.get('topology', '')}"
+        ),
+        count=count,
+        capacity=capacity,
+        state=state,
+        ownership=ownership,
+        label=str(labels.get(STACK_LABEL, "")),
+        asked_by=str(resource.get("queuedResource", "")).rpartition("/")[2] or own_id,
+    )
+
+
+def limits(quotas: Sequence[Json], held: Sequence[Holding]) -> Iterator[str]:
+    """Return a line for each quota that is told of the zones and generations that are held. Pure.
+
+    A quota counts chips for some generations and cores for others, so what is left is for the reader to work out.
+    """
+    for pool in sorted({holding.pool for holding in held}):
+        zone, generation, is_spot = pool
+        chips = sum(holding.chips for holding in held if holding.pool == pool)
+        for quota in quotas:
+            own_id = str(quota.get("quotaId", ""))
+            matches = own_id.startswith(QUOTA_PREFIXES.get(generation, "-")) and SERVING not in own_id
+            if matches and (SPOT in own_id) == is_spot and (value := _value(quota, zone)) is not None:
+                yield f"quota {own_id} in {zone}: {value}; {chips} chips are held"
+
+
+def _value(quota: Json, zone: str) -> str | None:
+    """Return its value for a zone: the zone's own, else that of a group of places with the zone."""
+    infos = [entry for entry in quota.get("dimensionsInfos", []) if (entry.get("details") or {}).get("value")]
+    own = [entry for entry in infos if (entry.get("dimensions") or {}).get("zone") == zone]
+    shared = [
+        entry
+        for entry in infos
+        if not entry.get("dimensions") and zone in entry.get("applicableLocations", [])
+    ]
+    return next((str(entry["details"]["value"]) for entry in own + shared), None)
+
+
+def command(target: Wanted, *, remove: bool, yes: bool) -> int:
+    """List what the project holds. remove: also remove the zombies, after a question unless `yes`; FAILED if one stays.
+
+    Raises:
+        RequestError: Pulumi did not make the stack, an update of it is under way, or Google does not answer.
+    """
+    stack = target.stack
+    if stack == LOCAL or (inventories.is_file(stack) and target.given is None):
+        raise RequestError(
+            f"--stack {stack}: Pulumi did not make it, so nothing says what is its own; "
+            "name a Pulumi stack with --stack"
+        )
+    inventory = target.given.inventory if target.given else None  # a rehearsal's
+    stack = inventory.stack if inventory else stack
+    project = inventory.project if inventory else _exported(stack).project
+    if not project:
+        project = inventories.ask(["config", "get", PROJECT], stack, otherwise="then try again").strip()
+    access, backoff = settings.read(lambda _: None), Backoff(say=say(terminal()))
+    with contextlib.closing(Client(access, backoff)) as client:
+        names = frozenset(zone_ids(inventory) if inventory else ())
+        return _carry_out(stack, names, project, access, client, backoff, remove=remove, yes=yes)
+
+
+def _exported(stack: str) -> StackState:
+    return parse_export(stack, inventories.ask(["stack", "export"], stack, otherwise="then try again"))
+
+
+def _carry_out(
+    stack: str,
+    names: frozenset[str],
+    project: str,
+    access: settings.Settings,
+    client: Client,
+    backoff: Backoff,
+    *,
+    remove: bool,
+    yes: bool,
+) -> int:
+    def look() -> tuple[StackState, list[Holding]]:
+        try:
+            queued, nodes = client.queued_resources(project), client.nodes(project)
+        except CloudTpuError as error:
+            raise RequestError(str(error)) from None
+        if unknown := sorted({*queued.unreachable, *nodes.unreachable}):
+            backoff.say(
+                f"warning: Google could not say what it holds in {', '.join(unknown)}; try again later"
+            )
+        # Read afterwards, so that it has whatever Pulumi had begun by then.
+        state = _exported(stack)
+        state = dataclasses.replace(state, names=state.names | names)
+        return state, holdings(queued.found, nodes.found, state)
+
+    tell, (state, held) = backoff.say, look()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour"):
+        table.add_column(heading, overflow="fold")
+    for holding in held:
+        table.add_row(*holding.cells)
+    if held:
+        terminal().print(table)
+    for line in _quota_lines(access, project, held) if held else ():
+        tell(line)
+    zombies = [holding for holding in held if holding.ownership == "zombie"]
+    tell(f"{project} holds {len(held)}; {len(zombies)} are {stack}'s and nobody knows of them")
+    if not state.owner:
+        tell(
+            f"Pulumi's state of {stack} has no id, as before the first `pulumi up` and after `pulumi destroy`: what is "
+            "its own cannot be told from what other stacks of that name have made"
+        )
+    if not zombies or not remove:
+        return DONE
+    if not yes and not sys.stdin.isatty():
+        raise RequestError("--remove: nobody is there to be asked; add --yes")
+    if not yes and input(f"remove {len(zombies)} for good? [y/N] ").strip().lower() != "y":
+        return DONE
+    state, fresh = look()  # what Pulumi has begun meanwhile, it knows of
+    if state.pending:
+        raise RequestError(
+            f"--remove: an update of {stack} is under way or was interrupted, and goes on with what is there; "
+            f"first `pulumi up --stack {stack}`, or `pulumi destroy`, which removes it too"
+        )
+    failed = False
+    for holding in [holding for holding in fresh if holding in zombies]:
+        try:
+            holding.delete(Lifecycle(client, backoff), project, state.owner)
+            tell(f"{holding.zone}/{holding.own_id}: removed")
+        except CloudTpuError as error:
+            tell(f"{holding.zone}/{holding.own_id}: {error}")
+            failed = True
+    return FAILED if failed else DONE
+
+
+def _quota_lines(access: settings.Settings, project: str, held: Sequence[Holding]) -> Iterator[str]:
+    """Return the lines about quotas from Google's Cloud Quotas API, or why there are none."""
+    if access.is_rehearsal:
+        return
+    import google.auth.exceptions
+    import google.auth.transport.requests
+
+    try:
+        session = google.auth.transport.requests.AuthorizedSession(settings.credentials(access))  # type: ignore[no-untyped-call]
+        answer = session.get(QUOTAS.format(project), params={"pageSize": 1000}, timeout=ANSWER_LIMIT_S)
+        if answer.status_code == 200:
+            yield from limits(answer.json().get("quotaInfos", []), held)
+            return
+        reason = f"HTTP {answer.status_code}"
+    except (OSError, ValueError, CloudTpuError, google.auth.exceptions.GoogleAuthError) as error:
+        reason = type(error).__name__
+    yield (
+        f"quotas are not told ({reason}): `gcloud services enable cloudquotas.googleapis.com --project={project}`, or "
+        f"see https://console.cloud.google.com/iam-admin/quotas?project={project}"
+    )
