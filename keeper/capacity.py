@@ -28,31 +28,31 @@ LEGEND = (
 )
 
 
-def capacity(console: Console, asked: targets.Wanted, *, days: int, as_json: bool) -> int:
+def capacity(console: Console, wanted: targets.Wanted, *, days: int, as_json: bool) -> int:
     """Print it, the zone that served most often first; as_json: every hour that is known.
 
     Raises:
         RequestError: the stack has no place where that is remembered, or it does not answer.
     """
-    if asked.stack == targets.LOCAL:
+    if wanted.stack == targets.LOCAL:
         raise RequestError("this machine asks for no TPUs; say --stack as well")
-    documents = documents_for(asked)
+    documents = documents_for(wanted)
     try:
-        found = stock_outs.read(documents)
+        hours_by_offer = stock_outs.read(documents)
     except DocumentsError as error:
         raise RequestError(str(error)) from None
     if as_json:
-        lines = [vars(offer) | vars(hours) for offer, hours in found.items()]
+        lines = [vars(offer) | vars(hours) for offer, hours in hours_by_offer.items()]
         console.print(json.dumps(lines), highlight=False, markup=False, soft_wrap=True)
-    elif not found:
+    elif not hours_by_offer:
         console.print(f"{documents.url}: no request has been noted yet; those for queued slices are")
     else:
-        console.print(capacity_table(found, days=days, now=datetime.datetime.now(datetime.UTC)))
+        console.print(capacity_table(hours_by_offer, days=days, now=datetime.datetime.now(datetime.UTC)))
         console.print(LEGEND % days, style="dim")
     return 0
 
 
-def capacity_table(found: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:
+def capacity_table(hours_by_offer: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:
     """Return a row for each zone, type and capacity, of the hours of the last days. Pure."""
     since = stock_outs.hour_of(now - datetime.timedelta(days=days))
     recent = {
@@ -60,36 +60,36 @@ def capacity_table(found: Mapping[Offer, Hours], *, days: int, now: datetime.dat
             out=tuple(hour for hour in hours.out if hour >= since),
             served=tuple(hour for hour in hours.served if hour >= since),
         )
-        for offer, hours in found.items()
+        for offer, hours in hours_by_offer.items()
     }
-    made = Table(box=None, pad_edge=False, header_style="dim")
+    rows = Table(box=None, pad_edge=False, header_style="dim")
     for heading in HEADINGS:
-        made.add_column(heading, justify="right" if heading in ("asked", "in vain") else "left", no_wrap=True)
+        rows.add_column(heading, justify="right" if heading in ("asked", "in vain") else "left", no_wrap=True)
     for offer, hours in sorted(
         recent.items(), key=lambda item: (item[0].kind, _in_vain(item[1]), item[0].zone)
     ):
-        asked = len({*hours.out, *hours.served})
-        made.add_row(
+        requested = len({*hours.out, *hours.served})
+        rows.add_row(
             offer.zone,
             offer.kind,
             offer.capacity,
-            str(asked),
-            f"{_in_vain(hours):.0%}" if asked else "",
+            str(requested),
+            f"{_in_vain(hours):.0%}" if requested else "",
             _ago(hours.out, now),
             _ago(hours.served, now),
             "".join(_slot(f"T{hour:02}", hours) for hour in range(24)),
         )
-    return made
+    return rows
 
 
 def _in_vain(hours: Hours) -> float:
     """The share of the hours in which nothing was served."""
-    asked = {*hours.out, *hours.served}
-    return len(asked - {*hours.served}) / len(asked) if asked else 1.0
+    requested = {*hours.out, *hours.served}
+    return len(requested - {*hours.served}) / len(requested) if requested else 1.0
 
 
 def _slot(hour: str, hours: Hours) -> str:
-    out, served = (any(each.endswith(hour) for each in kind) for kind in (hours.out, hours.served))
+    out, served = (any(moment.endswith(hour) for moment in kind) for kind in (hours.out, hours.served))
     return SOME if out and served else OUT if out else SERVED if served else NEVER
 
 

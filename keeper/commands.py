@@ -125,41 +125,41 @@ class HandOver:
         )
 
 
-def keep(target: Target, on: Callable[[str], Target], wanted: str, hand_over: HandOver) -> int:
+def keep(target: Target, on: Callable[[str], Target], name: str, hand_over: HandOver) -> int:
     """Carry out `fab keep`. target: any slice that may be meant. on: returns a slice of the stack by name."""
-    run = runs.find(target.runs, wanted)
+    run = runs.find(target.runs, name)
     own = str((run.described.get("slice") or {}).get("name") or target.slice.name)
     say(terminal())(hand_over.keep(run, target if own == target.slice.name else on(own)))
     return DONE
 
 
-def unkeep(documents: Documents, wanted: str) -> int:
+def unkeep(documents: Documents, name: str) -> int:
     """Carry out `fab unkeep`: the run itself goes on. wanted: as of any run.
 
     What the keeper has asked for and waits for is given back at its next look.
     """
     store = store_at(documents)
-    kept = [run for run in _wanted(documents) if run.desired in ("running", "stopped")]
-    run_id = _meant(kept, wanted)
+    kept_runs = [run for run in _kept_runs(documents) if run.desired in ("running", "stopped")]
+    run_id = _find(kept_runs, name)
 
     def change(now: Wanted | None) -> Wanted | None:
         is_over = now is None or now.end is not None or now.project is None
         return None if now is None or is_over else now.to_be("unmanaged")
 
     left = store.edit_run(run_id, change)
-    asked = "; what the keeper has asked for and still waits is withdrawn at its next look" if left else ""
-    say(terminal())(f"{run_id} is not kept any more; if it runs, it goes on{asked}")
+    note = "; what the keeper has asked for and still waits is withdrawn at its next look" if left else ""
+    say(terminal())(f"{run_id} is not kept any more; if it runs, it goes on{note}")
     return DONE
 
 
-def _wanted(documents: Documents) -> list[Wanted]:
+def _kept_runs(documents: Documents) -> list[Wanted]:
     """Return the runs that are kept, and those that were kept and ended last, the oldest first."""
-    several = sorted(store_at(documents).read().runs.values(), key=lambda run: run.added_s)
-    ended = [run.run_id for run in several if run.end is not None][:-MOST_ENDED]
-    return [run for run in several if run.submission is None and run.run_id not in ended]
+    all_runs = sorted(store_at(documents).read().runs.values(), key=lambda run: run.added_s)
+    ended = [run.run_id for run in all_runs if run.end is not None][:-MOST_ENDED]
+    return [run for run in all_runs if run.submission is None and run.run_id not in ended]
 
 
-def _meant(kept: Sequence[Wanted], wanted: str) -> str:
+def _find(kept_runs: Sequence[Wanted], name: str) -> str:
     """Return the id of the run that is meant, of those that are kept with the oldest first.
 
     wanted: an id, the beginning or end of one, a name, "latest", which is the one that was handed over last, or
@@ -168,18 +168,18 @@ def _meant(kept: Sequence[Wanted], wanted: str) -> str:
     Raises:
         RequestError: no run that is kept fits, or more than one does.
     """
-    fitting = [run for run in kept if wanted in (run.run_id, run.name)] or [
-        run for run in kept if wanted and (run.run_id.startswith(wanted) or run.run_id.endswith(wanted))
+    fitting = [run for run in kept_runs if name in (run.run_id, run.name)] or [
+        run for run in kept_runs if name and (run.run_id.startswith(name) or run.run_id.endswith(name))
     ]
-    if wanted == runs.LATEST or wanted.startswith(runs.LATEST_OF):
-        job = wanted.removeprefix(runs.LATEST_OF)
-        of = [run for run in kept if wanted == runs.LATEST or run.run_id.rsplit("-", 3)[0] == job]
-        fitting = of[-1:]
+    if name == runs.LATEST or name.startswith(runs.LATEST_OF):
+        job = name.removeprefix(runs.LATEST_OF)
+        matching = [run for run in kept_runs if name == runs.LATEST or run.run_id.rsplit("-", 3)[0] == job]
+        fitting = matching[-1:]
     if not fitting:
-        raise RequestError(f"{wanted} is not kept; `fab keeper status` lists those that are")
+        raise RequestError(f"{name} is not kept; `fab keeper status` lists those that are")
     if len(fitting) > 1:
         named = ", ".join(run.run_id for run in fitting[:5])
-        raise RequestError(f"{wanted}: {len(fitting)} runs that are kept fit ({named}); write more of the id")
+        raise RequestError(f"{name}: {len(fitting)} runs that are kept fit ({named}); write more of the id")
     return fitting[0].run_id
 
 
@@ -191,13 +191,13 @@ def stop(target: Target, run_id: str) -> bool:
     except RequestError:  # a stack without a bucket
         return False
     try:
-        found = store_at(documents).edit_run(run_id, lambda now: now and now.to_be("stopped"))
+        run = store_at(documents).edit_run(run_id, lambda now: now and now.to_be("stopped"))
     except DocumentsError as error:
         raise RequestError(f"{run_id}: the keeper cannot be told to stop it: {error}") from None
-    return found is not None and found.end is None and found.is_unwanted
+    return run is not None and run.end is None and run.is_unwanted
 
 
-def remove(target: Target, asked: AskedFor, run_id: str) -> str | None:
+def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
     """Write that a run is to be removed, and return a line about it; None: nobody starts it again.
 
     Its directory goes once a look has shown that nothing of it lives or is being started: where there is a keeper at
@@ -211,15 +211,15 @@ def remove(target: Target, asked: AskedFor, run_id: str) -> str | None:
     except RequestError:  # a stack without a bucket
         return None
     store, tell = store_at(documents), say(terminal())
-    found = store.edit_run(run_id, lambda now: now and now.to_be("removed"))
-    if found is None or found.desired != "removed":
+    marked = store.edit_run(run_id, lambda now: now and now.to_be("removed"))
+    if marked is None or marked.desired != "removed":
         return None
     if target.inventory.has_keeper:
         line = neglected(store)
         return f"{run_id} is to be removed; the keeper does so at its next look" + (
             f"\n{line}" if line else ""
         )
-    reconcile(store, World(documents, tell, program="fab rm", asked=asked), tell, asked)
+    reconcile(store, World(documents, tell, program="fab rm", asked=stack), tell, stack)
     left = store.run(run_id)
     if left is None:
         return f"removed {run_id}"
@@ -236,26 +236,26 @@ def resumed_by(target: Target) -> dict[str, str]:
         documents = store_of(target)
     except RequestError:  # a stack without a bucket has none
         return {}
-    found = {}
+    reasons = {}
     for run in store_at(documents).read().runs.values():
         if run.desired == "removed":
-            found[run.run_id] = "it is being removed"
+            reasons[run.run_id] = "it is being removed"
         elif run.end is None and run.submission is not None:
-            found[run.run_id] = f"the queue resumes it; `fab queue cancel {run.submission.number}` first"
+            reasons[run.run_id] = f"the queue resumes it; `fab queue cancel {run.submission.number}` first"
         elif run.is_kept:
-            found[run.run_id] = f"the keeper resumes it; `fab unkeep {run.run_id}` first"
-    return found
+            reasons[run.run_id] = f"the keeper resumes it; `fab unkeep {run.run_id}` first"
+    return reasons
 
 
 def status(documents: Documents) -> int:
     """Carry out `fab keeper status`: what it did, what it will do, and why, of all slices."""
-    wanted, console = _wanted(documents), terminal()
-    if not wanted:
+    kept_runs, console = _kept_runs(documents), terminal()
+    if not kept_runs:
         say(console)(f"no run is kept in {documents.url}; `fab train --keep`, or `fab keep RUN`")
         return DONE
     store = store_at(documents)
     table = Table("run", "slice", "state", "attempts left", "until", "why", box=None, pad_edge=False)
-    for run in wanted:
+    for run in kept_runs:
         limits, wait_s = run.limits, run.not_before_s - store.now_s()
         later = f"; next try in {spoken(wait_s)}" if run.is_kept and not run.seen and wait_s > 0 else ""
         table.add_row(
@@ -269,7 +269,7 @@ def status(documents: Documents) -> int:
     console.print(table)
     if line := neglected(store):
         say(console)(line)
-    for run in wanted:
+    for run in kept_runs:
         for act in run.history[-SHOWN_LINES:]:
             line = f"{act['time']} {run.run_id} {act['act']}: {act['reason']}"
             console.print(printable(line), soft_wrap=True, highlight=False)

@@ -119,7 +119,7 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
         raise RequestError(
             f"the stack {inventory.stack} has no keeper; set tpu-stack:keeper: true, then `pulumi up`"
         )
-    if inventory.slices and all(each.pool for each in inventory.slices):
+    if inventory.slices and all(one_slice.pool for one_slice in inventory.slices):
         raise RequestError(
             f"the keeper is for TPU VMs, and all slices of {inventory.stack} are node pools, whose cluster starts pods "
             "again; set tpu-stack:keeper: false, then `pulumi up`"
@@ -139,9 +139,11 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
     tell = say(terminal())
     for line in left_out_lines([bundle]):
         tell(line)
-    wanted = steps(place, inventory, bundle, sent, lock)
-    begun = deploy.Deployment(host, wanted, lambda each: tell(f"[{host}] {each.step}: {each.message}"))
-    outcome = begun.begin(transport).outcome()
+    planned = steps(place, inventory, bundle, sent, lock)
+    deployment = deploy.Deployment(
+        host, planned, lambda result: tell(f"[{host}] {result.step}: {result.message}")
+    )
+    outcome = deployment.begin(transport).outcome()
     terminal().print(deploy.table([outcome]))
     tell(deploy.verdict([outcome]))
     return 1 if outcome.failed else 0
@@ -173,7 +175,7 @@ def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
     remedy = "is it running, and may this account read it? `" + shlex.join(command) + "`"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ADDRESSES_LIMIT_S, check=True)
-        found = tuple(f"{each['key']} {each['value']}" for each in json.loads(done.stdout))
+        keys = tuple(f"{entry['key']} {entry['value']}" for entry in json.loads(done.stdout))
     except FileNotFoundError:
         raise HostError(
             host=gateway.name,
@@ -181,16 +183,16 @@ def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
             remedy="install the Google Cloud CLI",
         ) from None
     except subprocess.SubprocessError as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        why = next((line for line in said if line.startswith("ERROR")), said[-1])
+        output = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        reason = next((line for line in output if line.startswith("ERROR")), output[-1])
         raise HostError(
-            host=gateway.name, reason=f"its host keys cannot be read: {why}", remedy=remedy
+            host=gateway.name, reason=f"its host keys cannot be read: {reason}", remedy=remedy
         ) from None
     except (ValueError, LookupError, TypeError):
-        found = ()
-    if not found:
+        keys = ()
+    if not keys:
         raise HostError(host=gateway.name, reason="it has published no host keys", remedy=remedy)
-    return found
+    return keys
 
 
 # --- what is done there, pure -----------------------------------------------------------------------------------
@@ -201,15 +203,15 @@ def steps(place: Place, inventory: Inventory, bundle: Bundle, sent: str, lock: L
     code = place.code(bundle.sha256)
     before: tuple[Step, ...] = ()
     if place.system:
-        there = dataclasses.replace(lock, folder=f"{code}/requirements")
-        made = python_environment.made(MODULES, there, place.python.removesuffix("/bin/python"))
+        uploaded = dataclasses.replace(lock, folder=f"{code}/requirements")
+        step = python_environment.made(MODULES, uploaded, place.python.removesuffix("/bin/python"))
         environment = dataclasses.replace(
-            made,
+            step,
             root=True,
             needs=("certificates", "code"),
             # Where the service's user can read it, which /root is not; compiled, as it cannot write there.
             change=f"umask 022\nexport UV_PYTHON_INSTALL_DIR={place.root}/python UV_NO_CACHE=1 "
-            f"UV_COMPILE_BYTECODE=1\n{made.change}",
+            f"UV_COMPILE_BYTECODE=1\n{step.change}",
         )
         before = (certificates(), _user())
     else:
@@ -259,15 +261,15 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
     service, timer = f"{place.name}.service", f"{place.name}.timer"
     files = {service: service_unit(place, code, inventory), timer: timer_unit(inventory)}
     units, root, ctl = at_home(place.units), at_home(place.root), place.systemctl
-    units_of = {f"{units}/{name}": shlex.quote(text) for name, text in files.items()}
+    unit_texts = {f"{units}/{name}": shlex.quote(text) for name, text in files.items()}
     same = "\n".join(
         f"printf %s {text} | cmp -s - {path} || {{ echo {path}' is not there, or old'; exit 1; }}"
-        for path, text in units_of.items()
+        for path, text in unit_texts.items()
     )
     # Not for others to read: a proxy's address may have a password in it.
     write = "\n".join(
         f"(umask 077 && printf %s {text} >{path}.new) && mv {path}.new {path}"
-        for path, text in units_of.items()
+        for path, text in unit_texts.items()
     )
     stays = 'loginctl enable-linger || say "it runs only while you are logged in: sudo loginctl enable-linger $USER"'
     by_hand = f"cd {code} && {place.python} -m keeper --store {inventory.control}"
@@ -275,7 +277,7 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
   {{ echo "there is no systemd here; let another timer do: {by_hand}"; exit 1; }}"""
     # What the keeper itself has written, without systemd's own lines.
     field = "_SYSTEMD_UNIT" if place.system else "--user _SYSTEMD_USER_UNIT"
-    said = f"$(journalctl --lines 1 --output cat --no-pager {field}={service} 2>/dev/null)"
+    last_line = f"$(journalctl --lines 1 --output cat --no-pager {field}={service} 2>/dev/null)"
     return Step(
         name="service",
         check=f"""
@@ -283,7 +285,7 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
 {same}
 {ctl} is-active --quiet {timer} || {{ echo '{timer} is not active'; exit 1; }}
 [ "$({ctl} show --property Result --value {service})" = success ] ||
-  {{ echo "the last pass failed: {said}"; exit 1; }}
+  {{ echo "the last pass failed: {last_line}"; exit 1; }}
 echo "a pass every {EVERY_S} s: {ctl} list-timers {timer}"
 """,
         change=f"""
@@ -304,7 +306,7 @@ timeout {FIRST_PASS_S} {ctl} start {service} 2>/dev/null || status=$?
 case $status in
   0) ;;
   124) say "a pass is under way" ;;
-  *) echo "the first pass failed: {said}"; exit 1 ;;
+  *) echo "the first pass failed: {last_line}"; exit 1 ;;
 esac
 # What was used before the last two installations, nobody uses any more.
 touch {at_home(code)} {at_home(place.python.removesuffix("/bin/python"))}

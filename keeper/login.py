@@ -47,13 +47,13 @@ def inside(inventory: Inventory, user_name: str) -> Inventory:
     """Return the inventory with every host reached at its internal address, as that user. Pure."""
     slices = tuple(
         dataclasses.replace(
-            each,
+            one_slice,
             hosts=tuple(
                 dataclasses.replace(host, reach="direct", external_address=None, user=user_name)
-                for host in each.hosts
+                for host in one_slice.hosts
             ),
         )
-        for each in inventory.slices
+        for one_slice in inventory.slices
     )
     return dataclasses.replace(inventory, slices=slices)
 
@@ -63,23 +63,23 @@ def user(project: str, key: Path) -> str:
 
     Asks Google only where there is no key yet, or it is about to expire. Raises as `from_here`.
     """
-    known = key.with_suffix(".json")
+    note = key.with_suffix(".json")
     try:
-        found = json.loads(known.read_text(encoding="utf-8"))
-        if key.exists() and clock_s() < float(found["renew_at_s"]):
-            return str(found["user"])
+        content = json.loads(note.read_text(encoding="utf-8"))
+        if key.exists() and clock_s() < float(content["renew_at_s"]):
+            return str(content["user"])
     except (OSError, ValueError, LookupError, TypeError):
         pass
     import asyncssh  # which a quiet pass does without
 
     from backends.vm.login import user_of_profile
 
-    known.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
     fresh = asyncssh.generate_private_key("ssh-ed25519", comment="tpu-stack keeper")
     name = user_of_profile(_add_to_account(project, fresh.export_public_key("openssh").decode().strip()))
     atomic.write(key, fresh.export_private_key("openssh"), mode=0o600)
     # By a clock that begins with each boot, as the key does.
-    atomic.write(known, json.dumps({"user": name, "renew_at_s": clock_s() + KEY_LIFE_S - RENEW_BEFORE_S}))
+    atomic.write(note, json.dumps({"user": name, "renew_at_s": clock_s() + KEY_LIFE_S - RENEW_BEFORE_S}))
     return name
 
 
@@ -101,12 +101,12 @@ def _add_to_account(project: str, public_key: str) -> str:
         )
         if answer.status_code == 200:
             return json.dumps(answer.json().get("loginProfile", {}))
-        why = str(answer.json()["error"]["message"])
+        reason = str(answer.json()["error"]["message"])
     except (LookupError, TypeError, ValueError, google.auth.exceptions.GoogleAuthError, OSError) as error:
-        why = str(error) or repr(error)
+        reason = str(error) or repr(error)
     raise HostError(
         host="",
-        reason=f"OS Login does not take a key of this machine's account: {why.strip().splitlines()[0]}",
+        reason=f"OS Login does not take a key of this machine's account: {reason.strip().splitlines()[0]}",
         remedy=(
             "`pulumi up` with tpu-stack:keeper: true gives the gateway its account and switches on the OS Login API"
         ),

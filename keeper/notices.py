@@ -50,13 +50,13 @@ class Notices:
         event = Event(kind=cast(Kind, kind), text=text, run=run.run_id, name=run.name, stack=run.stack)
         with contextlib.suppress(HostError, RequestError, OSError):  # then less is known of the run
             directory = self._world.directory(run) if run.attempt is not None else None
-            found = runs.read(directory) if directory is not None else None
-            if found is not None:
-                event = notify.event_of(found, cast(Kind, kind), text)
+            attempted = runs.read(directory) if directory is not None else None
+            if attempted is not None:
+                event = notify.event_of(attempted, cast(Kind, kind), text)
         return {"event": dataclasses.asdict(event), "since_s": self._store.now_s(), "told": []}
 
-    def deliver(self, several: Sequence[Run]) -> None:
-        for run in several:
+    def deliver(self, noticed: Sequence[Run]) -> None:
+        for run in noticed:
             for notice in run.notices:
                 key = (run.run_id, json.dumps(notice["event"], sort_keys=True))
                 with self._lock:  # a look and the threads of slices deliver at the same time
@@ -83,19 +83,19 @@ class Notices:
             self._say(f"warning: {run.run_id}: {run_directory.KEEPER} could not be written: {error}")
 
     def _deliver(self, run: Run, notice: Mapping[str, Any]) -> None:
-        event, told, problems = Event(**notice["event"]), {*notice["told"]}, list[str]()
+        event, delivered, problems = Event(**notice["event"]), {*notice["told"]}, list[str]()
         if self.has_channel:
-            told, problems = notify.deliver(event, self._world.directory(run), told)
+            delivered, problems = notify.deliver(event, self._world.directory(run), delivered)
         for problem in problems:
             self._say(f"{run.run_id}: not notified by {problem}")
         is_over = not problems or self._store.now_s() - float(notice["since_s"]) > LIFE_S
-        rest = () if is_over else ({**notice, "told": sorted(told)},)
+        remaining = () if is_over else ({**notice, "told": sorted(delivered)},)
 
         def change(now: Run | None) -> Run | None:
             if now is None:
                 return None
-            others = (each for each in now.notices if each["event"] != notice["event"])
-            return dataclasses.replace(now, notices=(*others, *rest))
+            others = (other for other in now.notices if other["event"] != notice["event"])
+            return dataclasses.replace(now, notices=(*others, *remaining))
 
-        if rest != (notice,):
+        if remaining != (notice,):
             self._store.edit_run(run.run_id, change)

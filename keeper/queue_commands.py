@@ -53,14 +53,14 @@ class Wishes:
     track: Sequence[str] | None
 
 
-def submit(targets: Sequence[Target], asked: Request, wishes: Wishes) -> int:
+def submit(targets: Sequence[Target], request: Request, wishes: Wishes) -> int:
     """Put a run into the queue of a stack. targets: of the slices that it may run on.
 
     Raises:
         RequestError: it could be carried out on none of them.
     """
-    _check_name(targets[0], asked.name)
-    return _add(targets, [asked], wishes)
+    _check_name(targets[0], request.name)
+    return _add(targets, [request], wishes)
 
 
 def _check_name(target: Target, name: str | None) -> None:
@@ -71,25 +71,25 @@ def _check_name(target: Target, name: str | None) -> None:
 
 
 def submit_sweep(
-    targets: Sequence[Target], asked: Request, wishes: Wishes, *, grid: Sequence[str], seeds: int | None
+    targets: Sequence[Target], template: Request, wishes: Wishes, *, grid: Sequence[str], seeds: int | None
 ) -> int:
     """Put a family of runs into the queue, all or none.
 
     Raises:
         RequestError: the grid is none, its name is taken, or a member could not be carried out.
     """
-    follow.require_job(asked)
+    follow.require_job(template)
     now = datetime.datetime.now(datetime.UTC)
-    name = asked.name or f"{asked.job or 'sweep'}-{now:%Y%m%d-%H%M%S}"
-    members = [*sweep.requests(asked, name, sweep.members(grid, seeds))]
+    name = template.name or f"{template.job or 'sweep'}-{now:%Y%m%d-%H%M%S}"
+    members = [*sweep.requests(template, name, sweep.members(grid, seeds))]
     _check_name(targets[0], members[0].name)
-    several = store_at(store_of(targets[0])).read().runs.values()
-    there = {run.submission.sweep for run in several if run.submission}
-    if name in there or name in _sweeps(targets[0]):
+    queued = store_at(store_of(targets[0])).read().runs.values()
+    names = {run.submission.sweep for run in queued if run.submission}
+    if name in names or name in _sweeps(targets[0]):
         raise RequestError(f"--name {name}: is a sweep already; choose another name")
     code = _add(targets, members, wishes)
-    where = targets[0].stack_option
-    say(terminal())(f"sweep {name}: {len(members)} runs; `fab compare --sweep {name}{where}` compares them")
+    option = targets[0].stack_option
+    say(terminal())(f"sweep {name}: {len(members)} runs; `fab compare --sweep {name}{option}` compares them")
     return code
 
 
@@ -103,7 +103,7 @@ def _sweeps(target: Target) -> set[str]:
         return set()
 
 
-def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) -> int:
+def _add(targets: Sequence[Target], requests: Sequence[Request], wishes: Wishes) -> int:
     track = tracking.selected(wishes.track, os.environ, None)
     documents = store_of(targets[0])
     store, added = store_at(documents), list[Run]()
@@ -111,17 +111,17 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     left_out: dict[str, None] = {}
     content, now = store.read(), datetime.datetime.now(datetime.UTC)
     names = {run.name: run for run in pending(content.runs.values())}
-    for asked in several:
-        follow.require_job(asked)
-        submitted, fitting = _checked(targets, asked)
-        if asked.name is not None and (other := names.get(asked.name)) and other.submission:
+    for request in requests:
+        follow.require_job(request)
+        submitted, fitting = _checked(targets, request)
+        if request.name is not None and (other := names.get(request.name)) and other.submission:
             raise RequestError(
-                f"--name {asked.name}: entry {other.submission.number} of the queue has it; choose another"
+                f"--name {request.name}: entry {other.submission.number} of the queue has it; choose another"
             )
         submission = Submission(
             number=0,
             what=_what(submitted),
-            **submissions.described(dataclasses.replace(asked, job=submitted.name, track=track), submitted),
+            **submissions.described(dataclasses.replace(request, job=submitted.name, track=track), submitted),
             where=wishes.where,
             by=getpass.getuser(),
             added=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -133,8 +133,8 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
                 runs_url=targets[0].runs_url,
                 slices=fitting,
                 project=targets[0].inventory.project,
-                name=asked.name,
-                limits=Limits(restarts=wishes.restarts, max_usd=asked.max_usd),
+                name=request.name,
+                limits=Limits(restarts=wishes.restarts, max_usd=request.max_usd),
                 submission=submission,
                 priority=wishes.priority,
                 added_s=store.now_s(),
@@ -149,10 +149,10 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     before = sum(run.slice is None for run in pending(content.runs.values()))
     first, last = (run.submission.number for run in (added[0], added[-1]) if run.submission)
     numbers = f"entry {first}" + (f" to {last}" if len(added) > 1 else "")
-    where, tell = targets[0].stack_option, say(terminal())
+    option, tell = targets[0].stack_option, say(terminal())
     for line in left_out:
         tell(line)
-    tell(f"{numbers} of the queue, {before} waiting before; `fab queue work{where}` or the keeper starts it")
+    tell(f"{numbers} of the queue, {before} waiting before; `fab queue work{option}` or the keeper starts it")
     if not any(target.hosts[0].internal_address for target in targets):
         tell(f"{targets[0].slice.name} has no hosts now; `pulumi up --refresh` or its keeper asks for them")
     return DONE
@@ -164,22 +164,24 @@ def _new_run_id(job: str, now: datetime.datetime, taken: Collection[str]) -> str
     return run_id
 
 
-def _checked(targets: Sequence[Target], asked: Request) -> tuple[Submitted, tuple[str, ...]]:
+def _checked(targets: Sequence[Target], request: Request) -> tuple[Submitted, tuple[str, ...]]:
     """Return what is run, and the slices that it can run on.
 
     Raises:
         RequestError: there is none.
     """
-    fitting, problems, found = [], [], None
+    fitting, problems, submission = [], [], None
     for target in targets:
         try:  # a name is checked once, and not for each slice and member
-            found = launching.submitted(launching.work_out(dataclasses.replace(asked, name=None), target))
+            submission = launching.submitted(
+                launching.work_out(dataclasses.replace(request, name=None), target)
+            )
             fitting.append(target.slice.name)
         except RequestError as error:
             problems.append(str(error) if len(targets) == 1 else f"{target.slice.name}: {error}")
-    if found is None:
+    if submission is None:
         raise RequestError("\n".join(problems))
-    return found, tuple(fitting)
+    return submission, tuple(fitting)
 
 
 def _what(submitted: Submitted) -> str:
@@ -189,20 +191,20 @@ def _what(submitted: Submitted) -> str:
     return next((word for word in words if word.endswith((".py", ".sh"))), words[0]).rpartition("/")[2]
 
 
-def work(documents: Documents, asked: Wanted, *, stay: bool) -> int:
+def work(documents: Documents, wanted: Wanted, *, stay: bool) -> int:
     """Bring about what is wanted, until no submitted run waits or runs; with `stay` until Ctrl-C.
 
     FAILED if a run ended otherwise than done.
     """
     tell, store = say(terminal()), store_at(documents)
-    world = World(documents, tell, program="fab queue work", asked=asked)
+    world = World(documents, tell, program="fab queue work", asked=wanted)
     unfinished = {run.run_id for run in pending(store.read().runs.values())}
     ended: dict[str, str] = {}
     problem = ""
     try:
         while True:
             try:
-                reconcile(store, world, tell, asked)
+                reconcile(store, world, tell, wanted)
                 content, problem = store.read(), ""
             except (HostError, HostsError, Unreachable) as error:  # the bucket may be away, or a host
                 if str(error) != problem:
@@ -247,16 +249,16 @@ def show(documents: Documents, *, everything: bool, as_json: bool) -> int:
     """Print the runs that wait or run, in their order, then some that have ended."""
     store = store_at(documents)
     content = store.read()
-    several = [run for run in content.runs.values() if run.submission is not None]
-    waiting = policy.in_order(pending(several))
-    ended = sorted((run for run in several if run.end), key=lambda run: run.end.at_s if run.end else 0.0)
+    entries = [run for run in content.runs.values() if run.submission is not None]
+    waiting = policy.in_order(pending(entries))
+    ended = sorted((run for run in entries if run.end), key=lambda run: run.end.at_s if run.end else 0.0)
     console = terminal()
     if as_json:
         print(json.dumps({"entries": [_described(run) for run in (*waiting, *ended)]}))
         return DONE
     for problem in content.unreadable.values():
         say(console)(printable(problem))
-    if not several:
+    if not entries:
         say(console)("the queue is empty; `fab submit` takes the options of `fab train`")
         return DONE
     shown = [*waiting, *(ended if everything else ended[-MOST_SHOWN:])]
@@ -278,13 +280,13 @@ def show(documents: Documents, *, everything: bool, as_json: bool) -> int:
             printable(" ".join(" ".join(run.reason.splitlines()[:2]).split())),
         )
     console.print(table)
-    for of_slice in content.slices.values() if waiting else ():
-        if of_slice.requested and of_slice.reason:
-            say(console)(printable(f"{of_slice.name}: {of_slice.reason}"))
+    for slice_ in content.slices.values() if waiting else ():
+        if slice_.requested and slice_.reason:
+            say(console)(printable(f"{slice_.name}: {slice_.reason}"))
     if waiting and (line := neglected(store)):
         say(console)(line)
-    if len(shown) < len(several):
-        say(console)(f"{len(several) - len(shown)} more that have ended: `fab queue --all`")
+    if len(shown) < len(entries):
+        say(console)(f"{len(entries) - len(shown)} more that have ended: `fab queue --all`")
     return DONE
 
 
@@ -306,14 +308,14 @@ def _age(added: str) -> str:
     return spoken(max(0.0, time.time() - runs.parse_time(added)), units=1)
 
 
-def cancel(documents: Documents, asked: Wanted, wanted: Sequence[str], *, grace_s: float) -> int:
+def cancel(documents: Documents, stack: Wanted, entries: Sequence[str], *, grace_s: float) -> int:
     """Take runs out of the queue; one that has started is stopped, with a checkpoint.
 
     Raises:
         RequestError: there is no such entry, or it has ended.
     """
     store, tell = store_at(documents), say(terminal())
-    chosen = [run for text in wanted for run in chosen_by([*store.read().runs.values()], text)]
+    chosen = [run for entry in entries for run in chosen_by([*store.read().runs.values()], entry)]
     reason = f"by {getpass.getuser()}"
 
     def stopped(now: Run | None) -> Run | None:
@@ -326,11 +328,11 @@ def cancel(documents: Documents, asked: Wanted, wanted: Sequence[str], *, grace_
         now = store.edit_run(run.run_id, stopped)
         if now is not None and now.attempt is not None and now.submission is not None:
             started.add(now.run_id)
-            what = f"stopping entry {now.submission.number} ({now.run_id})"
-            tell(f"{what}, up to {spoken(grace_s)} to save a checkpoint")
-    world = World(documents, tell, program="fab queue cancel", asked=asked)
+            text = f"stopping entry {now.submission.number} ({now.run_id})"
+            tell(f"{text}, up to {spoken(grace_s)} to save a checkpoint")
+    world = World(documents, tell, program="fab queue cancel", asked=stack)
     for _ in range(2):  # the second look sees that what was stopped is gone
-        reconcile(store, world, tell, asked)
+        reconcile(store, world, tell, stack)
     now_runs, code = store.read().runs, DONE
     ended = [run for run in chosen if (now := now_runs.get(run.run_id)) is None or now.end is not None]
     if cancelled := [
@@ -358,35 +360,37 @@ def move(documents: Documents, number: int, place: str, *, priority: int | None)
     if not place and priority is None:
         raise RequestError(f"{number}: say where to, first, last or before:NUMBER, or give a --priority")
     store = store_at(documents)
-    several = [*store.read().runs.values()]
-    run = numbered(several, number)
+    entries = [*store.read().runs.values()]
+    run = numbered(entries, number)
     if state_of(run) != "waiting":
         raise RequestError(f"{number}: is {state_of(run)}; only entries that wait can be moved")
     waiting = [
-        each for each in policy.in_order(pending(several)) if each.run_id != run.run_id and each.slice is None
+        entry
+        for entry in policy.in_order(pending(entries))
+        if entry.run_id != run.run_id and entry.slice is None
     ]
-    order, wanted = run.order, run.priority if priority is None else priority
+    order, new_priority = run.order, run.priority if priority is None else priority
     if place == "first" and waiting:
-        wanted = max(each.priority for each in waiting)
-        order = min(each.order for each in waiting) - 1.0
+        new_priority = max(entry.priority for entry in waiting)
+        order = min(entry.order for entry in waiting) - 1.0
     elif place == "last" and waiting:
-        wanted = min(each.priority for each in waiting)
-        order = max(each.order for each in waiting) + 1.0
+        new_priority = min(entry.priority for entry in waiting)
+        order = max(entry.order for entry in waiting) + 1.0
     elif place:
-        other = numbered(several, int(place.removeprefix("before:"))) if place.startswith("before:") else run
+        other = numbered(entries, int(place.removeprefix("before:"))) if place.startswith("before:") else run
         earlier = [
-            each.order for each in waiting if each.priority == other.priority and each.order < other.order
+            entry.order for entry in waiting if entry.priority == other.priority and entry.order < other.order
         ]
-        wanted, order = other.priority, (max(earlier, default=other.order - 2.0) + other.order) / 2
+        new_priority, order = other.priority, (max(earlier, default=other.order - 2.0) + other.order) / 2
 
     def moved(now: Run | None) -> Run | None:
         if now is None or now.slice is not None:
             return now
-        return dataclasses.replace(now, priority=wanted, order=order, failed_starts=0)
+        return dataclasses.replace(now, priority=new_priority, order=order, failed_starts=0)
 
     now = store.edit_run(run.run_id, moved)
     left = [
-        each.run_id for each in policy.in_order(pending(store.read().runs.values())) if each.slice is None
+        entry.run_id for entry in policy.in_order(pending(store.read().runs.values())) if entry.slice is None
     ]
     is_waiting = now is not None and now.run_id in left
     text = f"number {left.index(run.run_id) + 1} of {len(left)} that wait" if is_waiting else "taken just now"
@@ -394,35 +398,35 @@ def move(documents: Documents, number: int, place: str, *, priority: int | None)
     return DONE
 
 
-def numbered(several: Sequence[Run], number: int) -> Run:
+def numbered(entries: Sequence[Run], number: int) -> Run:
     """Return the run with a number. Raises RequestError: there is none."""
-    for run in several:
+    for run in entries:
         if run.submission is not None and run.submission.number == number:
             return run
     raise RequestError(f"{number}: the queue has no such entry; `fab queue --all` lists them")
 
 
-def chosen_by(several: Sequence[Run], text: str) -> list[Run]:
+def chosen_by(entries: Sequence[Run], text: str) -> list[Run]:
     """Return the submitted runs that have not ended and that a number, a sweep, the name or the id of a run means, or
     all of them by "all".
 
     Raises:
         RequestError: there is none.
     """
-    waiting = pending(several)
+    waiting = pending(entries)
     if text == "all":
         return [*waiting]
     if text.isascii() and text.isdigit():
-        run = numbered(several, int(text))
+        run = numbered(entries, int(text))
         if run.end is not None:
             raise RequestError(f"{text}: the entry is {run.end.outcome} already")
         return [run]
-    found = [
+    matching = [
         run for run in waiting if run.submission and text in (run.submission.sweep, run.name, run.run_id)
     ]
-    if not found:
+    if not matching:
         raise RequestError(f"{text}: no entry that waits or runs has this name; `fab queue` lists them")
-    return found
+    return matching
 
 
 def compare(target: Target, name: str, *, as_json: bool) -> int:

@@ -79,15 +79,15 @@ def store_of(target: Target) -> Documents:
     return _documents_of(target.inventory, target.name)
 
 
-def documents_for(asked: AskedFor) -> Documents:
+def documents_for(wanted: AskedFor) -> Documents:
     """Return the documents of the stack that is asked for, or of this machine; no host is needed.
 
     Raises:
         RequestError: there is no such stack, or as `store_of`.
     """
-    if asked.stack == targets.LOCAL:
-        return store_of(resolve(asked))
-    return _documents_of(inventory_of(asked), asked.stack)
+    if wanted.stack == targets.LOCAL:
+        return store_of(resolve(wanted))
+    return _documents_of(inventory_of(wanted), wanted.stack)
 
 
 def _documents_of(inventory: Inventory, stack: str) -> Documents:
@@ -113,23 +113,25 @@ def stack_of(content: Content, url: str) -> Stack | None:
     if stack is None:
         return None
     recorded = content.others.get(RECORDED)
-    kept = with_kept(stack.inventory, None if recorded is None else json.dumps(recorded).encode())
-    return dataclasses.replace(stack, inventory=kept)
+    recorded_inventory = with_kept(
+        stack.inventory, None if recorded is None else json.dumps(recorded).encode()
+    )
+    return dataclasses.replace(stack, inventory=recorded_inventory)
 
 
-def _parsed(found: Any, url: str) -> Stack | None:
-    if not isinstance(found, dict):
+def _parsed(content: Any, url: str) -> Stack | None:
+    if not isinstance(content, dict):
         return None
     try:
-        devices = found.get("stand_in_devices")
+        devices = content.get("stand_in_devices")
         return Stack(
-            project=str(found["project"]),
-            owner=str(found["owner"]),
-            slices=dict(found["slices"]),
-            inventory=from_json(found["inventory"]),
-            environment=dict(found.get("environment") or {}),
-            platform=found.get("platform"),
-            python=found.get("python"),
+            project=str(content["project"]),
+            owner=str(content["owner"]),
+            slices=dict(content["slices"]),
+            inventory=from_json(content["inventory"]),
+            environment=dict(content.get("environment") or {}),
+            platform=content.get("platform"),
+            python=content.get("python"),
             stand_in_devices=None if devices is None else tuple(devices),
         )
     except (KeyError, TypeError, ValueError, InventoryError) as error:
@@ -156,10 +158,10 @@ def note_look(documents: Documents) -> None:
 
 def neglected(store: Store) -> str:
     """Return a line if no keeper looks at what is wanted; "" if one does, or nothing has been wanted for long."""
-    wanted = [run for run in store.read().runs.values() if run.end is None]
+    active = [run for run in store.read().runs.values() if run.end is None]
     now_s = store.now_s()
-    looked_s = float(store.documents.read(LOOKED).value or 0.0) if wanted else 0.0
-    silent_s = now_s - max(looked_s, min((run.added_s for run in wanted), default=now_s))
+    looked_s = float(store.documents.read(LOOKED).value or 0.0) if active else 0.0
+    silent_s = now_s - max(looked_s, min((run.added_s for run in active), default=now_s))
     if silent_s < NEGLECTED_S:
         return ""
     return (

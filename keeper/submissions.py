@@ -15,15 +15,15 @@ from launch.launching import Request
 from launch.store import BUNDLES, Store
 
 
-def described(asked: Request, submitted: Submitted) -> dict[str, Any]:
+def described(template: Request, submitted: Submitted) -> dict[str, Any]:
     """Return the fields of a Submission that say what is run."""
     left_out = ("command", "resume", "submitted", "bundles", "run_id")
-    request, kept = (
-        {name: value for name, value in vars(each).items() if name not in left_out}
-        for each in (asked, submitted)
+    request, fields = (
+        {name: value for name, value in vars(part).items() if name not in left_out}
+        for part in (template, submitted)
     )
     bundles = tuple(bundle.sha256 for bundle in submitted.bundles)
-    return {"request": request, "submitted": kept, "bundles": bundles}
+    return {"request": request, "submitted": fields, "bundles": bundles}
 
 
 def request(documents: Documents, run: Run) -> Request:
@@ -34,18 +34,18 @@ def request(documents: Documents, run: Run) -> Request:
     """
     assert run.submission is not None
     submission = run.submission
-    asked, kept = dict(submission.request), dict(submission.submitted)
+    fields, submitted = dict(submission.request), dict(submission.submitted)
     try:
         for name in ("arguments", "track"):
-            asked[name] = tuple(asked[name])
-        kept["arguments"] = tuple(kept["arguments"])
+            fields[name] = tuple(fields[name])
+        submitted["arguments"] = tuple(submitted["arguments"])
         bundles = tuple(_bundle(documents, sha256) for sha256 in submission.bundles)
         return Request(
             **{
-                **asked,
+                **fields,
                 "resume": None,
                 "run_id": run.run_id,
-                "submitted": Submitted(**kept, bundles=bundles),
+                "submitted": Submitted(**submitted, bundles=bundles),
             }
         )
     except (TypeError, KeyError) as error:
@@ -57,9 +57,9 @@ def request(documents: Documents, run: Run) -> Request:
 
 def keep_code(documents: Documents, bundles: Iterable[Bundle]) -> None:
     """Write the code of a submission, where it is not there."""
-    there = {*documents.names(BUNDLES)}
+    existing = {*documents.names(BUNDLES)}
     for bundle in bundles:
-        if _place(bundle.sha256) not in there:
+        if _place(bundle.sha256) not in existing:
             with contextlib.suppress(ChangedError):  # somebody else has written the same code
                 documents.write(_place(bundle.sha256), {"archive": bundle.text}, version=ABSENT)
 
@@ -70,11 +70,13 @@ def remove_code(store: Store) -> None:
     for name in documents.names(BUNDLES):
         if name in _needed(store.read().runs.values()):
             continue
-        found = documents.read(name)
+        content = documents.read(name)
         with contextlib.suppress(ChangedError):
-            documents.delete(name, version=found.version)
-            if found.value is not None and name in _needed(store.read().runs.values()):  # submitted just now
-                documents.write(name, found.value, version=ABSENT)
+            documents.delete(name, version=content.version)
+            if content.value is not None and name in _needed(
+                store.read().runs.values()
+            ):  # submitted just now
+                documents.write(name, content.value, version=ABSENT)
 
 
 def pending(runs: Collection[Run]) -> Sequence[Run]:
@@ -87,8 +89,8 @@ def _needed(runs: Collection[Run]) -> set[str]:
 
 
 def _bundle(documents: Documents, sha256: str) -> Bundle:
-    found = documents.read(_place(sha256)).value
-    bundle = Bundle.of_text(found["archive"], sha256) if found else None
+    content = documents.read(_place(sha256)).value
+    bundle = Bundle.of_text(content["archive"], sha256) if content else None
     if bundle is None:
         raise RequestError(f"{documents.url}/{_place(sha256)}: the code is not there; submit it again")
     return bundle

@@ -65,33 +65,33 @@ def members(grid: Sequence[str], seeds: int | None) -> list[Member]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def requests(asked: Request, name: str, grid: Sequence[Member]) -> Iterator[Request]:
+def requests(template: Request, name: str, grid: Sequence[Member]) -> Iterator[Request]:
     """Yield the request of each member. The options of an own command are added to its words.
 
     Raises:
         RequestError: an option of the grid is given for all members too.
     """
-    words = asked.command.config.words if asked.command else asked.arguments
-    given = {word.partition("=")[0] for word in words}
-    if twice := [option for option in grid[0] if f"--{option}" in given]:
+    own_words = template.command.config.words if template.command else template.arguments
+    option_names = {word.partition("=")[0] for word in own_words}
+    if twice := [option for option in grid[0] if f"--{option}" in option_names]:
         raise RequestError(f"--{twice[0]}: is an option of the grid; leave it out after --")
-    switches = () if asked.command else jobs.find(asked.job, asked.framework).options()
+    switches = () if template.command else jobs.find(template.job, template.framework).options()
     for index, member in enumerate(grid, start=1):
         more = tuple(word for option, value in member.items() for word in _words(option, value, switches))
-        command = asked.command and dataclasses.replace(
-            asked.command, config=dataclasses.replace(asked.command.config, words=(*words, *more))
+        command = template.command and dataclasses.replace(
+            template.command, config=dataclasses.replace(template.command.config, words=(*own_words, *more))
         )
         yield dataclasses.replace(
-            asked,
+            template,
             command=command,
-            arguments=asked.arguments if command else (*words, *more),
+            arguments=template.arguments if command else (*own_words, *more),
             name=f"{name}-{index}",
             sweep={"name": name, "options": dict(member)},
         )
 
 
-def _words(option: str, value: str, known: Sequence[str]) -> tuple[str, ...]:
-    if f"--no-{option}" in known and value in ("true", "false"):
+def _words(option: str, value: str, switches: Sequence[str]) -> tuple[str, ...]:
+    if f"--no-{option}" in switches and value in ("true", "false"):
         return (f"--{option}" if value == "true" else f"--no-{option}",)
     return f"--{option}", value
 
@@ -121,7 +121,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class MemberResult:
     """What is known of one member."""
 
     options: Member
@@ -130,28 +130,28 @@ class Found:
     reason: str | None = None
 
 
-def rows(found: Sequence[Found], metric: Metric | None) -> list[Row]:
+def rows(results: Sequence[MemberResult], metric: Metric | None) -> list[Row]:
     """Return the members by their options, the best first; those that have no value last."""
     lower = -1 if metric is not None and metric.better == "higher" else 1
-    groups: dict[tuple[tuple[str, str], ...], list[Found]] = {}
-    for each in found:
-        key = tuple((name, value) for name, value in each.options.items() if name != SEED)
-        groups.setdefault(key, []).append(each)
+    groups: dict[tuple[tuple[str, str], ...], list[MemberResult]] = {}
+    for member in results:
+        key = tuple((name, value) for name, value in member.options.items() if name != SEED)
+        groups.setdefault(key, []).append(member)
     listed = []
-    for key, several in groups.items():
-        done = [each.overview for each in several if each.overview is not None and each.state == "done"]
-        known = [each for each in done if metric is not None and metric.name in each["metrics"]]
-        assert metric is not None or not known
-        ranked = sorted(known, key=lambda each: lower * each["metrics"][metric.name]) if metric else []
+    for key, group in groups.items():
+        done = [member.overview for member in group if member.overview is not None and member.state == "done"]
+        measured = [run for run in done if metric is not None and metric.name in run["metrics"]]
+        assert metric is not None or not measured
+        ranked = sorted(measured, key=lambda run: lower * run["metrics"][metric.name]) if metric else []
         listed.append(
             Row(
                 options=dict(key),
-                values=tuple(each["metrics"][metric.name] for each in ranked) if metric else (),
+                values=tuple(run["metrics"][metric.name] for run in ranked) if metric else (),
                 states={
-                    state: sum(each.state == state for each in several)
-                    for state in sorted({each.state for each in several})
+                    state: sum(member.state == state for member in group)
+                    for state in sorted({member.state for member in group})
                 },
-                wall_s=tuple(each["wall_s"] for each in done if each["wall_s"] is not None),
+                wall_s=tuple(run["wall_s"] for run in done if run["wall_s"] is not None),
                 best=ranked[0]["run"] if ranked else None,
             )
         )
@@ -165,22 +165,22 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
         RequestError: there is no such sweep.
     """
     listing = runs.survey(target.runs)
-    several = [run for run in reversed(listing.runs) if of_run(run).get("name") == name]
+    started = [run for run in reversed(listing.runs) if of_run(run).get("name") == name]
     submitted = [
         run
         for run in store.read().runs.values()
         if run.submission is not None and run.submission.sweep == name
     ]
-    if not several and not submitted:
+    if not started and not submitted:
         raise RequestError(
             f"--sweep {name}: there is none, in {target.runs_url} or in the queue; `fab queue --all`"
         )
-    known = target.backend.status(several)
-    found = [_of_run(run, runs.state_by(run, known)) for run in several]
-    there = {run.run_id for run in several}
-    found += [_of_submitted(run) for run in submitted if run.run_id not in there]
-    metric = next((run.metrics.get(run.metrics.headline) for run in several if run.metrics.headline), None)
-    compared = rows(found, metric)
+    look = target.backend.status(started)
+    results = [_of_run(run, runs.state_by(run, look)) for run in started]
+    started_ids = {run.run_id for run in started}
+    results += [_of_submitted(run) for run in submitted if run.run_id not in started_ids]
+    metric = next((run.metrics.get(run.metrics.headline) for run in started if run.metrics.headline), None)
+    compared = rows(results, metric)
     if as_json:
         print(
             json.dumps(
@@ -191,7 +191,7 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
                         {**dataclasses.asdict(row), "mean": row.mean, "deviation": row.deviation}
                         for row in compared
                     ],
-                    "runs": [each.overview for each in found if each.overview],
+                    "runs": [result.overview for result in results if result.overview],
                 }
             )
         )
@@ -213,11 +213,11 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
     console.print(table)
     for line in runs.cannot_be_read(listing.unreadable):
         say(console)(printable(line))
-    for each in found:
-        if each.reason:
+    for result in results:
+        if result.reason:
             say(console)(
                 printable(
-                    f"{' '.join(f'{k}={v}' for k, v in each.options.items())} {each.state}: {each.reason}"
+                    f"{' '.join(f'{k}={v}' for k, v in result.options.items())} {result.state}: {result.reason}"
                 )
             )
     return 0
@@ -234,14 +234,14 @@ def of_run(run: Run) -> Mapping[str, Any]:
     return run.described.get("sweep") or {}
 
 
-def _of_run(run: Run, state: str) -> Found:
-    said = overview.overview(run, state)  # type: ignore[arg-type]
-    reason = said["error"] if state not in ("done", "starting", "running", "saving") else None
-    return Found(options=of_run(run)["options"], state=state, overview=said, reason=reason)
+def _of_run(run: Run, state: str) -> MemberResult:
+    summary = overview.overview(run, state)  # type: ignore[arg-type]
+    reason = summary["error"] if state not in ("done", "starting", "running", "saving") else None
+    return MemberResult(options=of_run(run)["options"], state=state, overview=summary, reason=reason)
 
 
-def _of_submitted(run: Wanted) -> Found:
+def _of_submitted(run: Wanted) -> MemberResult:
     assert run.submission is not None
     options = run.submission.request["sweep"]["options"]
     state = run.end.outcome if run.end is not None else "waiting"
-    return Found(options=options, state=state, reason=run.reason or None)
+    return MemberResult(options=options, state=state, reason=run.reason or None)

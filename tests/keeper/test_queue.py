@@ -454,9 +454,9 @@ def test_the_grid_of_a_sweep_is_every_combination_and_its_rows_are_means_over_se
     metric = METRICS.get(METRICS.headline)
     values = {"1": (4.0, 6.0), "2": (1.0, 2.0)}
 
-    def member(rate: str, seed: int, state: str = "done") -> sweep.Found:
+    def member(rate: str, seed: int, state: str = "done") -> sweep.MemberResult:
         said = {"metrics": {metric.name: values[rate][seed]}, "wall_s": 1.0, "run": f"r{rate}{seed}"}
-        return sweep.Found(options={"rate": rate, "seed": str(seed)}, state=state, overview=said)
+        return sweep.MemberResult(options={"rate": rate, "seed": str(seed)}, state=state, overview=said)
 
     several = [member("1", 0), member("1", 1), member("2", 0), member("2", 1), member("2", 0, "failed")]
     rows = sweep.rows(several, metric)
