@@ -198,7 +198,7 @@ def stop(target: Target, run_id: str) -> bool:
 
 
 def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
-    """Write that a run is to be removed, and return a line about it; None: nobody starts it again.
+    """Write that a run is to be removed, and return a line about it, "" if it is gone; None: nobody starts it again.
 
     Its directory goes once a look has shown that nothing of it lives or is being started: where there is a keeper at
     its next look, else now.
@@ -221,8 +221,8 @@ def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
         )
     reconcile(store, World(documents, tell, program="fab rm", asked=stack), tell, stack)
     left = store.run(run_id)
-    if left is None:
-        return f"removed {run_id}"
+    if left is None:  # as the reconciler has said
+        return ""
     return f"{run_id} is to be removed, and is not yet: {left.reason}; `fab queue work` does so, or `fab rm` again"
 
 

@@ -34,6 +34,9 @@ REMOVED = (
 )
 
 
+NO_SLICES = "the stack has no slices now; `pulumi up` makes them again, `fab queue cancel` takes the run back"
+
+
 class RequestRefusedError(Exception):
     """A slice is not to be had. is_final: nor with the same request later."""
 
@@ -256,16 +259,15 @@ class Reconciler:
 
             runs[run_id] = self.store.edit_run(run_id, assign) or before
         for run in runs.values():
-            if (
-                run.slice is None
-                and run.submission is not None
-                and known
-                and not any(n in known for n in run.slices)
-            ):
+            if run.slice is not None or run.submission is None or any(name in known for name in run.slices):
+                continue
+            if known:
                 names = " or ".join(run.slices)
                 self._end(
                     run, Action(do="end", reason=f"the stack has no slice {names} any more; submit it again")
                 )
+            elif run.reason != NO_SLICES:
+                self._note(run, "waits", NO_SLICES)
         return [run for run in runs.values() if run.end is None]
 
     # --- one slice and the runs that have it ------------------------------------------------------------------------
@@ -603,7 +605,7 @@ class Reconciler:
             self.store.edit_run(run.run_id, lambda now: now and now.noted("waits", text, now_s))
             return
         self.store.edit_run(run.run_id, lambda now: None if now and now.desired == "removed" else now)
-        self._say(f"{run.label}: is removed")
+        self._say(f"{run.label} is removed")
 
     def _tell(self, about: str, text: str) -> None:
         """Say it, unless it is what was said of it last."""
