@@ -27,7 +27,7 @@ YES = "yes"
 def remove(target: Target, wanted: str, *, yes: bool, mark: Callable[[str], str | None]) -> int:
     """Remove one run. The exit code: 0, or 1 where somebody said no.
 
-    mark: lets whoever may start a run again remove it, by its id; returns a line about that, or "", or None: nobody may.
+    mark: lets whoever may start a run again remove it, by its id; returns a line about that, or "". None: nobody may.
 
     Raises:
         RequestError: there is no such run, it has to stay, or nobody is there to be asked.
