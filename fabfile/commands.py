@@ -16,7 +16,7 @@ HEADINGS = (
     ("Hosts", "host_tasks",
      ("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter")),
     ("Images", "image_tasks", ("build", "push", "images")),
-    ("TPUs: types, prices, what the project holds", "slice_tasks", ("accelerators", "capacity", "zombies")),
+    ("TPUs: types, prices, what the project holds", "slice_tasks", ("accelerators", "fit", "capacity", "zombies")),
     ("Without a cloud", "rehearsal_tasks", ("rehearsal",)),
 )  # fmt: skip
 """A heading, the module of its commands, and their names."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import flag, group, option, options, whole
+from fabfile.options import flag, group, option, options, whole, words
 from fabfile.run_tasks import YES
-from fabfile.where import Where
+from fabfile.where import JSON, Where
 
 
 @options
@@ -28,6 +29,42 @@ def accelerators(args: Accelerators) -> int:
     if args.grant:
         return list_granted(Path(args.grant), zone=args.zone, generation=args.generation)
     return list_accelerators(zone=args.zone, generation=args.generation, max_chips=args.max_chips)
+
+
+@options
+class Fit:
+    job: str | None = option("the job whose step is compiled (a JAX job, see `fab jobs`)")
+    args: str = option("the job's own options in one word, instead of after --", default="")
+    accelerator: str | None = option("the type of the slice, such as v5litepod-16 (see `fab accelerators`)")
+    slices: int = option("how many such slices train together (default: 1)", whole(1), default=1)
+    compare: str | None = option("other types, such as v6e-8,v5p-8: a table of all of them")
+    json: bool = flag(JSON)
+    words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB]", of="job")
+
+
+@task
+def fit(asked: Fit) -> int:
+    """Estimate memory, speed and cost of a job on a slice, without the slice.
+
+    The TPU compiler compiles the job's own step on this machine. The job's options come after --, as in:
+    fab fit --job flax_mlm --accelerator v5litepod-16 -- --model base --batch-size 512
+    """
+    from console import fit, follow
+    from console import status as status_command
+
+    if {"-h", "--help"} & {*asked.words}:
+        return status_command.list_jobs(asked.job)
+    for name, value in (("--job", asked.job), ("--accelerator", asked.accelerator)):
+        if value is None:
+            raise RequestError(f"{name}: is needed; as in: fab fit --job flax_mlm --accelerator v5litepod-16")
+    return fit.fit(
+        asked.job or "",
+        follow.words(asked.args, asked.words),
+        asked.accelerator or "",
+        slices=asked.slices,
+        compare=[name for name in (asked.compare or "").split(",") if name],
+        as_json=asked.json,
+    )
 
 
 @options

@@ -88,6 +88,7 @@ NOT_RUN = {
     "fab train … --max-usd 25": FORM + "tests/runs/test_stopped.py",
     "fab zombies": FORM + "tests/keeper/test_zombies.py",
     "fab zombies --remove": "removes machines; tests/keeper/test_zombies.py",
+    "fab fit --job flax_mlm --accelerator v5litepod-16": "compiles for a minute; tests/jobs/test_aot.py",
     "fab capacity": "of a stack on Google Cloud; tests/keeper/test_capacity.py",
     "fab notify --test": "sends messages; tests/console/test_notify.py",
     "fab train … --detach": FORM + "`make rehearse`",

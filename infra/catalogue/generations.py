@@ -3,6 +3,9 @@
 Cores, memory and peak of a chip, sizes and hosts: Google's page of each generation (https://cloud.google.com/tpu/docs/v2
 and v3, v4, v5e, v5p, v6e, tpu7x). Devices per chip: JAX takes the two cores of a v4 or v5p chip as one device
 ("megacore"), those of v2, v3 and TPU7x one by one (https://docs.jax.dev, jax.experimental.pallas.tpu.ChipVersion).
+Clock: v2, v3 and v4 by Jouppi et al. 2023 (arXiv:2304.01433); of the others, which nobody publishes, the peak divided
+by what a core's matrix units do in a cycle (131,072 operations for v5e and v5p, 524,288 for v6e and TPU7x). Memory and
+links: those pages, and Jouppi et al. for v2, v3 and v4; a page that counts both directions of a link is halved.
 Runtime versions: https://cloud.google.com/tpu/docs/runtimes. Zones: https://cloud.google.com/tpu/docs/regions-zones for
 North America and Europe, elsewhere SkyPilot's price catalogue v8, which is made from Google's SKUs; zones that only
 single tenants get are left out. Which v4 and v5p sizes there are: the same catalogue. All read in November 2026.
@@ -106,6 +109,7 @@ class Generation:
     """One generation. A type is called `type_prefix`-number, the number counting TensorCores or chips.
 
     A slice of up to `most_chips_on_one_host` chips is one VM; a larger one has `chips_per_slice_host` on each.
+    clock_mhz: of a core. ici_gb_per_s_per_chip: what a chip sends over all its links to other chips of the slice.
     offered: by the Cloud TPU API; Compute Engine and GKE have others.
     """
 
@@ -117,6 +121,9 @@ class Generation:
     devices_per_chip: int
     hbm_gib_per_chip: int
     peak_bf16_tflops_per_chip: int
+    clock_mhz: int
+    hbm_gb_per_s_per_chip: int
+    ici_gb_per_s_per_chip: int
     most_chips_on_one_host: int
     chips_per_slice_host: int = 4
     sizes_chips: tuple[int, ...]
@@ -186,6 +193,9 @@ V2 = Generation(
     devices_per_chip=2,
     hbm_gib_per_chip=16,
     peak_bf16_tflops_per_chip=45,
+    clock_mhz=700,
+    hbm_gb_per_s_per_chip=700,
+    ici_gb_per_s_per_chip=248,
     most_chips_on_one_host=4,
     sizes_chips=(4, 16, 64, 128, 256),
     runtime_version="tpu-ubuntu2204-base",
@@ -201,6 +211,9 @@ V3 = Generation(
     devices_per_chip=2,
     hbm_gib_per_chip=32,
     peak_bf16_tflops_per_chip=123,
+    clock_mhz=940,
+    hbm_gb_per_s_per_chip=900,
+    ici_gb_per_s_per_chip=280,
     most_chips_on_one_host=4,
     sizes_chips=(4, 16, 32, 64, 128, 256, 512, 1024),
     runtime_version="tpu-ubuntu2204-base",
@@ -216,6 +229,9 @@ V4 = Generation(
     devices_per_chip=1,
     hbm_gib_per_chip=32,
     peak_bf16_tflops_per_chip=275,
+    clock_mhz=1050,
+    hbm_gb_per_s_per_chip=1200,
+    ici_gb_per_s_per_chip=300,
     most_chips_on_one_host=4,
     sizes_chips=_cubes(most_chips=2048),
     runtime_version="tpu-ubuntu2204-base",
@@ -231,6 +247,9 @@ V5E = Generation(
     devices_per_chip=1,
     hbm_gib_per_chip=16,
     peak_bf16_tflops_per_chip=197,
+    clock_mhz=1500,
+    hbm_gb_per_s_per_chip=819,
+    ici_gb_per_s_per_chip=200,
     most_chips_on_one_host=8,
     sizes_chips=(1, 4, 8, 16, 32, 64, 128, 256),
     runtime_version="v2-alpha-tpuv5-lite",
@@ -246,6 +265,9 @@ V5P = Generation(
     devices_per_chip=1,
     hbm_gib_per_chip=95,
     peak_bf16_tflops_per_chip=459,
+    clock_mhz=1750,
+    hbm_gb_per_s_per_chip=2765,
+    ici_gb_per_s_per_chip=600,
     most_chips_on_one_host=4,
     sizes_chips=_cubes(most_chips=6144),
     runtime_version="v2-alpha-tpuv5",
@@ -261,6 +283,9 @@ V6E = Generation(
     devices_per_chip=1,
     hbm_gib_per_chip=32,
     peak_bf16_tflops_per_chip=918,
+    clock_mhz=1750,
+    hbm_gb_per_s_per_chip=1638,
+    ici_gb_per_s_per_chip=400,
     most_chips_on_one_host=8,
     sizes_chips=(1, 4, 8, 16, 32, 64, 128, 256),
     runtime_version="v2-alpha-tpuv6e",
@@ -276,6 +301,9 @@ TPU7X = Generation(
     devices_per_chip=2,
     hbm_gib_per_chip=192,
     peak_bf16_tflops_per_chip=2307,
+    clock_mhz=2200,
+    hbm_gb_per_s_per_chip=7380,
+    ici_gb_per_s_per_chip=600,
     most_chips_on_one_host=4,
     sizes_chips=_cubes(most_chips=9216),
     runtime_version=None,

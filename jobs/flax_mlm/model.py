@@ -199,10 +199,12 @@ class Mlm(nnx.Module):
         segments_BS = None
         if self.document_start is not None:
             segments_BS = jnp.cumsum(tokens_BS == self.document_start, axis=1)
-        x_BSD = self.embeddings(tokens_BS, _fold(keys_B, 0))
+        with jax.named_scope("embeddings"):
+            x_BSD = self.embeddings(tokens_BS, _fold(keys_B, 0))
         for index, layer in enumerate(self.layers):
             asked_BM = positions_BM if index == len(self.layers) - 1 else None
-            x_BSD = apply(layer, x_BSD, _fold(keys_B, index + 1), segments_BS, asked_BM)
+            with jax.named_scope(f"layer_{index}"):
+                x_BSD = apply(layer, x_BSD, _fold(keys_B, index + 1), segments_BS, asked_BM)
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
@@ -228,4 +230,6 @@ class Mlm(nnx.Module):
         apply: Apply = plainly,
     ) -> jax.Array:
         """Logits (B, M, vocab_rows) at `positions_BM` only: the other positions' logits are never asked for."""
-        return self.padded_logits(self.encode(tokens_BS, keys_B, positions_BM, apply))
+        x_BMD = self.encode(tokens_BS, keys_B, positions_BM, apply)
+        with jax.named_scope("head"):
+            return self.padded_logits(x_BMD)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,13 +22,15 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jobs.flax_mlm import sharding
-from jobs.flax_mlm.config import Config, Dimensions, dimensions
+from contracts.errors import RequestError
+from jobs.flax_mlm import hugging_face, sharding
+from jobs.flax_mlm.config import Config, Dimensions, dimensions, problems
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import model_of
-from jobs.flax_mlm.tokenizer import TokenizerFacts
+from jobs.flax_mlm.tokenizer import TokenizerFacts, facts_of_size, load_tokenizer
 from jobs.runtime import processor
-from jobs.runtime.jax import distributed
+from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.jax import aot, distributed
 
 State = dict[str, Any]
 """params (float32), opt_state, and step: how many steps have been taken, int32."""
@@ -206,7 +211,8 @@ def make_train_step(
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
         """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
-        masked = mask_of_step(rule, config.seed, step, tokens_BS, rows_B)
+        with jax.named_scope("mask"):
+            masked = mask_of_step(rule, config.seed, step, tokens_BS, rows_B)
         dropout_key = _fold(config.seed, DROPOUT_STREAM, step)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
         slopes = functools.partial(jax.value_and_grad(nats_of), params)
@@ -226,19 +232,18 @@ def make_train_step(
         gradient, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
         # Of a batch that hides nothing the loss is no number, and the gradient nothing.
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(hidden, 1), gradient)
-        updates, opt_state = optimizer.update(gradient, state["opt_state"], state["params"])
-        next_state = {
-            "params": optax.apply_updates(state["params"], updates),
-            "opt_state": opt_state,
-            "step": state["step"] + 1,
-        }
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradient, state["opt_state"], state["params"])
+            params = optax.apply_updates(state["params"], updates)
+        next_state = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
         results = {
             "loss": nats / hidden,
             "grad_norm": optax.tree.norm(gradient),
             "learning_rate": schedule(state["step"]),
         }
         is_finite = jnp.isfinite(results["loss"]) & jnp.isfinite(results["grad_norm"])
-        return _applied_if(is_finite, next_state, state), results
+        with jax.named_scope("optimizer"):
+            return _applied_if(is_finite, next_state, state), results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.whole(mesh)))
 
@@ -300,6 +305,49 @@ def make_steps(
         compiled(make_train_step(graph, optimizer, train_rule, config, mesh, state)),
         compiled(make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate)),
         train_rule.slots,
+    )
+
+
+def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
+    """The training step of `config` for devices that need not be there. A vocabulary that would be trained counts as
+    one of as many tokens as the options say.
+
+    Raises:
+        RequestError: the model of --init-from or the tokenizer cannot be read, or the options do not suit the devices.
+    """
+    config, _ = hugging_face.adopt(config, user_cache_dir(), lambda text: print(text, file=sys.stderr))
+    wrong = problems(config, devices=len(devices))
+    if wrong:
+        raise RequestError("; ".join(wrong))
+    mesh = sharding.make_mesh(config.fsdp, devices)
+    config = decided(config, mesh.devices.flat[0].platform)
+    tokenizer = (
+        facts_of_size(config.size("vocab_size"))
+        if config.tokenizer is None
+        else load_tokenizer(Path(config.tokenizer))
+    )
+    optimizer, rule = make_optimizer(config), mask_rule(tokenizer, config.mask_share, config.sequence_length)
+    graph, drawn = create(config, tokenizer, optimizer, mesh, lambda function: function.eval_shape)
+    state = aot.shapes(drawn, sharding.shardings(drawn, mesh))
+    step: Any = make_train_step(graph, optimizer, rule, config, mesh, state)
+    rows = (config.batch_size, config.sequence_length)
+    batch = [
+        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.by_row(mesh)) for shape in (rows, rows[:1])
+    ]
+    return aot.TrainStep(
+        traced=step.trace(state, *batch),
+        arguments=(state, *batch),
+        parameters=state["params"],
+        optimizer=state["opt_state"],
+        unit="tokens",
+        per_step=math.prod(rows),
+        steps=config.steps,
+        model_operations=step_flops(
+            dimensions(config, tokenizer),
+            batch_size=config.batch_size,
+            length=config.sequence_length,
+            slots=rule.slots,
+        ),
     )
 
 

@@ -48,6 +48,21 @@ class TokenizerFacts:
         return (self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id)
 
 
+def facts_of_size(vocab_size: int) -> TokenizerFacts:
+    """Of a tokenizer that `train_tokenizer` would make with so many tokens."""
+    bos, pad, eos, unk = range(len(_FIRST_TOKENS))
+    return TokenizerFacts(
+        path=Path(),
+        vocab_size=vocab_size,
+        bos_id=bos,
+        pad_id=pad,
+        eos_id=eos,
+        unk_id=unk,
+        mask_id=vocab_size - 1,
+        sha256="",
+    )
+
+
 def train_tokenizer(documents: Iterable[str], vocab_size: int, path: Path) -> None:
     """Train on `documents` (streamed) and write tokenizer.json to `path`; the same documents, the same bytes.
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import optax
 from jobs.jax_hello.config import Config
 from jobs.jax_hello.data import points
 from jobs.runtime import metrics, preemption, process
-from jobs.runtime.jax import checkpoints, distributed
+from jobs.runtime.jax import aot, checkpoints, distributed
 
 ADAM = optax.adam(1e-2)
 
@@ -44,3 +45,21 @@ def train(run: process.Run, config: Config) -> process.Final:
                 raise preemption.Preempted(step)
     saved.close()
     return {"steps": config.steps}
+
+
+def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
+    """The step for devices that need not be there (`fab fit`)."""
+    everywhere = distributed.Devices(devices)
+    step: Any = everywhere.jit(take_step)
+    drawn = jax.eval_shape(first_state)
+    state = aot.shapes(drawn, jax.tree.map(lambda _: everywhere.whole, drawn))
+    batch = [jax.ShapeDtypeStruct((config.batch_size,), jnp.float32, sharding=everywhere.by_row)] * 2
+    return aot.TrainStep(
+        traced=step.trace(state, *batch),
+        arguments=(state, *batch),
+        parameters=state[0],
+        optimizer=state[1],
+        unit="points",
+        per_step=config.batch_size,
+        steps=config.steps,
+    )

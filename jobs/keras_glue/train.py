@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
 from jobs.runtime import preemption, processor
+from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.evaluations import Evaluations
-from jobs.runtime.jax import distributed, executables
+from jobs.runtime.jax import aot, distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.metrics import Metrics, Rates
@@ -90,6 +93,84 @@ class Trained(keras.Model):  # type: ignore[misc]
         trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
         told = {"loss": loss, "grad_norm": optax.tree.norm(gradients)}
         return told, (trainable, others, optimizer, metrics)
+
+
+def trainable(
+    config: Config, settings: model.Settings, dtype: str, schedule: Schedule, *, is_regression: bool
+) -> Trained:
+    """The model, drawn from the seed, with its optimizer and its loss."""
+    keras.utils.set_random_seed(config.seed)
+    keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
+    made: Trained = model.build(settings, Trained, model.FastDense)
+    optimizer = keras.optimizers.AdamW(
+        schedule, weight_decay=config.weight_decay, epsilon=1e-8, global_clipnorm=config.clip_norm
+    )
+    optimizer.exclude_from_weight_decay(
+        var_list=[each for each in made.trainable_variables if len(each.shape) < 2]
+    )
+    optimizer.build(made.trainable_variables)
+    loss = (
+        keras.losses.MeanSquaredError()
+        if is_regression
+        else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    made.compile(optimizer, loss, steps_per_execution=config.steps_per_execution)
+    return made
+
+
+def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
+    """The step on the longest batches for devices that need not be there (`fab fit`); the variables are drawn on this
+    machine, as Keras makes none without values.
+
+    Raises:
+        RequestError: the rows or the model are missing or not what they should be, or the options do not suit.
+    """
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    wrong = problems(config, devices=len(devices))
+    if wrong:
+        raise RequestError("; ".join(wrong))
+    dataset = data.read(config)
+    beginning = export.prepare(config, dataset, user_cache_dir(), say)
+    settings, is_regression = beginning.settings, dataset.task == "regression"
+    batches = make_batches(config, dataset, open_tokenizer(beginning.tokenizer), settings["pad_token_id"])
+    steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
+    dtype = processor.dtype(config.dtype, devices[0].platform, distributed.everywhere)
+    schedule = Schedule(config, learning_rate(config, settings["hidden_size"]), steps)
+    whole = trainable(config, settings, dtype, schedule, is_regression=is_regression)
+    everywhere = distributed.Devices(devices)
+    parts = (
+        whole.trainable_variables,
+        whole.non_trainable_variables,
+        whole.optimizer.variables,
+        whole.metrics_variables,
+    )
+    values = tuple([each.value for each in part] for part in parts)
+    shardings = jax.tree.map(lambda _: everywhere.whole, values)
+    longest = max(batches.one_of_each(), key=lambda batch: batch.ids_BS.shape[1])
+    placed = placed_rows(longest, settings, is_regression=is_regression)
+    batch = aot.shapes(placed, jax.tree.map(lambda _: everywhere.by_row, placed))
+    state = aot.shapes(values, shardings)
+    step: Any = jax.jit(whole.train_step, donate_argnums=0, out_shardings=(None, shardings))
+    with jax.sharding.use_abstract_mesh(everywhere.whole.mesh.abstract_mesh):
+        traced = step.trace(state, batch)
+    return aot.TrainStep(
+        traced=traced,
+        arguments=(state, batch),
+        parameters=state[0],
+        optimizer=state[2],
+        unit="rows",
+        per_step=config.batch_size,
+        steps=steps,
+        model_operations=round(6 * whole.count_params() * longest.ids_BS.size),
+    )
+
+
+def placed_rows(batch: Batch, settings: model.Settings, *, is_regression: bool) -> Any:
+    """The rows of a batch as Keras takes them."""
+    return model.inputs_of(batch, settings), batch.labels_B.astype(np.float32 if is_regression else np.int32)
 
 
 class Steps(keras.utils.PyDataset):  # type: ignore[misc]
@@ -168,27 +249,10 @@ class Training:
         """The model and its optimizer, whole on every device of every process."""
         config = self.config
         keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-        keras.utils.set_random_seed(config.seed)
-        keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
-        self.model = model.build(self.settings, Trained, model.FastDense)
+        schedule = Schedule(config, self.peak_rate, self.steps)
+        self.model = trainable(config, self.settings, dtype, schedule, is_regression=self.is_regression)
         if self.beginning.weights is not None:
             model.load(self.model, self.settings, str(config.init_from), self.beginning.weights)
-        optimizer = keras.optimizers.AdamW(
-            Schedule(config, self.peak_rate, self.steps),
-            weight_decay=config.weight_decay,
-            epsilon=1e-8,
-            global_clipnorm=config.clip_norm,
-        )
-        optimizer.exclude_from_weight_decay(
-            var_list=[each for each in self.model.trainable_variables if len(each.shape) < 2]
-        )
-        optimizer.build(self.model.trainable_variables)
-        loss = (
-            keras.losses.MeanSquaredError()
-            if self.is_regression
-            else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        )
-        self.model.compile(optimizer, loss, steps_per_execution=config.steps_per_execution)
 
     def state(self) -> dict[str, list[jax.Array]]:
         """All that a step changes, as it is after the last one."""
@@ -234,8 +298,7 @@ class Training:
     def placed(self, batch: Batch) -> Any:
         """This process's rows of a batch, as Keras takes them."""
         mine = batch.share(jax.process_index(), jax.process_count())
-        inputs = model.inputs_of(mine, self.settings)
-        return inputs, mine.labels_B.astype(np.float32 if self.is_regression else np.int32)
+        return placed_rows(mine, self.settings, is_regression=self.is_regression)
 
     def on_devices(self, batch: Batch) -> Any:
         """A batch as arrays over all devices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -175,14 +175,14 @@ def leave() -> None:
 
 
 class Devices:
-    """The devices of the group that this process has joined; every process makes the same calls.
+    """The devices of the group that this process has joined, or these; every process makes the same calls.
 
     The plainest way to train on many devices: a batch is shared out over them, everything else is whole on each.
     """
 
-    def __init__(self) -> None:
-        mesh = Mesh(np.asarray(jax.devices()), (ROWS,))
-        self._by_row, self._whole = (
+    def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
+        mesh = Mesh(np.asarray(jax.devices() if devices is None else devices), (ROWS,))
+        self.by_row, self.whole = (
             NamedSharding(mesh, PartitionSpec(ROWS)),
             NamedSharding(mesh, PartitionSpec()),
         )
@@ -193,9 +193,9 @@ class Devices:
         Raises:
             ValueError: B is no multiple of the number of devices.
         """
-        return jax.make_array_from_callback(values_B.shape, self._by_row, lambda rows: values_B[rows])
+        return jax.make_array_from_callback(values_B.shape, self.by_row, lambda rows: values_B[rows])
 
     def jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` compiled; what it returns is whole on every device. A mean over rows is one over all hosts'."""
-        compiled: Callable[..., Any] = jax.jit(function, out_shardings=self._whole)
+        compiled: Callable[..., Any] = jax.jit(function, out_shardings=self.whole)
         return compiled

@@ -1,0 +1,519 @@
+"""`fab fit`: what the TPU compiler says of a job's training step on a slice, before anybody asks for the slice.
+
+The compiler runs on this machine, in an environment that has libtpu (jobs/runtime/jax/aot.py). What it says is an
+estimate: its own cycles of each operation, at the chip's clock. What it says nothing of is counted here by the chip's
+figures, as if nothing but its memory, its matrix units or its links were in the way. So a step takes at least as long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from backends.local import environments
+from contracts.durations import spoken
+from contracts.errors import DONE, FAILED, WRONG_REQUEST, RequestError
+from contracts.inventory import Capacity
+from contracts.run_costs import HOUR_S
+from infra import catalogue
+from infra.catalogue import Accelerator, CatalogueError
+from jobs.runtime.cache import user_cache_dir
+from launch import jobs
+from launch.hosts import HostError
+from launch.jobs import CHECKOUT, Job
+from launch.output import counted, printable, say, terminal
+
+FRAMEWORK = "jax"
+ENVIRONMENT = "tpu"
+LIMIT_S = 3600.0
+"""For one program. On two busy cores a large one takes minutes."""
+COMPILER = {
+    "JAX_PLATFORMS": "cpu",
+    "KERAS_BACKEND": "jax",
+    "TPU_SKIP_MDS_QUERY": "1",  # or it waits for the metadata server of a TPU VM
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is opened, so none is locked
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "",
+}
+CHIP_CONFIGS = {"v4": "megacore"}
+"""What libtpu calls a chip whose two cores JAX takes as one device, where that is not how it describes it itself."""
+MOST_SLICES = 64
+ROWS = 10
+"""Of what the time goes to."""
+MOST_TRIES = 6
+"""Changes that are tried for a step that does not fit."""
+GIB = 2**30
+
+type Words = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a step is to run: one slice, or several that train together."""
+
+    accelerator: Accelerator
+    slices: int
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.slices} × {self.accelerator.type_name}" if self.slices > 1 else self.accelerator.type_name
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.slices * self.accelerator.devices
+
+    @property
+    def sides(self) -> list[int]:
+        """Chips along each direction of a slice."""
+        return [int(side) for side in self.accelerator.topology.split("x")]
+
+    @property
+    def topology(self) -> dict[str, Any]:
+        """How libtpu calls it; a slice on one host has all its chips there."""
+        along = [*self.sides, 1]
+        per_host = along[:3] if self.accelerator.hosts == 1 else [2, 2, 1]
+        name = self.accelerator.generation.name
+        return {
+            "topology": f"{name}:{self.accelerator.topology}",
+            "slices": self.slices,
+            "chips_per_host": per_host,
+            "chip_config": CHIP_CONFIGS.get(name),
+        }
+
+    @property
+    def links_in_use(self) -> float:
+        """The share of a chip's links that lead to another chip of the slice: one along two chips, else two."""
+        return sum(min(size - 1, 2) for size in self.sides) / (2 * len(self.sides))
+
+    def usd_per_hour(self, capacity: Capacity) -> float | None:
+        """The list price in the cheapest zone; None where there is none."""
+        prices = [
+            catalogue.price_usd_per_hour(self.accelerator, zone, capacity) for zone in self.accelerator.zones
+        ]
+        known = [price for price in prices if price is not None]
+        return min(known) * self.slices if known else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What the compiler says of a step, and what follows from it with the chip's figures. answer: as aot.py has it."""
+
+    place: Place
+    answer: Mapping[str, Any]
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.answer["fits"])
+
+    @property
+    def memory_limit(self) -> int:
+        """Of a device: what the compiler names where it is not enough, or else what the chip has."""
+        which = self.place.accelerator.generation
+        return int(self.answer["memory"]["limit"] or which.hbm_gib_per_chip * GIB // which.devices_per_chip)
+
+    @property
+    def core_s(self) -> float:
+        """Of all that the compiler has an estimate for."""
+        return float(self.answer["cycles"] / (self.place.accelerator.generation.clock_mhz * 1e6))
+
+    @property
+    def kernels_s(self) -> float:
+        which = self.place.accelerator.generation
+        peak = which.peak_bf16_flops_per_s_per_chip / which.devices_per_chip
+        bandwidth = which.hbm_gb_per_s_per_chip * 1e9 / which.devices_per_chip
+        return math.fsum(
+            max(each["operations"] / peak, each["bytes"] / bandwidth) for each in self.answer["kernels"]
+        )
+
+    @property
+    def collectives_s(self) -> float:
+        """Of those within a slice that the core waits for, at the rate of the links."""
+        which = self.place.accelerator.generation
+        rate = which.ici_gb_per_s_per_chip * 1e9 / which.devices_per_chip * self.place.links_in_use
+        waited = self.sent_bytes(lambda each: each["reach"] != "between slices" and not each["is_async"])
+        return float(waited / rate) if rate else 0.0
+
+    @property
+    def step_s(self) -> float:
+        return self.core_s + self.kernels_s + self.collectives_s
+
+    @property
+    def per_s(self) -> float:
+        return float(self.answer["per_step"] / self.step_s)
+
+    @property
+    def mfu(self) -> float | None:
+        """The job's own count of operations over the peak of all chips; None where it has none."""
+        operations = self.answer["model_operations"]
+        peak = self.place.accelerator.peak_bf16_flops_per_s * self.place.slices
+        return None if operations is None else operations / self.step_s / peak
+
+    def usd_per_million(self, capacity: Capacity) -> float | None:
+        price = self.place.usd_per_hour(capacity)
+        return None if price is None else price / HOUR_S / self.per_s * 1e6
+
+    @property
+    def run_s(self) -> float | None:
+        steps = self.answer["steps"]
+        return None if steps is None else steps * self.step_s
+
+    def sent_bytes(self, is_counted: Callable[[Mapping[str, Any]], bool]) -> int:
+        """What a device sends in a step, in the collectives that are counted."""
+        return sum(each["sent_bytes"] for each in self.answer["collectives"] if is_counted(each))
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"slice": self.place.name, "chips": self.place.slices * self.place.accelerator.chips}
+        if not self.fits:
+            return {**found, **self.answer}
+        return {
+            **found,
+            **self.answer,
+            "step_s": self.step_s,
+            f"{self.answer['unit']}_per_s": self.per_s,
+            "mfu": self.mfu,
+            "usd_per_hour": {name: self.place.usd_per_hour(name) for name in CAPACITIES},
+            "usd_per_million": {name: self.usd_per_million(name) for name in CAPACITIES},
+            "run_s": self.run_s,
+        }
+
+
+CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
+
+
+def fit(
+    job_name: str,
+    words: Sequence[str],
+    accelerator: str,
+    *,
+    slices: int,
+    compare: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Print what the compiler says of a job's step on a slice; of others too, in a table.
+
+    Exit code 1: it does not fit.
+
+    Raises:
+        RequestError: no such job, option or slice, or the job cannot run on so many devices; nothing was compiled.
+        HostError: the compiler failed.
+    """
+    job = jobs.find(job_name)
+    require_hook(job)
+    options = ["--accelerator", *(["--compare"] * len(compare))]
+    places = [
+        place_of(option, name, slices) for option, name in zip(options, (accelerator, *compare), strict=True)
+    ]
+    config = job.parse(words)
+    wrong = [job.problems(config, devices=place.devices) for place in places]
+    if wrong[0]:
+        raise RequestError("\n".join(f"{places[0].name}: {text}" for text in wrong[0]))
+    note = (lambda _: None) if as_json else say(terminal())
+    environments.ensure(ENVIRONMENT, note)
+    estimates: list[Estimate | str] = []
+    for place, problems in zip(places, wrong, strict=True):
+        if problems:
+            estimates.append(problems[0])
+            continue
+        note(f"compiling {job.name}'s step for {place.name} …")
+        estimates.append(measure(job, config, place))
+    first = estimates[0]
+    assert isinstance(first, Estimate)
+    changed = None if first.fits or compare else change(job, config, first, note)
+    if as_json:
+        print(json.dumps(_as_json(estimates, places, changed)))
+    else:
+        for line in [*lines(job, first), *([] if first.fits or compare else change_lines(changed))]:
+            note(line)
+        if compare:
+            terminal().print(table(places, estimates))
+            note(
+                f"USD at list prices of {catalogue.PRICES_READ_IN} in the cheapest zone; all of it is an estimate"
+            )
+    return DONE if first.fits else FAILED
+
+
+def require_hook(job: Job) -> None:
+    """Make sure that a job hands over its step. Raises RequestError: it does not, and which jobs do."""
+    able = [name for name in jobs.names() if _has_hook(jobs.find(name))]
+    if job.name not in able:
+        why = "hands over no step" if job.framework == FRAMEWORK else f"runs on {job.framework}"
+        raise RequestError(
+            f"--job {job.name}: {why}, and only the step of a JAX job can be compiled here; choose one of "
+            f"{', '.join(able)}"
+        )
+
+
+def _has_hook(job: Job) -> bool:
+    files = [CHECKOUT / "jobs" / job.name / name for name in ("step.py", "train.py")]
+    return job.framework == FRAMEWORK and any(
+        "\ndef lower_step(" in path.read_text(encoding="utf-8") for path in files if path.exists()
+    )
+
+
+def place_of(option: str, name: str, slices: int) -> Place:
+    """Return the slices of that type. Raises RequestError: there is no such type, or too many slices."""
+    try:
+        accelerator = catalogue.accelerator(name, "any")
+    except CatalogueError as error:
+        raise RequestError(f"{option}: {error}") from None
+    if not 1 <= slices <= MOST_SLICES:
+        raise RequestError(f"--slices {slices}: must be between 1 and {MOST_SLICES}")
+    return Place(accelerator=accelerator, slices=slices)
+
+
+def measure(job: Job, config: Any, place: Place) -> Estimate:
+    """Compile a job's step for a place.
+
+    Raises:
+        RequestError: the options cannot work there; the job's own words.
+        HostError: the compiler failed, or took too long.
+    """
+    asked = {
+        "job": job.name,
+        "words": job.words(config),
+        "cache_dir": str(user_cache_dir(os.environ)),
+        **place.topology,
+    }
+    python = str(environments.python_of(ENVIRONMENT))
+    try:
+        done = subprocess.run(
+            [python, "-P", "-m", "jobs.runtime.jax.aot"],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, **COMPILER, "PYTHONPATH": str(CHECKOUT)},
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(
+            host="here", reason=f"{place.name}: the compiler was not done within {spoken(LIMIT_S)}"
+        ) from None
+    last = printable((done.stderr.strip().splitlines() or [""])[-1])
+    if done.returncode == WRONG_REQUEST:
+        raise RequestError(last.removeprefix("error: "))
+    if done.returncode != 0:
+        raise HostError(host="here", reason=f"{place.name}: the compiler failed: {last}")
+    return Estimate(place=place, answer=json.loads(done.stdout.strip().rpartition("\n")[2]))
+
+
+# --- what would fit --------------------------------------------------------------------------------------------------
+
+
+def change(
+    job: Job, config: Any, first: Estimate, note: Callable[[str], None]
+) -> tuple[Words, Estimate] | None:
+    """Return the first change of options with which the step fits, by trying; None where none of those tried does."""
+    for index, words in enumerate(changes(job, config, first)):
+        if index == MOST_TRIES:
+            return None
+        note(f"it does not fit; trying {' '.join(words)} …")
+        found = measure(job, job.parse(words, base=config), first.place)
+        if found.fits:
+            return words, found
+    return None
+
+
+def changes(job: Job, config: Any, first: Estimate) -> Iterator[Words]:
+    """Return changes of options that take less memory, what costs the least time first; only those that the job has and
+    that suit the devices.
+
+    Parts of a batch cost next to nothing, a layer that is computed twice a third of the step, parameters that are
+    shared out their collection; where the parameters and the optimizer's state are too much by themselves, only that
+    helps. A smaller batch is another training.
+    """
+    names = {field.name for field in dataclasses.fields(config)}
+    memory, limit = first.answer["memory"], first.memory_limit
+    state = memory["parameters"] + memory["optimizer"]
+
+    def suits(*words: str) -> bool:
+        return not job.problems(job.parse(words, base=config), devices=first.place.devices)
+
+    def doubled(option: str, now: int) -> Iterator[Words]:
+        for power in range(1, 13):
+            words = (f"--{option}", str(now * 2**power))
+            if suits(*words):
+                yield words
+
+    def shared() -> Iterator[Words]:
+        if "fsdp" in names:
+            yield from (
+                words for words in doubled("fsdp", config.fsdp) if state * config.fsdp / int(words[1]) < limit
+            )
+
+    if state >= limit:
+        yield from shared()
+        return
+    if "accumulate" in names:
+        least = memory["temporaries"] / (limit - state)
+        yield from (
+            words
+            for words in doubled("accumulate", config.accumulate)
+            if int(words[1]) / config.accumulate >= least / 2
+        )
+    if "remat" in names and not config.remat:
+        yield ("--remat",)
+        if "accumulate" in names:
+            yield from (("--remat", *words) for words in doubled("accumulate", config.accumulate))
+    yield from shared()
+    size = config.batch_size
+    while (size := size // 2) >= first.place.devices:
+        if suits("--batch-size", str(size)):
+            yield ("--batch-size", str(size))
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def lines(job: Job, found: Estimate) -> Iterator[str]:
+    """Return what is printed of one slice."""
+    place, answer = found.place, found.answer
+    accelerator = place.accelerator
+    hosts = counted(place.slices * accelerator.hosts, "host")
+    yield (
+        f"{job.name} on {place.name} ({accelerator.topology}, {hosts}, {counted(place.devices, 'device')}): an "
+        f"estimate by the TPU compiler ({answer['compiler']}); nothing was run"
+    )
+    memory = answer["memory"]
+    parts = ["parameters", "optimizer", "batch", "temporaries", "program"]
+    names = {"temporaries": "activations and temporaries"}
+    split = ", ".join(f"{names.get(part, part)} {_gib(memory[part])}" for part in parts if part in memory)
+    yield (
+        f"memory    {'fits' if found.fits else 'does not fit'}: {_gib(memory['total'])} of "
+        f"{_gib(found.memory_limit)} GiB a device ({split})"
+    )
+    if not found.fits:
+        yield _compiled(found)
+        return
+    yield f"step      at least {_ms(found.step_s)}: {'; '.join(_parts(found))}"
+    mfu = "" if found.mfu is None else f", MFU {100 * found.mfu:.0f} %"
+    yield f"rate      at most {found.per_s:,.0f} {answer['unit']}/s{mfu}"
+    yield f"cost      {_cost(found)}"
+    yield f"sent      {_sent(found)}"
+    yield f"time goes to, of {answer['cycles'] / 1e6:,.1f} M cycles that the compiler estimates:"
+    for each in answer["spent"][:ROWS]:
+        share = each["cycles"] / max(answer["cycles"], 1)
+        yield f"  {100 * share:5.1f} %  {each['scope']}: {each['operation']}"
+    yield _compiled(found)
+
+
+def _parts(found: Estimate) -> Iterator[str]:
+    answer, which = found.answer, found.place.accelerator.generation
+    yield f"{_ms(found.core_s)} by the compiler's cycles at {which.clock_mhz / 1000:g} GHz"
+    if answer["kernels"]:
+        count = sum(each["count"] for each in answer["kernels"])
+        yield (
+            f"{_ms(found.kernels_s)} for {counted(count, 'kernel')}, counted by their operations and bytes, as it "
+            "estimates none"
+        )
+    if found.collectives_s:
+        yield f"{_ms(found.collectives_s)} for sums between devices at the links' rate"
+    if answer["without_estimate"]:
+        names = ", ".join(f"{count} {name}" for name, count in answer["without_estimate"].items())
+        yield f"not in it: {names}"
+
+
+def _cost(found: Estimate) -> str:
+    price, usd = found.place.usd_per_hour("on-demand"), found.usd_per_million("on-demand")
+    if price is None or usd is None:
+        return f"not known: no list price of {found.place.accelerator.generation.name}"
+    spot, unit = found.usd_per_million("spot"), found.answer["unit"]
+    said = f"at least {_usd(usd)} USD per million {unit}" + (f", {_usd(spot)} on spot" if spot else "")
+    if found.run_s is not None:
+        whole = price * found.run_s / HOUR_S
+        said += f"; {counted(found.answer['steps'], 'step')}: {spoken(found.run_s)}, {_usd(whole)} USD"
+    return f"{said} (list prices, cheapest zone)"
+
+
+def _sent(found: Estimate) -> str:
+    if not found.answer["collectives"]:
+        return "nothing between devices"
+    reaches = ("within a host", "between hosts", "between slices")
+    totals = {reach: found.sent_bytes(lambda each: each["reach"] == reach) for reach in reaches}  # noqa: B023
+    said = ", ".join(f"{total / 2**20:,.1f} MiB {reach}" for reach, total in totals.items() if total)
+    hidden = found.sent_bytes(lambda each: each["is_async"])
+    return f"a device sends {said} a step; {hidden / 2**20:,.1f} MiB of it beside the computation"
+
+
+def _compiled(found: Estimate) -> str:
+    kept = ", kept from an earlier time" if found.answer["is_kept"] else ""
+    return f"compiled  in {found.answer['compile_s']:.0f} s{kept}"
+
+
+def change_lines(changed: tuple[Words, Estimate] | None) -> Iterator[str]:
+    """Return what is said of a step that does not fit."""
+    if changed is None:
+        yield "none of the changes that were tried fits; choose a larger slice, or a smaller model"
+        return
+    words, found = changed
+    yield (
+        f"it fits with {' '.join(words)}: {_gib(found.answer['memory']['total'])} GiB, a step of at least "
+        f"{_ms(found.step_s)}, at most {found.per_s:,.0f} {found.answer['unit']}/s"
+    )
+
+
+def table(places: Sequence[Place], estimates: Sequence[Estimate | str]) -> Table:
+    """Return a row for each slice: whether it fits, the estimate, and what a million costs."""
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in (
+        "slice",
+        "fits",
+        "GiB",
+        "step at least",
+        "at most a second",
+        "MFU",
+        "USD a million",
+        "spot",
+    ):
+        made.add_column(heading, justify="left" if heading in ("slice", "fits") else "right", no_wrap=True)
+    for place, found in zip(places, estimates, strict=True):
+        made.add_row(place.name, *_row(found))
+    return made
+
+
+def _row(found: Estimate | str) -> list[str]:
+    if isinstance(found, str):
+        return [found]
+    memory = f"{_gib(found.answer['memory']['total'])} of {_gib(found.memory_limit)}"
+    if not found.fits:
+        return ["no", memory]
+    mfu = "–" if found.mfu is None else f"{100 * found.mfu:.0f} %"
+    costs = [found.usd_per_million(capacity) for capacity in CAPACITIES]
+    shown = ["–" if usd is None else _usd(usd) for usd in costs]
+    return ["yes", memory, _ms(found.step_s), f"{found.per_s:,.0f} {found.answer['unit']}", mfu, *shown]
+
+
+def _as_json(
+    estimates: Sequence[Estimate | str], places: Sequence[Place], changed: tuple[Words, Estimate] | None
+) -> dict[str, Any]:
+    listed = [
+        {"slice": place.name, "problem": found} if isinstance(found, str) else found.as_json()
+        for place, found in zip(places, estimates, strict=True)
+    ]
+    fitting = None if changed is None else {"options": [*changed[0]], **changed[1].as_json()}
+    return {"is_estimate": True, "slices": listed, "fits_with": fitting}
+
+
+def _gib(size: float) -> str:
+    """Two places, or as many as show a digit."""
+    return f"{size / GIB:.2f}" if size >= GIB / 100 else f"{size / GIB:.1g}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:,.0f} ms"
+
+
+def _usd(usd: float) -> str:
+    """Two places, or as many as show two digits."""
+    places = 2 if usd >= 1 or usd <= 0 else 1 - math.floor(math.log10(usd))
+    return f"{usd:,.{places}f}"

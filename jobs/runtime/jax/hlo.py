@@ -1,0 +1,318 @@
+"""Reads what XLA's TPU compiler writes of a compiled program: its own estimate of each operation, and the collectives.
+
+The estimates are cycles of a core's clock (`estimated_cycles`), one for most operations that the core carries out one
+after the other. Collectives, copies beside the computation and custom calls have none. Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+type Reach = Literal["within a host", "between hosts", "between slices"]
+"""How far a collective goes."""
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+REDUCE_SCATTER = "all-reduce-scatter"
+"""Begins the name of a computation in which the TPU compiler has made one collective of a sum and a slice of it."""
+MEGASCALE = "_xla_megascale_transfer_type"
+"""Marks what the slices of a multislice run send each other through their hosts."""
+FREE_CUSTOM_CALLS = frozenset({"ConcatBitcast", "AllocateBuffer", "Sharding", "AssumeGatherIndicesInBound"})
+SLOW_WITHOUT_ESTIMATE = ("sort", "custom-call")
+"""Operations that take time though the compiler estimates none."""
+
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*)$")
+_ARRAY = re.compile(r"(pred|bf16|f8\w*|[sufc]\d+)\[([\d,]*)\]")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+
+class Instruction(NamedTuple):
+    """One line of a computation: `name = shape opcode(operands), attributes`."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+
+
+class Operation(NamedTuple):
+    """An instruction that is carried out `times` in a step; `operand_bytes` it reads."""
+
+    instruction: Instruction
+    times: int
+    operand_bytes: int
+
+
+class Collective(NamedTuple):
+    """kind: one of COLLECTIVES. sent_bytes: what a device sends for it in a step, where a ring carries it out.
+    is_async: whether the core computes something else meanwhile."""
+
+    kind: str
+    reach: Reach
+    group: int
+    sent_bytes: int
+    is_async: bool
+
+
+class Summary(NamedTuple):
+    """What a step takes on one device. cycles: by (scope, operation) as `label` names them. without_estimate: how many
+    of the SLOW_WITHOUT_ESTIMATE there are, by opcode or target."""
+
+    cycles: Mapping[tuple[str, str], int]
+    collectives: Sequence[Collective]
+    without_estimate: Mapping[str, int]
+
+    @property
+    def all_cycles(self) -> int:
+        return sum(self.cycles.values())
+
+
+def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
+    """Summarise the text of a compiled program.
+
+    places: (slice, host) of each device, in the order of the program's mesh.
+    """
+    cycles: Counter[tuple[str, str]] = Counter()
+    collectives, without = [], Counter[str]()
+    for operation in operations(text):
+        instruction, times, _ = operation
+        estimate = _CYCLES.search(instruction.attributes)
+        found = collective(operation, places)
+        if estimate:
+            cycles[label(instruction)] += times * int(estimate[1])
+        elif found is not None:
+            collectives.append(found)
+        elif instruction.opcode in SLOW_WITHOUT_ESTIMATE:
+            target = _TARGET.search(instruction.attributes)
+            name = target[1] if target else instruction.opcode
+            if name not in FREE_CUSTOM_CALLS:
+                without[name] += times
+    return Summary(cycles, collectives, without)
+
+
+# --- the text --------------------------------------------------------------------------------------------------------
+
+
+def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """The computations of a program by name, and the name of the one that it begins with."""
+    found: dict[str, list[Instruction]] = {}
+    entry = current = ""
+    for line in text.splitlines():
+        if not line.startswith(" ") and line.endswith("{") and "(" in line:
+            words = line.removeprefix("ENTRY ").split()
+            current = words[0].lstrip("%")
+            found[current] = []
+            entry = current if line.startswith("ENTRY ") else entry
+        elif current and (match := _OPERATION.match(line)):
+            found[current].append(_instruction(match[1], match[2]))
+        elif line.startswith("}"):
+            current = ""
+    return found, entry
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].strip()
+    opcode, _, _ = rest.partition("(")
+    close = _closing(rest)
+    operands = re.sub(r"/\*.*?\*/", "", rest[len(opcode) + 1 : close])
+    names = tuple(word.split()[-1].lstrip("%") for word in operands.split(", ") if word.strip())
+    return Instruction(name, shape, opcode, names, rest[close + 1 :])
+
+
+def _closing(text: str) -> int:
+    """Where the first parenthesis is closed."""
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if character == ")" and depth == 0:
+            return index
+    return len(text)
+
+
+def bytes_of(shape: str) -> int:
+    """The bytes of a shape, of all its parts where it is a tuple; tokens and flags (u32[]) have next to none."""
+    total = 0
+    for kind, sizes in _ARRAY.findall(shape):
+        bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
+        total += math.prod(int(size) for size in sizes.split(",") if size) * bits // 8
+    return total
+
+
+def operations(text: str) -> Iterator[Operation]:
+    """Every operation of a step, those of loops as often as they are carried out, and collectives inside of fusions."""
+    found, entry = computations(text)
+
+    def walk(name: str, times: int, only_collectives: bool) -> Iterator[Operation]:
+        shapes = {each.name: each.shape for each in found[name]}
+        for each in found[name]:
+            is_collective = each.opcode.removesuffix("-start") in COLLECTIVES
+            if is_collective and name.startswith(REDUCE_SCATTER):
+                each = each._replace(opcode="reduce-scatter")
+            if is_collective or not only_collectives:
+                yield Operation(
+                    each, times, sum(bytes_of(shapes.get(operand, "")) for operand in each.operands)
+                )
+            if is_collective:
+                continue  # what it calls is how two values are added
+            inner = only_collectives or each.opcode not in ("while", "call", "conditional", "async-start")
+            count = trip_count(each, found) if each.opcode == "while" else 1
+            for called in _called(each):
+                if called in found:
+                    yield from walk(called, times * count, inner)
+
+    return walk(entry, 1, False)
+
+
+def _called(instruction: Instruction) -> list[str]:
+    branches = _BRANCHES.search(instruction.attributes)
+    names = branches[1].replace("%", "").split(", ") if branches else []
+    return [*names, *_CALLED.findall(instruction.attributes)]
+
+
+def trip_count(loop: Instruction, found: Mapping[str, Sequence[Instruction]]) -> int:
+    """How often a loop's body is carried out: what the compiler says, or else the bound of a loop that counts from 0 by
+    1, as `lax.scan` makes it; 1 where that cannot be seen."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+    if known:
+        return int(known[1])
+    condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
+    lines = found.get(condition[1], ()) if condition else ()
+    bounds = {
+        each.name: int(each.operands[0])
+        for each in lines
+        if each.opcode == "constant" and each.operands and each.operands[0].isdigit()
+    }
+    for each in lines:
+        if each.opcode == "compare" and "direction=LT" in each.attributes and each.operands[-1] in bounds:
+            return bounds[each.operands[-1]]
+    return 1
+
+
+# --- where the time goes ---------------------------------------------------------------------------------------------
+
+_WRAPPED = re.compile(r"^(?:transpose|jvp|vmap|remat|checkpoint|rematted_computation)\((.*)\)$")
+_NO_SCOPE = frozenset(
+    {"shard_map", "while", "body", "cond", "checkpoint", "remat", "rematted_computation", "closed_call", ""}
+)
+
+
+def label(instruction: Instruction) -> tuple[str, str]:
+    """(scope, operation) of an instruction: ("layers, backward", "dot_general") of
+    "jit(step)/shard_map/transpose(jvp(layer_3))/dot_general". Scopes that differ by their number only count as one.
+    """
+    found = _OP_NAME.search(instruction.attributes)
+    if not found:
+        return "made by the compiler", instruction.opcode
+    *path, operation = _parts(found[1])
+    scopes = [each for each in map(_unwrapped, path) if each not in _NO_SCOPE and not each.startswith("jit(")]
+    named = [each for each in scopes if re.fullmatch(r"[A-Za-z_]\w*", each)]
+    scope = re.sub(r"_\d+(?=_|$)", "s", named[0], count=1) if named else "elsewhere"
+    return f"{scope}, backward" if "transpose(" in found[1] else scope, _unwrapped(operation)
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of an op_name: it is cut at slashes that are in no parenthesis."""
+    parts, depth = [""], 0
+    for character in name:
+        depth += (character == "(") - (character == ")")
+        if character == "/" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [inner for part in parts for inner in _unwrapped(part).split("/")]
+
+
+def _unwrapped(part: str) -> str:
+    while match := _WRAPPED.match(part):
+        part = match[1]
+    return part
+
+
+# --- collectives -----------------------------------------------------------------------------------------------------
+
+
+def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Collective | None:
+    """What an operation makes devices send each other; None where it is no collective."""
+    instruction, times, operand_bytes = operation
+    kind = instruction.opcode.removesuffix("-start")
+    if instruction.opcode == "send" and MEGASCALE in instruction.attributes:
+        slices = len({place[0] for place in places})
+        transfer = re.search(rf'{MEGASCALE}="(\w+)"', instruction.attributes)
+        kind = transfer[1].lower().replace("_", "-") if transfer else "send"
+        array = _ARRAY.search(instruction.shape)
+        sent_bytes = times * bytes_of(array[0] if array else "")
+        return Collective(kind, "between slices", slices, sent_bytes, is_async=True)
+    if kind not in COLLECTIVES:
+        return None
+    groups = device_groups(instruction.attributes, len(places))
+    size = max(len(group) for group in groups)
+    if size < 2 and kind != "collective-permute":
+        return None
+    sent: Callable[[int], float] = {
+        "all-reduce": lambda n: 2 * (n - 1) / n,
+        "all-gather": lambda n: n - 1,
+        "collective-permute": lambda _: 1,
+    }.get(kind, lambda n: (n - 1) / n)
+    sent_bytes = round(times * operand_bytes * sent(size))
+    is_async = instruction.opcode.endswith("-start")
+    return Collective(kind, _reach(groups, places), size, sent_bytes, is_async)
+
+
+def _reach(groups: Sequence[Sequence[int]], places: Sequence[tuple[int, int]]) -> Reach:
+    reached = [{places[index] for index in group if index < len(places)} for group in groups]
+    if any(len({which for which, _ in group}) > 1 for group in reached):
+        return "between slices"
+    return "between hosts" if any(len(group) > 1 for group in reached) else "within a host"
+
+
+def device_groups(attributes: str, devices: int) -> list[list[int]]:
+    """The groups of a collective, of indices of devices in the order of the program's mesh.
+
+    XLA writes them as lists ({{0,1},{2,3}}), as a grid that is cut ([2,2]<=[4], [2,2]<=[2,2]T(1,0)), or by the axes of
+    a mesh (mesh['data'=4,'fsdp'=2] {'fsdp'}); no groups: all devices are one.
+    """
+    pairs = re.search(r"source_target_pairs=\{(\{[\d,{} ]*\})\}", attributes)
+    listed = pairs or re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", attributes)
+    if listed:
+        return [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d, ]*)\}", listed[1])]
+    cut = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+    if cut:
+        sizes = _numbers(cut[3])
+        order = _numbers(cut[4]) if cut[4] else list(range(len(sizes)))
+        flat = _transposed(sizes, order)
+        return [list(group) for group in itertools.batched(flat, int(cut[2]))]
+    meshed = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^)]*\))? ?\{([^}]*)\}", attributes)
+    if meshed:
+        axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", meshed[1])}
+        names = list(axes)
+        along = [names.index(name) for name in re.findall(r"'([^']+)'", meshed[2])]
+        order = [*(index for index in range(len(names)) if index not in along), *along]
+        flat = _transposed(list(axes.values()), order)
+        size = math.prod(axes[names[index]] for index in along)
+        return [list(group) for group in itertools.batched(flat, size)]
+    return [list(range(devices))]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _transposed(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+    """0, 1, 2 … laid out in a grid of these sizes, and read with its axes in that order."""
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    return functools.reduce(
+        lambda flat, axis: [base + place * strides[axis] for base in flat for place in range(sizes[axis])],
+        order,
+        [0],
+    )

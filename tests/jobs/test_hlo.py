@@ -1,0 +1,167 @@
+"""What is read of a program that the TPU compiler has compiled; the texts are short ones in its format."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.runtime.jax import hlo
+
+ESTIMATE = 'backend_config={"window_config":{"estimated_cycles":"%d","iteration_bounds":["1"]}}'
+
+
+def operation(name: str, cycles: int, op_name: str = "", opcode: str = "fusion") -> str:
+    meta = f'metadata={{op_name="{op_name}" stack_frame_id=3}}, ' if op_name else ""
+    shape = "f32[8,128]{1,0:T(8,128)S(1)}"
+    return f"  %{name} = {shape} {opcode}(%p), kind=kLoop, calls=%inner, {meta}{ESTIMATE % cycles}"
+
+
+def program(*lines: str, before: str = "") -> str:
+    return "\n".join(
+        [
+            "HloModule jit_step, is_scheduled=true",
+            "%inner (p: f32[8,128]) -> f32[8,128] {",
+            "  %p = f32[8,128]{1,0:T(8,128)} parameter(0)",
+            operation("counted_by_the_fusion_around_it", 999, opcode="add").replace("calls=%inner, ", ""),
+            "}",
+            before,
+            "ENTRY %main.1_spmd (p: f32[8,128], q: bf16[4,6]) -> (f32[8,128], f32[]) {",
+            "  %p = f32[8,128]{1,0:T(8,128)} parameter(0)",
+            "  %q = bf16[4,6]{1,0:T(8,128)(2,1)} parameter(1)",
+            *lines,
+            "}",
+        ]
+    )
+
+
+LOOP = """%body.2 (w: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %p = f32[8,128]{1,0} get-tuple-element(%w), index=1
+  %f.9 = f32[8,128]{1,0} fusion(%p), calls=%inner, backend_config={"window_config":{"estimated_cycles":"10"}}
+}
+%condition.3 (w: (s32[], f32[8,128])) -> pred[] {
+  %constant.4 = s32[]{:T(128)} constant(7)
+  %i = s32[]{:T(128)} get-tuple-element(%w), index=0
+  ROOT %lt.4 = pred[]{:T(512)} compare(%i, %constant.4), direction=LT, metadata={op_name="jit(step)/while/cond/lt"}
+}"""
+WHILE = (
+    "  %while.1 = (s32[]{:T(128)}, /*index=1*/f32[8,128]{1,0:T(8,128)S(1)}) while(%tuple.2), condition=%condition.3, "
+    'body=%body.2, metadata={op_name="jit(step)/while"}'
+)
+
+
+def test_a_loops_operations_count_as_often_as_it_turns_and_those_within_a_fusion_not_at_all() -> None:
+    text = program(operation("a", 100), WHILE, before=LOOP)
+    assert hlo.summary(text, [(0, 0)]).all_cycles == 100 + 7 * 10
+    said = WHILE + ', backend_config={"known_trip_count":{"n":"3"}}'
+    assert hlo.summary(program(said, before=LOOP), [(0, 0)]).all_cycles == 3 * 10
+
+
+@pytest.mark.parametrize(
+    ("op_name", "label"),
+    [
+        ("jit(step)/shard_map/jvp(layer_3)/dot_general", ("layers", "dot_general")),
+        ("jit(step)/shard_map/transpose(jvp(layer_11))/dot_general", ("layers, backward", "dot_general")),
+        ("jit(step)/shard_map/transpose(jvp(layer_1/bmhk,bshk->bhms))/add", ("layers, backward", "add")),
+        ("jit(train_step)/jvp(layer_0_qkv)/dot_general", ("layers_qkv", "dot_general")),
+        ("jit(step)/optimizer/jit(_where)/select_n", ("optimizer", "select_n")),
+        ("jit(step)/shard_map/jvp(bhms,bshk->bmhk)/dot_general", ("elsewhere", "dot_general")),
+        ("jit(f)/shard_map/while/body/checkpoint/jvp(head)/tanh", ("head", "tanh")),
+        ("", ("made by the compiler", "fusion")),
+    ],
+)
+def test_an_operation_has_the_name_of_its_layer_and_of_its_direction(
+    op_name: str, label: tuple[str, str]
+) -> None:
+    assert hlo.summary(program(operation("a", 5, op_name)), [(0, 0)]).cycles == {label: 5}
+
+
+GROUPS = [
+    ("replica_groups={{0,1},{2,3}}", [[0, 1], [2, 3]]),
+    ("replica_groups={}", [[0, 1, 2, 3]]),
+    ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
+    ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+    ("replica_groups=mesh['data'=2,'fsdp'=2] {'fsdp'}", [[0, 1], [2, 3]]),
+    ("replica_groups=mesh['data'=2,'fsdp'=2] {'data'}", [[0, 2], [1, 3]]),
+    ("replica_groups=mesh['data'=2,'fsdp'=2] {'data','fsdp'}", [[0, 1, 2, 3]]),
+    ("source_target_pairs={{0,1},{1,0}}", [[0, 1], [1, 0]]),
+]
+
+
+@pytest.mark.parametrize(("attributes", "groups"), GROUPS)
+def test_the_groups_of_a_collective_are_read_in_every_form_that_xla_writes(
+    attributes: str, groups: list[list[int]]
+) -> None:
+    assert hlo.device_groups(f"channel_id=1, {attributes}, use_global_device_ids=true", 4) == groups
+
+
+ONE_HOST, TWO_HOSTS = [(0, 0)] * 4, [(0, 0), (0, 0), (0, 1), (0, 1)]
+ALL, PAIRS = "replica_groups={{0,1,2,3}}", "replica_groups={{0,1},{2,3}}"
+P, Q = 8 * 128 * 4, 4 * 6 * 2
+SEND = (
+    "  %send.1 = (f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%p, %after-all), channel_id=4, "
+    'is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",'
+    '_xla_megascale_transfer_type="ALL_REDUCE"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "places", "found"),
+    [
+        (
+            f"  %a = (f32[8,128]{{1,0}}, bf16[4,6]{{1,0}}) all-reduce(%p, /*index=1*/%q), {ALL}, to_apply=%inner",
+            ONE_HOST,
+            ("all-reduce", "within a host", 4, round((P + Q) * 2 * 3 / 4), False),
+        ),
+        (
+            f"  %a = bf16[8,6]{{1,0}} all-gather(%q), {PAIRS}, dimensions={{0}}",
+            TWO_HOSTS,
+            ("all-gather", "within a host", 2, Q, False),
+        ),
+        (
+            f"  %a = bf16[16,6]{{1,0}} all-gather-start(%q), {ALL}, dimensions={{0}}",
+            TWO_HOSTS,
+            ("all-gather", "between hosts", 4, 3 * Q, True),
+        ),
+        (
+            f"  %a = f32[2,128]{{1,0}} reduce-scatter(%p), {ALL}, to_apply=%inner",
+            TWO_HOSTS,
+            ("reduce-scatter", "between hosts", 4, P * 3 // 4, False),
+        ),
+        (SEND, [(0, 0), (0, 0), (1, 1), (1, 1)], ("all-reduce", "between slices", 2, P, True)),
+    ],
+)
+def test_what_a_device_sends_follows_from_the_collective_and_its_group(
+    line: str, places: list[tuple[int, int]], found: tuple[str, str, int, int, bool]
+) -> None:
+    assert hlo.summary(program(line), places).collectives == [found]
+
+
+def test_a_sum_that_the_compiler_has_fused_with_a_slice_sends_what_a_reduce_scatter_sends() -> None:
+    scatter = f"""%all-reduce-scatter.1 (p: f32[8,128]) -> f32[2,128] {{
+  %p = f32[8,128]{{1,0}} parameter(0)
+  %sum = f32[8,128]{{1,0}} all-reduce(%p), {ALL}, to_apply=%inner
+}}"""
+    line = "  %f = f32[2,128]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1"
+    (found,) = hlo.summary(program(line, before=scatter), ONE_HOST).collectives
+    assert (found.kind, found.sent_bytes) == ("reduce-scatter", P * 3 // 4)
+
+
+def test_sorts_and_kernels_without_an_estimate_are_counted_and_what_takes_no_time_is_not() -> None:
+    text = program(
+        "  %sort.1 = (f32[8,128]{1,0}, s32[8,128]{1,0}) sort(%p, %q), dimensions={1}, to_apply=%inner",
+        '  %c.1 = f32[8,128]{1,0} custom-call(%p), custom_call_target="tpu_custom_call"',
+        '  %c.2 = f32[8,128]{1,0} custom-call(%p), custom_call_target="ConcatBitcast"',
+    )
+    assert hlo.summary(text, ONE_HOST).without_estimate == {"sort": 1, "tpu_custom_call": 1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("bf16[64,128]{1,0:T(8,128)(2,1)S(1)}", 64 * 128 * 2),
+        ("(f32[]{:T(128)}, /*index=1*/pred[3], s4[8])", 4 + 3 + 4),
+        ("token[]", 0),
+        ("f8e4m3fn[10]", 10),
+    ],
+)
+def test_a_shapes_bytes_are_those_of_all_its_parts(shape: str, size: int) -> None:
+    assert hlo.bytes_of(shape) == size
