@@ -341,7 +341,7 @@ KEEPERS = (
 )
 NOT_OURS = (
     "it goes on: none of its processes is your user's on the hosts, so another user has started this attempt, such as "
-    "the keeper; docs/operations.md, Who a resumed run belongs to, says how to stop it"
+    "the keeper; docs/keeper.md, Which user a resumed run belongs to, says how to stop it"
 )
 
 
