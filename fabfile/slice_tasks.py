@@ -43,8 +43,8 @@ class Fit:
 
 
 @task
-def fit(asked: Fit) -> int:
-    """Estimate memory, speed and cost of a job on a slice, without the slice.
+def fit(args: Fit) -> int:
+    """Estimate a job's memory, speed and cost on a slice, without it.
 
     The TPU compiler compiles the job's own step on this machine. The job's options come after --, as in:
     fab fit --job flax_mlm --accelerator v5litepod-16 -- --model base --batch-size 512
@@ -52,18 +52,18 @@ def fit(asked: Fit) -> int:
     from console import fit, follow
     from console import status as status_command
 
-    if {"-h", "--help"} & {*asked.words}:
-        return status_command.list_jobs(asked.job)
-    for name, value in (("--job", asked.job), ("--accelerator", asked.accelerator)):
+    if {"-h", "--help"} & {*args.words}:
+        return status_command.list_jobs(args.job)
+    for name, value in (("--job", args.job), ("--accelerator", args.accelerator)):
         if value is None:
             raise RequestError(f"{name}: is needed; as in: fab fit --job flax_mlm --accelerator v5litepod-16")
     return fit.fit(
-        asked.job or "",
-        follow.words(asked.args, asked.words),
-        asked.accelerator or "",
-        slices=asked.slices,
-        compare=[name for name in (asked.compare or "").split(",") if name],
-        as_json=asked.json,
+        args.job or "",
+        follow.words(args.args, args.words),
+        args.accelerator or "",
+        slices=args.slices,
+        compare=[name for name in (args.compare or "").split(",") if name],
+        as_json=args.json,
     )
 
 
