@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts.durations import spoken
 from contracts.errors import RequestError
@@ -25,12 +25,8 @@ from launch.hosts import (
     ask_all,
     stop_processes,
 )
-from launch.plan import Plan
 from launch.runs import Look, Run
-from launch.targets import Capabilities, Environments, Require, Say, Target
-
-if TYPE_CHECKING:
-    from launch.launching import Request
+from launch.targets import Capabilities, Environments, Plan, PodOptions, Require, Say, Target
 
 PULL_ATTEMPTS = 5
 PULL_LIMIT_S = 3600.0
@@ -86,8 +82,8 @@ class HostBackend:
             )
         return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
 
-    def launcher(self, target: Target, request: Request) -> HostLauncher:
-        if request.queue is not None or request.wait_s is not None:
+    def launcher(self, target: Target, options: PodOptions, before: Run | None) -> HostLauncher:  # noqa: ARG002
+        if options.queue is not None or options.wait_s is not None:
             raise RequestError(
                 f"--queue, --wait: the slice {target.slice.name} is no node pool of a cluster; leave them out"
             )

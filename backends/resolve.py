@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
-from contracts.inventory import Inventory
+from contracts.files import is_url, unwritable
+from contracts.inventory import Host, Inventory, Slice
 from contracts.process import PLATFORMS
 from launch.jobs import CHECKOUT
 from launch.runs import Run
-from launch.targets import LOCAL, Target, Wanted, choose_slice
+from launch.targets import LOCAL, Target, Wanted, in_catalogue
 
 
 def resolve(wanted: Wanted, like: Run | None = None) -> Target:
@@ -86,10 +89,118 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
 
     inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(wanted)))
     one_slice = choose_slice(inventory, wanted.slice)
-    if one_slice.pool is not None:
+    if (pool := one_slice.pool) is not None:
+        one_slice = with_hosts(one_slice, pool.nodes * one_slice.count)
+    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
+    runs_url = place_of_runs(inventory, one_slice, wanted.runs)
+    if pool is not None:
         from backends.pods import pod_backend
 
-        return pod_backend.target_of(inventory, one_slice, one_slice.pool, wanted)
+        return pod_backend.target_of(inventory, one_slice, hosts, runs_url, wanted)
     from backends.vm import ssh_backend  # with it comes all of SSH, which this machine does not need
 
-    return ssh_backend.target_of(inventory, one_slice, wanted)
+    return ssh_backend.target_of(inventory, one_slice, hosts, runs_url, wanted)
+
+
+def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
+    """Return the slice called `wanted`, or the only one.
+
+    Raises:
+        RequestError: there is none of that name, several to choose from, or it has no hosts yet.
+    """
+    names = ", ".join(each.name for each in inventory.slices)
+    if not inventory.slices:
+        raise RequestError(
+            f"the stack {inventory.stack} has no slice; add one to tpu-stack:slices, then `pulumi up`"
+        )
+    if wanted is None and len(inventory.slices) > 1:
+        raise RequestError(f"--slice: the stack {inventory.stack} has several, say which: {names}")
+    found = [each for each in inventory.slices if wanted in (None, each.name)]
+    if not found:
+        raise RequestError(f'--slice: "{wanted}" is not a slice of {inventory.stack}; choose one of {names}')
+    if not found[0].is_usable:
+        raise RequestError(
+            f"the slice {found[0].name} has no hosts yet: its {found[0].origin} was still waiting for capacity when "
+            f"the stack was last updated; `pulumi up --stack {inventory.stack}` waits on"
+        )
+    return found[0]
+
+
+def choose_hosts(hosts: Sequence[Host], wanted: str | None) -> tuple[Host, ...]:
+    """Return the hosts that "0-3,5" means; all of them without a choice.
+
+    Raises:
+        RequestError: the text is no such list, or there is no such host.
+    """
+    if wanted is None:
+        return tuple(hosts)
+    chosen: set[int] = set()
+    for part in wanted.split(","):
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        if match is None:
+            raise RequestError(f'--hosts: "{wanted}" is not a list of hosts; write it as 0-3,5')
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= len(hosts):
+            raise RequestError(f"--hosts {wanted}: the slice has the hosts 0 to {len(hosts) - 1}")
+        chosen.update(range(first, last + 1))
+    return tuple(hosts[index] for index in sorted(chosen))
+
+
+def with_expected_hosts(inventory: Inventory) -> Inventory:
+    """Return the inventory with the hosts that slices without any will have, so that a request can be checked. Pure.
+
+    They have no addresses. A slice that is not in the catalogue stays as it is.
+    """
+
+    def expected(one_slice: Slice) -> Slice:
+        known = None if one_slice.is_usable else in_catalogue(one_slice.accelerator_type)
+        return with_hosts(one_slice, known.hosts * one_slice.count) if known else one_slice
+
+    return dataclasses.replace(inventory, slices=tuple(map(expected, inventory.slices)))
+
+
+def with_hosts(one_slice: Slice, count: int) -> Slice:
+    """Return a slice with hosts that have no addresses yet."""
+    hosts = tuple(
+        Host(
+            index=index, name=f"{one_slice.name}-{index}", internal_address="", external_address=None,
+            user=None, host_keys=(), reach="direct",
+        )
+        for index in range(count)
+    )  # fmt: skip
+    return dataclasses.replace(one_slice, hosts=hosts)
+
+
+def place_of_runs(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
+    """Return the folder of the runs of a slice, a path on its hosts or a URL. asked: as --runs says it.
+
+    Raises:
+        RequestError: it is no such place, or the stack has none.
+    """
+    if asked is not None:
+        if problem := unwritable(asked):
+            raise RequestError(f"--runs {asked}: {problem}")
+        if not is_url(asked) and not asked.startswith("/"):
+            raise RequestError(
+                f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"
+            )
+        return asked.rstrip("/")
+    # A slice that may be in several zones finds its runs in the bucket, whichever it is in.
+    mount = None if one_slice.zones or one_slice.pool else inventory.storage.nfs_mount
+    place = mount or inventory.storage.bucket_url
+    if place is None and one_slice.pool is not None:
+        raise RequestError(
+            f"the stack {inventory.stack} has no bucket, and the runs of {one_slice.name}, whose hosts are pods, have "
+            "to be in one; set tpu-stack:storage.bucket, or say where with --runs"
+        )
+    if place is None and one_slice.zones:
+        raise RequestError(
+            f"the stack {inventory.stack} has no bucket, and {one_slice.name} may be in {', '.join(one_slice.zones)}: "
+            "its runs have to be in one; set tpu-stack:storage.bucket, or say where with --runs"
+        )
+    if place is None:
+        raise RequestError(
+            f"the stack {inventory.stack} has neither NFS nor a bucket, and the hosts of {one_slice.name} need one "
+            "place for their runs; set tpu-stack:storage, or say where with --runs"
+        )
+    return f"{place}/runs"

@@ -331,7 +331,7 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
     )
     code = jobs.bundle(folder / "checkout")
     run_id = f"joins-{time.time_ns()}"
-    wanted = plan.Plan(
+    wanted = targets.Plan(
         target=target,
         run_id=run_id,
         job="joins",

@@ -13,11 +13,11 @@ import yaml
 
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
-from launch import costs
+from launch import costs, targets
 from launch import plan as plans
 from launch.bundles import TITLES, left_out_lines
-from launch.launching import Planned
 from launch.output import counted
+from launch.request import Planned
 from launch.targets import Target
 
 PORT = 1
@@ -85,7 +85,7 @@ def _variables(variables: dict[str, str]) -> Iterator[str]:
         yield f"    {name}={shown}"
 
 
-def _as_if_settled(plan: plans.Plan) -> plans.Plan:
+def _as_if_settled(plan: targets.Plan) -> targets.Plan:
     ports = [PORT] * (2 + plan.ranks_per_host * plan.processes)
     facts = [{"free_ports": ports, "home": "~"}] * plan.processes
     return plans.settled(dataclasses.replace(plan), facts, token="")

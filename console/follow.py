@@ -17,18 +17,18 @@ from rich.console import Console
 from console import display
 from console import track as tracking
 from console.display import Display, Progress
+from console.summary import exit_code, summary
 from contracts import run_directory, run_records
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.metric_definitions import Metrics, finite
-from launch import control, launching, policy, resumption, run_record, runs
+from launch import control, launching, policy, runs
 from launch import jobs as job_index
 from launch.hosts import STOP_NOW_S, HostError
-from launch.launching import Request
+from launch.launching import finalize
 from launch.output import counted, printable, say, terminal
-from launch.resumption import resuming
-from launch.run_record import finalize
+from launch.request import Request, resuming, work_out
 from launch.runs import Run
 from launch.targets import Require, Say, Target
 
@@ -91,7 +91,7 @@ def train(
     if dry_run:
         from console import dry_run as showing  # a launch does without
 
-        for line in showing.lines(launching.work_out(request, target), target):
+        for line in showing.lines(work_out(request, target), target):
             console.print(line, soft_wrap=True)
         return DONE
     by_us = 0 if target.capabilities.restarts_runs else restarts or 0
@@ -147,7 +147,7 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     target = target.backend.ensure(target, lambda: open_target(None), say(console))
     run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
-    decision = resumption.decide(target.state_of(run), run)
+    decision = launching.decide(target.state_of(run), run)
     say(console)(f"{run.run_id}: {decision.reason}")
     if decision.do != "start":
         return DONE
@@ -191,15 +191,15 @@ def _carry_out(
             return DONE
         run, state = concluded(run, state, target)
         _notify(run, state, say(console))
-        desired = desired or resumption.desired(run, target, restarts)
-        observed = resumption.observed(run, state)
+        desired = desired or launching.desired(run, target, restarts)
+        observed = launching.observed(run, state)
         is_there = not target.backend.status().errors
         action = policy.judge(desired, observed, time.time(), created=PRESENT if is_there else LOST)
         if action.do == "end" or restarts == 0:
             return _report(console, run, state)
         desired = policy.begun(desired, observed, PRESENT, time.time()) if action.do == "start" else desired
         left = _left(desired.limits.restarts or 0)
-        for line in [*run_record.summary(run, state)[:2], f"{action.reason}; {left}"]:
+        for line in [*summary(run, state)[:2], f"{action.reason}; {left}"]:
             say(console)(line)
         if action.do == "wait":
             time.sleep(max(0.0, desired.not_before_s - time.time()))
@@ -218,7 +218,7 @@ def _unless_stopped(target: Target, run: Run | None) -> Callable[[], AbstractCon
 
             def require_wanted() -> None:
                 require()
-                if resumption.asked_to_stop(run):
+                if launching.asked_to_stop(run):
                     raise RequestError(f"{run.run_id} is not started again: `fab stop` was told to stop it")
 
             require_wanted()
@@ -278,11 +278,11 @@ def _left(restarts: int) -> str:
 
 
 def _report(console: Console, run: Run, state: State) -> int:
-    for line in run_record.summary(run, state):
+    for line in summary(run, state):
         say(console)(line)
     for line in tracking.progress(run):
         say(console)(line)
-    return run_record.exit_code(run, state)
+    return exit_code(run, state)
 
 
 POLL_S = 0.5

@@ -21,14 +21,15 @@ from rich.console import Console
 from console import display as displays
 from console import follow, predict
 from console.display import Progress
+from console.summary import exit_code, summary
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import ACTIVE, EXPORT, SERVING
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs, launching, run_record, runs
+from launch import jobs, launching, runs
 from launch.hosts import HostError
-from launch.launching import Request
+from launch.launching import finalize
 from launch.output import say, terminal
-from launch.run_record import finalize
+from launch.request import Request
 from launch.runs import Run
 from launch.targets import Target
 
@@ -223,9 +224,9 @@ def _report(console: Console, run: Run, state: Any) -> int:
         if state != "done"
         else runs.read(run.directory)
     )
-    for line in run_record.summary(ended or run, state):
+    for line in summary(ended or run, state):
         say(console)(line)
-    return run_record.exit_code(ended or run, state)
+    return exit_code(ended or run, state)
 
 
 def lines(run: Run, serving: dict[str, Any], address: str, port: int, *, stops: bool) -> list[str]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from console import follow, overview
+from console.summary import summary
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
@@ -20,11 +21,11 @@ from contracts.run_costs import Cost
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.host_samples import COLUMNS, HostSamples
-from launch import costs, resumption, run_record, runs
+from launch import costs, launching, runs
 from launch import jobs as job_index
 from launch.hosts import HostError
+from launch.launching import finalize
 from launch.output import printable, say, terminal
-from launch.run_record import finalize
 from launch.runs import Run
 from launch.targets import Target
 
@@ -80,7 +81,7 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
         for problem in unread.texts():
             say(console)(printable(problem))
         if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
-            for line in run_record.summary(run, states[run.run_id])[1:]:
+            for line in summary(run, states[run.run_id])[1:]:
                 say(console)(line)
     for line in (*costs.of_stack(target.inventory.slices, time.time()), *runs.cannot_be_read(unreadable)):
         say(console)(printable(line))
@@ -299,7 +300,7 @@ def stop(
     if before not in run_directory.ACTIVE and not begins_again:
         is_kept = before != "done" and by_keeper(run.run_id)
         if before != "done" and not is_kept:
-            resumption.ask_to_stop(run)
+            launching.ask_to_stop(run)
         end = "; the keeper does not resume it any more" if is_kept else ""
         say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0
@@ -324,7 +325,7 @@ def stop(
             break
         time.sleep(follow.POLL_S)
     run = finalize(run, after, None) if after not in run_directory.ACTIVE else run
-    for line in run_record.summary(run, after):
+    for line in summary(run, after):
         say(console)(line)
     if after in run_directory.ACTIVE and not any(
         isinstance(answer, HostError) or answer["stopped"] for answer in answers
@@ -372,7 +373,7 @@ def list_jobs(name: str | None) -> int:
         (job.name, " or ".join(job.frameworks), job.summary) for job in map(job_index.find, job_index.names())
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, frameworks, summary in rows:
-        tell(f"{name:{widths[0]}}  {frameworks:{widths[1]}}  {summary}")
+    for name, frameworks, purpose in rows:
+        tell(f"{name:{widths[0]}}  {frameworks:{widths[1]}}  {purpose}")
     tell("\nA job's options: fab jobs --job NAME")
     return 0

@@ -13,7 +13,7 @@ from fabfile.where import JSON, Where
 
 if TYPE_CHECKING:
     from keeper.queue_commands import Wishes
-    from launch.launching import Request
+    from launch.request import Request
     from launch.targets import Target
 
 
@@ -32,8 +32,7 @@ class Queued:
 
     def targets(self, request: Request) -> list[Target]:
         """Return the targets that it may run on. Raises RequestError: none of them has a queue."""
-        from backends.resolve import inventory_of, of_each, resolve
-        from launch.targets import with_expected_hosts
+        from backends.resolve import inventory_of, of_each, resolve, with_expected_hosts
 
         wanted = self.run.place(request).wanted()
         targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]

@@ -23,11 +23,11 @@ from fabfile.options import (
     words,
 )
 from fabfile.where import JSON, RUN, Where
+from launch.request import asked_for
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
-    from launch.launching import Request
-    from launch.own_command import Command
+    from launch.request import Command, Request
 
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
 ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
@@ -84,7 +84,7 @@ class Training:
     ) -> Request:
         """Return the run that the options ask for. Raises RequestError: they contradict each other."""
         from console import follow
-        from launch.launching import Request
+        from launch.request import Request
 
         arguments, command = follow.words(self.args, self.words), None
         is_option = not arguments or arguments[0].startswith("-")
@@ -115,9 +115,8 @@ class Training:
         return dataclasses.replace(self.where, python=python, runs=self.runs)
 
     def _command(self, words: Sequence[str]) -> Command:
-        from launch import own_command
 
-        return own_command.asked_for(
+        return asked_for(
             words,
             workdir=self.workdir or "",
             framework=self.framework or "",

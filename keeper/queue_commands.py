@@ -34,8 +34,8 @@ from launch.bundles import Bundle, left_out_lines
 from launch.control import Limits, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
-from launch.launching import Request
 from launch.output import printable, say, terminal
+from launch.request import Request, work_out
 from launch.targets import Target, Wanted
 
 POLL_S = 3.0
@@ -173,9 +173,7 @@ def _checked(targets: Sequence[Target], request: Request) -> tuple[Submitted, tu
     fitting, problems, submission = [], [], None
     for target in targets:
         try:  # a name is checked once, and not for each slice and member
-            submission = launching.submitted(
-                launching.work_out(dataclasses.replace(request, name=None), target)
-            )
+            submission = launching.submitted(work_out(dataclasses.replace(request, name=None), target))
             fitting.append(target.slice.name)
         except RequestError as error:
             problems.append(str(error) if len(targets) == 1 else f"{target.slice.name}: {error}")

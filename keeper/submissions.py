@@ -11,7 +11,7 @@ from infra.documents import ABSENT, ChangedError, Documents
 from launch.bundles import Bundle
 from launch.control import Run
 from launch.jobs import Submitted
-from launch.launching import Request
+from launch.request import Request
 from launch.store import BUNDLES, Store
 
 

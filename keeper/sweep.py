@@ -18,8 +18,8 @@ from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import Metric
 from launch import jobs, runs
 from launch.control import Run as Wanted
-from launch.launching import Request
 from launch.output import printable, say, terminal
+from launch.request import Request
 from launch.runs import Run
 from launch.store import Store
 from launch.targets import Target

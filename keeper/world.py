@@ -32,12 +32,13 @@ from infra.lease import Lease, held, myself
 from keeper import submissions
 from keeper.login import from_here
 from keeper.stack import Stack, stack_of
-from launch import launching, resumption, runs, targets
+from launch import launching, runs, targets
 from launch.control import Run
 from launch.hosts import HostError, HostsError
 from launch.launching import LaunchFailed
 from launch.policy import RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
+from launch.request import as_it_was, resuming, work_out
 from launch.store import Content
 from launch.targets import Given, Target
 
@@ -236,7 +237,7 @@ class World:
                 return None
             outcome = (found.current_result() or {"outcome": "lost"}).get("outcome")
             state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
-            return resumption.observed(found, state)
+            return launching.observed(found, state)
         target = self.target(run)
         try:
             found = runs.read(target.runs.directory(run.run_id))
@@ -259,11 +260,11 @@ class World:
         if state in run_directory.ACTIVE or (
             state == "failed" and not has_result and follow.is_ending(known)
         ):
-            return resumption.observed(found, state, living="present")
+            return launching.observed(found, state, living="present")
         if silent and not (has_result and state == "done"):
-            return resumption.observed(found, state, living="unknown", silent=silent)
+            return launching.observed(found, state, living="unknown", silent=silent)
         found, state = follow.concluded(found, state, target)
-        return resumption.observed(found, state)
+        return launching.observed(found, state)
 
     def start(self, run: Run, require: Callable[[], object]) -> int:
         try:
@@ -272,12 +273,10 @@ class World:
             if before is None and run.submission is not None:
                 wanted = submissions.request(self._documents, run)
             elif before is not None:
-                wanted = dataclasses.replace(
-                    resumption.resuming(before), submitted=resumption.as_it_was(before)
-                )
+                wanted = dataclasses.replace(resuming(before), submitted=as_it_was(before))
             else:
                 raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
-            launching.work_out(wanted, target)
+            work_out(wanted, target)
         except (Unreachable, DocumentsError, HostError, HostsError) as error:
             raise NotStartedError(str(error), is_outage=isinstance(error, Unreachable)) from None
         except RequestError as error:

@@ -7,12 +7,17 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import re
 import stat
+import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
+
+from contracts.errors import RequestError
 
 LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git", ".venv"})
 """Files and folders that are never sent, without a word: they are made anew where they are needed."""
@@ -206,6 +211,147 @@ def tar(files: Mapping[str, bytes], programs: Set[str] = frozenset()) -> bytes:
             member.size, member.mode = len(content), 0o755 if name in programs else 0o644
             archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
+
+
+# --- a folder of the user's own ------------------------------------------------------------------------------------
+
+LARGEST_BYTES = 64 * 2**20
+"""Of a folder: it is sent to every host whenever it has changed."""
+LARGEST_FILES = 3
+GIT_LIMIT_S = 60
+SECRET = "may hold a secret"
+FOLDER_SECRET = f"{SECRET}; `--send FILE` sends one"
+OF_SUBMODULES = "160000 "
+"""How git begins what it says of one."""
+
+
+def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
+    """Bundle a user's folder: all its files but those that git ignores there, and those that may hold secrets.
+
+    send: the names of files in it that are sent all the same.
+
+    Raises:
+        RequestError: it cannot be read, it holds more than LARGEST_BYTES, or its .gitignore cannot be honoured; or a
+            file of `send` is not there.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"{folder}: the command's folder is no longer there")
+    git_there = _Git(folder)
+    try:
+        found = listing(folder, ignored=git_there.ignored)
+    except OSError as error:
+        raise RequestError(f"--workdir {folder}: cannot be read ({error.strerror})") from None
+    found = found.with_files({name: _status(folder, name) for name in send})
+    found = found.without(git_there.submodules_missing(found))
+    if found.size_bytes > LARGEST_BYTES:
+        largest = ", ".join(
+            f"{name} ({found.files[name].st_size / 2**20:,.0f} MiB)" for name in found.largest(LARGEST_FILES)
+        )
+        raise RequestError(
+            f"--workdir {folder}: holds {found.size_bytes / 2**20:,.0f} MiB, more than the "
+            f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {largest}. Name them in "
+            ".gitignore, and read data from a bucket or the share"
+        )
+    return found.bundle(FOLDER_SECRET, allowed=send, programs=found.programs)
+
+
+def named_in(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that `--send` names, each once or several with a comma between, by their names in the folder.
+
+    Raises:
+        RequestError: one is not a file of the folder.
+    """
+    texts = [text for each in wanted for text in ([each] if (folder / each).is_file() else each.split(","))]
+    names = []
+    for text in filter(None, texts):
+        places = (folder / text, Path(text).expanduser().absolute())
+        name = os.path.relpath(next(filter(os.path.lexists, places), places[0]), folder)
+        if name.startswith("../"):
+            raise RequestError(f"--send {text}: is not in {folder}; name a file of that folder")
+        _status(folder, name)
+        names.append(name)
+    return tuple(sorted({*names}))
+
+
+def _status(folder: Path, name: str) -> os.stat_result:
+    place = folder / name
+    if place.is_dir():
+        raise RequestError(f"--send {name}: is a folder; name the files that are in it")
+    if not place.is_file():
+        raise RequestError(f"--send {name}: there is no such file in {folder}")
+    return place.stat()
+
+
+class _Git:
+    """What git knows of a user's folder, which need not be a git checkout, and of the checkouts in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._submodules: list[str] = []
+
+    def ignored(self, folder: Path, names: Set[str]) -> Set[str]:
+        """Return what git ignores in a folder, as `launch.bundles.listing` takes it.
+
+        A folder that the checkout around it ignores is looked at by itself.
+        """
+        inside = git(folder, "rev-parse", "--is-inside-work-tree")
+        if inside is None:
+            if ".gitignore" not in names:
+                return frozenset()
+            raise RequestError(
+                f"--workdir {self._folder}: has a .gitignore, and there is no git to read it; install git"
+            )
+        is_checkout = inside.stdout.strip() == "true"
+        around = git(folder, "check-ignore", "--quiet", "--no-index", ".") if is_checkout else None
+        if around is not None and around.returncode != 0:
+            self._submodules += [
+                os.path.relpath(folder / line.partition("\t")[2], self._folder)
+                for line in self._names(folder, "ls-files", "-z", "--stage")
+                if line.startswith(OF_SUBMODULES)
+            ]
+            return self._ignored(folder)
+        with tempfile.TemporaryDirectory() as empty:
+            git(Path(empty), "init", "--quiet", ".")
+            return self._ignored(folder, f"--git-dir={empty}/.git", f"--work-tree={folder}")
+
+    def _ignored(self, folder: Path, *place: str) -> Set[str]:
+        names = self._names(
+            folder,
+            *place,
+            *("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"),
+        )
+        # A folder that is not ignored itself, but all that git sees in it, is listed with what is in it.
+        pairs = itertools.pairwise([*sorted(names), ""])
+        return {name for name, next_one in pairs if not (name[-1] == "/" and next_one.startswith(name))}
+
+    def _names(self, folder: Path, *arguments: str) -> list[str]:
+        done = git(folder, *arguments, limit_s=GIT_LIMIT_S)
+        if done is None or done.returncode:
+            raise RequestError(
+                f"--workdir {self._folder}: git cannot list its files; `git -C {folder} ls-files` says why"
+            )
+        return [name for name in done.stdout.split("\0") if name]
+
+    def submodules_missing(self, found: Listing) -> dict[str, str]:
+        """Return the submodules of which no file is there, with the reason."""
+        folders = {name[:end] for name in found.files for end, letter in enumerate(name) if letter == "/"}
+        reason = "a submodule that is not checked out; `git submodule update --init` does that"
+        return {name: reason for name in self._submodules if name not in folders}
+
+
+def git(folder: Path, *arguments: str, limit_s: float = 10) -> subprocess.CompletedProcess[str] | None:
+    """Return what git did in a folder; None if it is not installed, or took longer than the limit."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # as Python itself has names that are no UTF-8
+            timeout=limit_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 # --- secrets --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import subprocess
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ from contracts.run_directory import OWN_COMMAND
 from contracts.suggestions import copied_character, did_you_mean
 from jobs.runtime import option_rules
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch.bundles import Bundle, listing
+from launch.bundles import SECRET, Bundle, git, listing
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 IMAGES = CHECKOUT / "images"
@@ -191,7 +190,6 @@ FOLDERS = ("contracts", "host", "jobs")
 POLICY = tuple(f"launch/{name}.py" for name in ("__init__", "attempts", "control", "policy"))
 """Besides these: what the first pod of a run decides by."""
 LARGEST_BYTES = 16 * 2**20
-SECRET = "may hold a secret"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,21 +259,6 @@ def bundle(checkout: Path, folders: Sequence[str] = FOLDERS) -> Bundle:
             f"{found.largest(1)[0]}: keep data elsewhere"
         )
     return found.bundle(SECRET)
-
-
-def git(folder: Path, *arguments: str, limit_s: float = 10) -> subprocess.CompletedProcess[str] | None:
-    """Return what git did in a folder; None if it is not installed, or took longer than the limit."""
-    try:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",  # as Python itself has names that are no UTF-8
-            timeout=limit_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
 
 
 def commit_of(checkout: Path) -> Commit | None:

@@ -1,80 +1,47 @@
-"""From a request to processes on every host: checked, planned, preflight, staged, started, joined; or stopped again.
+"""From a request to processes on every host: planned, prepared, recorded, started, joined; or stopped again.
 
-Each phase is one question to every host, asked of all at once.
+Also what is recorded of a run, and what is done about one that has ended: `fab train --max-restarts`, `fab recover` and
+the keeper show it to the policy.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import importlib.metadata
 import os
-import random
+import platform
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from contracts import fencing, run_directory
 from contracts.durations import spoken
-from contracts.errors import RequestError, Superseded, Unreachable
-from contracts.files import is_url
-from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import unreadable
+from contracts.errors import RequestError, Superseded
+from contracts.run_directory import RunDirectory, State
+from jobs.runtime import metric_definitions
 from jobs.runtime.cache import user_cache_dir
-from launch import costs, jobs, remote_files, runs
+from jobs.runtime.metric_definitions import UNDECLARED, finite
+from launch import control, costs, jobs, policy, runs
 from launch import plan as plans
-from launch.bundles import Bundle, left_out_lines
+from launch.bundles import left_out_lines
+from launch.control import Limits
+from launch.costs import price_of
 from launch.hosts import STOP_NOW_S, HostError, HostsError
-from launch.jobs import Job, Submitted
+from launch.jobs import Submitted
 from launch.output import printable
-from launch.plan import Plan
-from launch.run_record import finalize, run_record
+from launch.policy import Action, Presence, RunObserved
+from launch.request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
-from launch.targets import Launcher, Require, Say, Target
-
-if TYPE_CHECKING:
-    from launch.own_command import Command
+from launch.targets import Launcher, Plan, Require, Say, Target
 
 POLL_S = 0.25
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """A run that somebody wants: a new one of `job` or of an own `command`, or `resume`, a run that has been.
-
-    framework: of a job that runs on several; None: its first one. processes_per_host: as
-    `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
-    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. max_usd: what it may cost
-    in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
-    run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
-    `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
-    it was when it was submitted; job, command and arguments are then not read.
-    """
-
-    job: str
-    framework: str | None = None
-    processes_per_host: str | None = None
-    command: Command | None = None
-    arguments: tuple[str, ...]
-    name: str | None
-    resume: Run | None
-    hang_floor_s: float = plans.HANG_FLOOR_S
-    heartbeat_limit_s: float = plans.HEARTBEAT_LIMIT_S
-    runtime: str | None = None
-    container_access: str | None = None
-    track: tuple[str, ...] = ()
-    run_id: str | None = None
-    sweep: Mapping[str, Any] | None = None
-    submitted: Submitted | None = None
-    max_usd: float | None = None
-    restarts: int | None = None
-    queue: str | None = None
-    wait_s: float | None = None
 
 
 def is_in_use(error: Exception) -> bool:
@@ -156,101 +123,6 @@ def launch(
     return _read(directory.unfenced())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A request worked out, before any host was asked.
-
-    bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
-    environment has to be made where it is missing. processes_per_host: as it was asked for when the run began.
-    """
-
-    plan: Plan
-    launcher: Launcher
-    config: Any
-    bundles: tuple[Bundle, ...]
-    directory: RunDirectory
-    note: str | None = None
-    needs_environment: bool = False
-    processes_per_host: str | None = None
-
-
-def work_out(request: Request, target: Target) -> Planned:
-    """Check a request and return its plan; nothing is asked of the hosts.
-
-    Raises:
-        RequestError: it cannot be carried out.
-    """
-    resume = request.resume
-    command = _own_command(request)
-    framework, asked = request.framework, request.processes_per_host
-    if resume is not None:
-        framework, asked = resume.described.get("stack"), resume.described.get("processes_per_host")
-    job = request.submitted or command or jobs.find(request.job, framework)
-    base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
-    config = job.parse(request.arguments, base=base)
-    if isinstance(job, Job):
-        config = _with_exports(job, config, target)
-    runs.check_name(target.runs, request.name, resume.run_id if resume else None)
-    if command is None:
-        per_host = plans.ranks_of_job(job.framework, target, asked)
-    else:
-        per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
-    _check(request, job, config, target, per_host)
-    cwd = _cwd(request, target)
-    launcher = target.backend.launcher(target, request)
-    box = _container(request, job, config, target, cwd)
-    python = command.config.python if command else target.python if target.python_is_given else None
-    needs_environment = python is None and box is None
-    python = python or target.interpreter(job.framework, in_container=box is not None)
-    code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
-    bundles, note = [code], None
-    if command is not None:
-        folder, note = command.folder_again(resume) if resume else (command.folder(), None)
-        bundles.append(folder)
-    now = datetime.datetime.now(datetime.UTC)
-    run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
-    directory = resume.directory if resume else target.runs.directory(run_id)
-    plan = Plan(
-        target=target if command else dataclasses.replace(target, python=python),
-        run_id=run_id,
-        attempt=resume.attempt + 1 if resume else 0,
-        job=job.name,
-        framework=job.framework,
-        arguments=tuple(job.words(config)),
-        run_dir=directory.url,
-        cwd=cwd,
-        bundle_sha256=bundles[0].sha256,
-        hang_floor_s=request.hang_floor_s,
-        heartbeat_limit_s=request.heartbeat_limit_s,
-        container=box,
-        ranks_per_host=per_host,
-        budget=costs.budget(request.max_usd, target.slice, resume),
-        command=command.planned(target, bundles[1], python, in_container=box is not None)
-        if command
-        else None,
-    )
-    return Planned(
-        plan=launcher.placed(plan),
-        launcher=launcher,
-        config=config,
-        bundles=tuple(bundles),
-        directory=directory,
-        note=note,
-        needs_environment=needs_environment,
-        processes_per_host=asked,
-    )
-
-
-def _with_exports(job: Job, config: Any, target: Target) -> Any:
-    """The options with the export's path where one that takes a model names a run."""
-    found = {
-        name: runs.export_of(target.runs, value)
-        for name in getattr(job.config_module(), "FROM_RUNS", ())
-        if (value := getattr(config, name)) is not None
-    }
-    return dataclasses.replace(config, **{name: path for name, path in found.items() if path is not None})
-
-
 def submitted(planned: Planned) -> Submitted:
     """Return what a planned run is, to be carried out later whatever this checkout holds by then."""
     plan, config = planned.plan, planned.config
@@ -266,17 +138,6 @@ def submitted(planned: Planned) -> Submitted:
         cwd=plan.cwd,
         bundles=planned.bundles,
     )
-
-
-def _own_command(request: Request) -> Command | None:
-    given, resume = request.submitted, request.resume
-    config = given.options if given else resume.described["config"] if resume else None
-    job = given.name if given else resume.described["job"] if resume else request.job
-    if config is None or job != run_directory.OWN_COMMAND:
-        return request.command
-    from launch import own_command  # jobs do without
-
-    return own_command.of_run(config, given.bundles[1] if given else None)
 
 
 def _start_and_join(plan: Plan, launcher: Launcher, run: Run, say: Say) -> None:
@@ -322,92 +183,6 @@ def _finalized(directory: RunDirectory, outcome: str, error: str) -> Run:
     """Put the end of an attempt on record as that attempt; return the run for whoever goes on with it."""
     run = finalize(_read(directory), outcome, error)
     return dataclasses.replace(run, directory=directory.unfenced())
-
-
-def _container(
-    request: Request, job: Job | Command | Submitted, config: Any, target: Target, cwd: str
-) -> plans.Container | None:
-    """Choose what the processes run in; on this machine with the files that the job's options name."""
-    before = request.resume.described if request.resume else None
-    box = plans.choose_container(target, job.framework, request.runtime, before, request.container_access)
-    if box is None or not target.capabilities.shares_files or job.name == run_directory.OWN_COMMAND:
-        return box
-    return plans.container_with_files(box, dataclasses.asdict(config), cwd)
-
-
-def _check(
-    request: Request, job: Job | Command | Submitted, config: Any, target: Target, per_host: int
-) -> None:
-    if part := target.part_of_tpu:
-        raise RequestError(part)
-    has_rank_a_device = job.framework in plans.RANK_A_CHIP
-    devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
-    problems = job.problems(config, devices=devices)
-    problems += [f"{asked}: {why}" for url, asked in _urls_of(config) if (why := unreadable(url))]
-    if not problems:
-        unread = _unread_buckets(config, target)
-        if unread and all(error.is_outage for error in unread):
-            raise Unreachable("\n".join(map(str, unread)))
-        problems = [str(error) for error in unread]
-    if not problems and target.capabilities.shares_files and isinstance(job, Job):
-        problems = _data_problems(request, job, config, target)
-    if request.resume is not None:
-        changes = job.changes_on_resume(request.resume.described["config"], config)
-        if changes:
-            problems.append(
-                f"--resume {request.resume.run_id}: a resumed run goes on as it began, but these options differ:\n  "
-                + "\n  ".join(changes)
-                + "\n  leave them out, or start a new run"
-            )
-    if problems:
-        raise RequestError("\n".join(problems))
-
-
-def _urls_of(config: Any) -> list[tuple[str, str]]:
-    """Return the URLs among the options, each with its option."""
-    return [
-        (value, f"--{name.replace('_', '-')} {value}")
-        for name, value in dataclasses.asdict(config).items()
-        if isinstance(value, str) and is_url(value)
-    ]
-
-
-def _unread_buckets(config: Any, target: Target) -> list[HostError]:
-    """Return why the bucket of the runs cannot be read, and those in options where the hosts have this machine's
-    rights."""
-    wanted = [(target.runs_url, target.runs_url)] if is_url(target.runs_url) else []
-    wanted += _urls_of(config) if target.capabilities.shares_files else []
-    if not wanted:
-        return []
-
-    def problem(url: str, asked: str) -> HostError | None:
-        try:
-            remote_files.reach(url, asked, one_object=url != target.runs_url)
-        except HostError as error:
-            return error
-        return None
-
-    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
-        return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
-
-
-def _data_problems(request: Request, job: Job, config: Any, target: Target) -> list[str]:
-    """Check the data from the directory in which the run is carried out, which is a resumed run's own."""
-    try:
-        with contextlib.chdir(_cwd(request, target)):
-            return job.data_problems(config, Path(target.cache_dir))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return [
-            f"{_cwd(request, target)}: the directory that the run was started in cannot be entered; make it again"
-        ]
-
-
-def _cwd(request: Request, target: Target) -> str:
-    if request.resume:
-        return str(request.resume.described["cwd"])
-    if request.submitted:
-        return request.submitted.cwd
-    return os.getcwd() if target.capabilities.shares_files else plans.HOME
 
 
 def _settle(directory: RunDirectory) -> None:
@@ -532,3 +307,183 @@ def _reason(answer: Mapping[str, Any]) -> str:
 def _has_failed(answer: Mapping[str, Any]) -> bool:
     ended = answer["process"]["state"] not in ("starting", "running")
     return answer["state"] == "failed" or (ended and answer["state"] != "done")
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def run_record(
+    plan: Plan,
+    config: Any,
+    *,
+    name: str | None,
+    track: Sequence[str] = (),
+    processes_per_host: str | None = None,
+    sweep: Mapping[str, Any] | None = None,
+    submitted: Submitted | None = None,
+    now: datetime.datetime,
+    before: Mapping[str, Any] | None,
+    of_launcher: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the content of run.json for a new attempt.
+
+    before: its content so far, for a run that is resumed. of_launcher: its `record`.
+    """
+    target, own = plan.target, plan.command
+    runs_here = target.capabilities.shares_files and target.python == sys.executable
+    if submitted is not None:
+        git, metrics = dict(submitted.code), submitted.metric_definitions
+    else:
+        commit = jobs.commit_of(jobs.CHECKOUT if own is None else Path(config.workdir))
+        git = {"git_commit": commit and commit.hash, "git_dirty": commit and commit.is_dirty}
+        metrics = metric_definitions.as_json(UNDECLARED if own is not None else jobs.find(plan.job).metrics)
+    if before is not None and own is not None and before["code"]["folder"] == own.folder_sha256:
+        git = {name: before["code"][name] for name in git}  # this machine may not have the folder
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    image = plan.container.image if plan.container is not None else None
+    attempt = {
+        "attempt": plan.attempt,
+        "started": moment,
+        "processes": plan.processes,
+        "coordinator": plan.coordinator,
+        "bundle": plan.bundle_sha256,
+        "image": image,
+        "price": price_of(target.slice),
+        "outcome": None,
+    }
+    return {
+        "version": run_directory.RUN_VERSION,
+        "run_id": plan.run_id,
+        "name": name or (before["name"] if before else None),
+        "job": plan.job,
+        "stack": plan.framework,
+        "target": target.name,
+        "platform": target.platform,
+        **({} if processes_per_host is None else {"processes_per_host": processes_per_host}),
+        **({"track": [*track]} if track else {}),
+        **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
+        **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
+        **(of_launcher or {}),
+        "runtime": "bare" if plan.container is None else "docker",
+        "args": list(plan.arguments),
+        "config": dataclasses.asdict(config),
+        "metric_definitions": metrics,
+        "code": {
+            "bundle": plan.bundle_sha256,
+            **({"folder": own.folder_sha256} if own is not None else {}),
+            **git,
+        },
+        "image": image,
+        "container_access": plan.container.access if plan.container is not None else None,
+        "hang_limit_s": plan.hang_floor_s,
+        "heartbeat_limit_s": plan.heartbeat_limit_s,
+        "versions": versions() if runs_here and plan.container is None and plan.framework == "jax" else {},
+        "slice": dataclasses.asdict(target.slice),
+        "hosts": [
+            {"index": host.index, "name": host.name, "address": host.internal_address}
+            for host in target.hosts
+        ],
+        "created": before["created"] if before else moment,
+        "cwd": plan.cwd,
+        "cache_dir": target.cache_dir,
+        "attempts": [*(before["attempts"] if before else []), attempt],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this interpreter and of the libraries that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def finalize(run: Run, outcome: str, error: str | None) -> Run:
+    """Write result.json, if the attempt has none, and the report; return the run as it is then.
+
+    A result that the job or an agent wrote is left as it is, readable or not: they were there.
+    """
+    fresh = runs.read(run.directory) or run
+    if fresh.current_result() is None and fresh.unread_result is None:
+        step, _ = runs.progress(fresh)
+        fresh.directory.write_json(
+            run_directory.RESULT,
+            run_directory.result(outcome, attempt=fresh.attempt, steps=step, time=time.time(), error=error),
+        )
+    from jobs.runtime.report.render import read_and_render  # no launch needs it before its end
+
+    with contextlib.suppress(OSError):  # a report is worth having, but not worth hiding how the run ended
+        fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))
+    return runs.read(fresh.directory) or fresh
+
+
+# --- what is done about a run that has ended --------------------------------------------------------------------------
+
+
+def observed(run: Run, state: State, *, living: Presence = "absent", silent: int = 0) -> RunObserved:
+    """Return what the policy has to know of a run in this state. living: whether its processes are. silent: hosts that
+    do not answer.
+
+    Raises:
+        RequestError: how it ended cannot be read.
+    """
+    if run.unread_result is not None:
+        raise RequestError(f"{run.run_id}: how it ended cannot be read: {run.unread_result}")
+    result = run.current_result() or {}
+    saved = [] if living == "present" else run.directory.checkpoint_steps()
+    cause = policy.cause_of(state, result)
+    error = str(result.get("reason") or result.get("error") or "").partition("\n")[0]
+    if cause == "done":
+        _, latest = runs.progress(run)
+        error = runs.figure(run, latest)
+    return RunObserved(
+        living=living,
+        state=state,
+        cause=cause,
+        attempt=run.attempt,
+        silent=silent,
+        checkpoint=saved[-1] if saved else -1,
+        error=error,
+        cost_usd=costs.least_usd(run),
+        max_usd=finite(run.described.get("max_usd")),
+        is_own_command=run.is_own_command,
+    )
+
+
+def desired(run: Run, target: Target, restarts: int | None = None) -> control.Run:
+    """Return a run as its launcher wants it, who looks after it himself. restarts: how often it may be started again
+    after failures; None: as often as the policy says."""
+    return control.Run(
+        run_id=run.run_id,
+        stack=target.inventory.stack,
+        runs_url=target.runs_url,
+        slices=(target.slice.name,),
+        slice=target.slice.name,
+        limits=Limits(restarts=restarts),
+    )
+
+
+def decide(state: State, run: Run) -> Action:
+    """Decide whether `fab recover` resumes a run in this state; its hosts are there. A run that was stopped goes on, as
+    somebody asks for that now."""
+    if state in run_directory.ACTIVE:
+        return Action(do="wait", reason=f"it is {state}, there is nothing to recover")
+    if state == "done":
+        return Action(do="end", outcome="done", reason="it is done, there is nothing left to do")
+    if run.unread_result is not None:
+        return Action(do="end", reason=f"how it ended cannot be read: {run.unread_result}")
+    seen = observed(run, state)
+    if seen.cause == "stopped":
+        seen = dataclasses.replace(seen, cause="lost")
+    return policy.judge(control.Run(run_id=run.run_id, stack="", runs_url="", slices=()), seen, time.time())
+
+
+def asked_to_stop(run: Run) -> bool:
+    """Return whether `fab stop` was told to stop a run when nothing of it ran, after its latest attempt had begun."""
+    return (run.directory.read_json(run_directory.STOP) or {}).get("attempt") == run.attempt
+
+
+def ask_to_stop(run: Run) -> None:
+    """Let whoever is starting a run again leave that."""
+    run.directory.write_json(run_directory.STOP, {"attempt": run.attempt})

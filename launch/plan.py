@@ -13,9 +13,8 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.process import Platform, ProcessEnvironment
-from contracts.ranks import Ranks, Spec, rank_variables, ranks_that_share
-from launch.costs import Budget
-from launch.targets import Target
+from contracts.ranks import Spec, rank_variables, ranks_that_share
+from launch.targets import ACCESSES, Container, Plan, Target
 
 MIN_FREE_BYTES = 512 * 2**20
 """Least free space on a host's disks before a run is started: room for checkpoints, logs and the data cache."""
@@ -37,91 +36,6 @@ MODULES_OF_JOB = {"serve": ("starlette", "uvicorn", "prometheus_client")}
 
 JOIN_LIMIT_S = {"cpu": 180.0, "gpu": 180.0, "tpu": 600.0}
 """By platform, from the start until all are in the group: the first start of a TPU's runtime takes minutes."""
-HANG_FLOOR_S = 120.0
-"""Shortest time without progress after which a run counts as hung, however quick its steps are."""
-HEARTBEAT_LIMIT_S = 300.0
-"""Time without a heartbeat after which a run counts as hung, whatever it is doing."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OwnCommand:
-    """What a plan has to say of a user's own command, whose words are the plan's arguments.
-
-    folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them. has_layer: whether
-    it gets an environment over that interpreter's.
-    """
-
-    folder_sha256: str
-    python: str
-    progress: str | None
-    has_layer: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One attempt of a run on the hosts of a target, one process on each, which may start several ranks.
-
-    Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
-    coordinator_port, liveness_port, rank_ports (of each host one for each rank): chosen by the preflight (`settled`).
-    container: what the processes run in; None: bare, by the target's interpreter. command: where no job runs, but an
-    own command.
-    """
-
-    target: Target
-    run_id: str
-    job: str
-    framework: str
-    run_dir: str
-    cwd: str
-    bundle_sha256: str
-    attempt: int = 0
-    arguments: tuple[str, ...] = ()
-    hang_floor_s: float = HANG_FLOOR_S
-    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
-    container: Container | None = None
-    command: OwnCommand | None = None
-    ranks_per_host: int = 1
-    rank_ports: tuple[tuple[int, ...], ...] = ()
-    coordinator_port: int = 0
-    liveness_port: int = 0
-    liveness_token: str = ""
-    budget: Budget | None = None
-    homes: tuple[str, ...] = ()
-
-    @property
-    def processes(self) -> int:
-        return len(self.target.hosts)
-
-    @property
-    def finds_peers_by_rank(self) -> bool:
-        """Whether the ranks find each other by what their framework's own launcher would set."""
-        return self.command is not None or self.framework != "jax"
-
-    @property
-    def ranks(self) -> Ranks:
-        return Ranks(
-            hosts=tuple(host for _, host, _ in self.target.addresses),
-            ports=self.rank_ports,
-            per_host=self.ranks_per_host,
-            topology=self.target.slice.topology if self.target.platform == "tpu" else None,
-        )
-
-    @property
-    def coordinator(self) -> str:
-        return f"{self.target.coordinator_host}:{self.coordinator_port}"
-
-    @property
-    def code_dir(self) -> str:
-        """Where the hosts unpack the code bundle."""
-        return f"{self.target.agent_root}/bundles/{self.bundle_sha256}"
-
-    def at_home(self, process_id: int, path: str) -> str:
-        """Return a path on one host with its home directory written out."""
-        return f"{self.homes[process_id]}/{path[2:]}" if path.startswith("~/") else path
-
-    def process(self, process_id: int) -> dict[str, Any]:
-        """Return the keys that name one process of this attempt to its agent."""
-        return {"run_id": self.run_id, "attempt": self.attempt, "process_id": process_id}
 
 
 def _python_remedy(target: Target, framework: str) -> str:
@@ -391,21 +305,8 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
 
 
 RUNTIMES = ("bare", "docker")
-ACCESSES = ("devices", "privileged")
-"""Of a container to its host: the platform's device nodes and nothing more, or all that the host's root may."""
 SHM_BYTES = 8 * 2**30
 """Of /dev/shm, which data loaders share; memory is taken only as it is filled. Docker's own 64 MiB is too little."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Container:
-    """image: by digest, or the id of one that was built on the host. mounts, read_only_mounts: paths of the host, in
-    the container under the same name. access: one of ACCESSES."""
-
-    image: str
-    mounts: tuple[str, ...] = ()
-    read_only_mounts: tuple[str, ...] = ()
-    access: str = ACCESSES[0]
 
 
 def choose_container(

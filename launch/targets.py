@@ -1,4 +1,4 @@
-"""Where a run goes: its hosts, the backend that has them, and where things lie on them.
+"""What a launch is about: a target, which is hosts on a backend, and the plan of an attempt on them.
 
 `backends/` has three backends: this machine, hosts over SSH, pods of a cluster. Who calls a verb or reads a capability
 does not ask which of them it has.
@@ -7,25 +7,24 @@ does not ask which of them it has.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.errors import RequestError
-from contracts.files import Files, is_url, unwritable
+from contracts.files import Files, is_url
 from contracts.inventory import Host, Inventory, Slice
+from contracts.ranks import Ranks
 from contracts.run_directory import State
 from launch import runs
 from launch.bundles import Bundle
+from launch.costs import Budget
 from launch.hosts import Agent, Answer, Transport, address_and_port
 from launch.runs import Look, Run, RunsFolder
 
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
-    from launch.launching import Request
-    from launch.plan import Plan
 
 Say = Callable[[str], None]
 Require = Callable[[], object]
@@ -147,7 +146,7 @@ class Target:
     @property
     def peak_flops_per_s(self) -> float | None:
         """Of one device in bfloat16, as the catalogue has it; None where that is no TPU, or not known."""
-        known = _in_catalogue(self.slice.accelerator_type) if self.platform == "tpu" else None
+        known = in_catalogue(self.slice.accelerator_type) if self.platform == "tpu" else None
         return known.peak_bf16_flops_per_s / known.devices if known else None
 
     @property
@@ -159,7 +158,7 @@ class Target:
         if self.platform != "tpu" or self.capabilities.shares_host:
             return None
         there, type_name = len(self.slice.hosts), self.slice.accelerator_type
-        known = _in_catalogue(type_name)
+        known = in_catalogue(type_name)
         whole = known.hosts * self.slice.count if known else there
         if len(self.hosts) < there:
             return (
@@ -200,13 +199,154 @@ class Target:
         return RunsFolder(url=self.runs_url, files=self.files)
 
 
-def _in_catalogue(type_name: str) -> Accelerator | None:
+def in_catalogue(type_name: str) -> Accelerator | None:
+    """Return the type of a TPU; None: it is none, or not known."""
     from infra.catalogue import CatalogueError, accelerator  # few launches are on TPUs
 
     try:
         return accelerator(type_name, "any")
     except CatalogueError:
         return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given:
+    """An inventory that is at hand already, and what it cannot say of its hosts: that of a rehearsal, in `folder`."""
+
+    inventory: Inventory
+    folder: Path
+    platform: str
+    python: str
+    stand_in_devices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A target as a user asks for it; None: the default.
+
+    hosts: on this machine how many, else which ("0-3,5"). runs: a folder on the hosts or a URL, for runs.
+    """
+
+    stack: str = LOCAL
+    slice: str | None = None
+    hosts: str | None = None
+    platform: str | None = None
+    python: str | None = None
+    runs: str | None = None
+    given: Given | None = None
+
+
+HANG_FLOOR_S = 120.0
+"""Shortest time without progress after which a run counts as hung, however quick its steps are."""
+HEARTBEAT_LIMIT_S = 300.0
+"""Time without a heartbeat after which a run counts as hung, whatever it is doing."""
+ACCESSES = ("devices", "privileged")
+"""Of a container to its host: the platform's device nodes and nothing more, or all that the host's root may."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Container:
+    """image: by digest, or the id of one that was built on the host. mounts, read_only_mounts: paths of the host, in
+    the container under the same name. access: one of ACCESSES."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    read_only_mounts: tuple[str, ...] = ()
+    access: str = ACCESSES[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnCommand:
+    """What a plan has to say of a user's own command, whose words are the plan's arguments.
+
+    folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them. has_layer: whether
+    it gets an environment over that interpreter's.
+    """
+
+    folder_sha256: str
+    python: str
+    progress: str | None
+    has_layer: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One attempt of a run on the hosts of a target, one process on each, which may start several ranks.
+
+    Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
+    coordinator_port, liveness_port, rank_ports (of each host one for each rank): chosen by the preflight (`settled`).
+    container: what the processes run in; None: bare, by the target's interpreter. command: where no job runs, but an
+    own command.
+    """
+
+    target: Target
+    run_id: str
+    job: str
+    framework: str
+    run_dir: str
+    cwd: str
+    bundle_sha256: str
+    attempt: int = 0
+    arguments: tuple[str, ...] = ()
+    hang_floor_s: float = HANG_FLOOR_S
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+    container: Container | None = None
+    command: OwnCommand | None = None
+    ranks_per_host: int = 1
+    rank_ports: tuple[tuple[int, ...], ...] = ()
+    coordinator_port: int = 0
+    liveness_port: int = 0
+    liveness_token: str = ""
+    budget: Budget | None = None
+    homes: tuple[str, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        return len(self.target.hosts)
+
+    @property
+    def finds_peers_by_rank(self) -> bool:
+        """Whether the ranks find each other by what their framework's own launcher would set."""
+        return self.command is not None or self.framework != "jax"
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(
+            hosts=tuple(host for _, host, _ in self.target.addresses),
+            ports=self.rank_ports,
+            per_host=self.ranks_per_host,
+            topology=self.target.slice.topology if self.target.platform == "tpu" else None,
+        )
+
+    @property
+    def coordinator(self) -> str:
+        return f"{self.target.coordinator_host}:{self.coordinator_port}"
+
+    @property
+    def code_dir(self) -> str:
+        """Where the hosts unpack the code bundle."""
+        return f"{self.target.agent_root}/bundles/{self.bundle_sha256}"
+
+    def at_home(self, process_id: int, path: str) -> str:
+        """Return a path on one host with its home directory written out."""
+        return f"{self.homes[process_id]}/{path[2:]}" if path.startswith("~/") else path
+
+    def process(self, process_id: int) -> dict[str, Any]:
+        """Return the keys that name one process of this attempt to its agent."""
+        return {"run_id": self.run_id, "attempt": self.attempt, "process_id": process_id}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodOptions:
+    """Options of runs on pods; None: as the run began, or the default.
+
+    restarts: how often each pod may be started again after a failure. queue: the Kueue queue that admits the run.
+    wait_s: for its nodes.
+    """
+
+    restarts: int | None = None
+    queue: str | None = None
+    wait_s: float | None = None
 
 
 class Environments(Protocol):
@@ -297,8 +437,12 @@ class Backend(Protocol):
         """
         ...
 
-    def launcher(self, target: Target, request: Request) -> Launcher:
-        """Return what starts a run of the request. Raises RequestError: it asks for what is not to be had here."""
+    def launcher(self, target: Target, options: PodOptions, before: Run | None) -> Launcher:
+        """Return what starts a run. before: the run, where it is resumed.
+
+        Raises:
+            RequestError: the options are for another backend.
+        """
         ...
 
     def hold(self) -> AbstractContextManager[Require]:
@@ -341,134 +485,3 @@ class Backend(Protocol):
             RequestError, HostError: there is none.
         """
         ...
-
-
-def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
-    """Return the slice called `wanted`, or the only one.
-
-    Raises:
-        RequestError: there is none of that name, several to choose from, or it has no hosts yet.
-    """
-    names = ", ".join(each.name for each in inventory.slices)
-    if not inventory.slices:
-        raise RequestError(
-            f"the stack {inventory.stack} has no slice; add one to tpu-stack:slices, then `pulumi up`"
-        )
-    if wanted is None and len(inventory.slices) > 1:
-        raise RequestError(f"--slice: the stack {inventory.stack} has several, say which: {names}")
-    found = [each for each in inventory.slices if wanted in (None, each.name)]
-    if not found:
-        raise RequestError(f'--slice: "{wanted}" is not a slice of {inventory.stack}; choose one of {names}')
-    if not found[0].is_usable:
-        raise RequestError(
-            f"the slice {found[0].name} has no hosts yet: its {found[0].origin} was still waiting for capacity when "
-            f"the stack was last updated; `pulumi up --stack {inventory.stack}` waits on"
-        )
-    return found[0]
-
-
-def choose_hosts(hosts: Sequence[Host], wanted: str | None) -> tuple[Host, ...]:
-    """Return the hosts that "0-3,5" means; all of them without a choice.
-
-    Raises:
-        RequestError: the text is no such list, or there is no such host.
-    """
-    if wanted is None:
-        return tuple(hosts)
-    chosen: set[int] = set()
-    for part in wanted.split(","):
-        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
-        if match is None:
-            raise RequestError(f'--hosts: "{wanted}" is not a list of hosts; write it as 0-3,5')
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last >= len(hosts):
-            raise RequestError(f"--hosts {wanted}: the slice has the hosts 0 to {len(hosts) - 1}")
-        chosen.update(range(first, last + 1))
-    return tuple(hosts[index] for index in sorted(chosen))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Given:
-    """An inventory that is at hand already, and what it cannot say of its hosts: that of a rehearsal, in `folder`."""
-
-    inventory: Inventory
-    folder: Path
-    platform: str
-    python: str
-    stand_in_devices: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A target as a user asks for it; None: the default.
-
-    hosts: on this machine how many, else which ("0-3,5"). runs: a folder on the hosts or a URL, for runs.
-    """
-
-    stack: str = LOCAL
-    slice: str | None = None
-    hosts: str | None = None
-    platform: str | None = None
-    python: str | None = None
-    runs: str | None = None
-    given: Given | None = None
-
-
-def with_expected_hosts(inventory: Inventory) -> Inventory:
-    """Return the inventory with the hosts that slices without any will have, so that a request can be checked. Pure.
-
-    They have no addresses. A slice that is not in the catalogue stays as it is.
-    """
-
-    def expected(one_slice: Slice) -> Slice:
-        known = None if one_slice.is_usable else _in_catalogue(one_slice.accelerator_type)
-        return with_hosts(one_slice, known.hosts * one_slice.count) if known else one_slice
-
-    return dataclasses.replace(inventory, slices=tuple(map(expected, inventory.slices)))
-
-
-def with_hosts(one_slice: Slice, count: int) -> Slice:
-    """Return a slice with hosts that have no addresses yet."""
-    hosts = tuple(
-        Host(
-            index=index, name=f"{one_slice.name}-{index}", internal_address="", external_address=None,
-            user=None, host_keys=(), reach="direct",
-        )
-        for index in range(count)
-    )  # fmt: skip
-    return dataclasses.replace(one_slice, hosts=hosts)
-
-
-def place_of_runs(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
-    """Return the folder of the runs of a slice, a path on its hosts or a URL. asked: as --runs says it.
-
-    Raises:
-        RequestError: it is no such place, or the stack has none.
-    """
-    if asked is not None:
-        if problem := unwritable(asked):
-            raise RequestError(f"--runs {asked}: {problem}")
-        if not is_url(asked) and not asked.startswith("/"):
-            raise RequestError(
-                f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"
-            )
-        return asked.rstrip("/")
-    # A slice that may be in several zones finds its runs in the bucket, whichever it is in.
-    mount = None if one_slice.zones or one_slice.pool else inventory.storage.nfs_mount
-    place = mount or inventory.storage.bucket_url
-    if place is None and one_slice.pool is not None:
-        raise RequestError(
-            f"the stack {inventory.stack} has no bucket, and the runs of {one_slice.name}, whose hosts are pods, have "
-            "to be in one; set tpu-stack:storage.bucket, or say where with --runs"
-        )
-    if place is None and one_slice.zones:
-        raise RequestError(
-            f"the stack {inventory.stack} has no bucket, and {one_slice.name} may be in {', '.join(one_slice.zones)}: "
-            "its runs have to be in one; set tpu-stack:storage.bucket, or say where with --runs"
-        )
-    if place is None:
-        raise RequestError(
-            f"the stack {inventory.stack} has neither NFS nor a bucket, and the hosts of {one_slice.name} need one "
-            "place for their runs; set tpu-stack:storage, or say where with --runs"
-        )
-    return f"{place}/runs"

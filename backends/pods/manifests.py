@@ -29,7 +29,7 @@ from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
 from contracts.run_directory import CODE, FOLDER
 from launch import plan as plans
-from launch.plan import Plan
+from launch.targets import Plan
 
 Manifest = dict[str, Any]
 

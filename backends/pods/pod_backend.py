@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backends.pods.api_server import shell
 from backends.pods.cluster_runs import ANSWER_LIMIT_S, ClusterRuns
@@ -14,7 +14,7 @@ from backends.pods.pod_launcher import PodLauncher
 from backends.pods.pods import AGENT_ROOT, CACHE_DIR, CONTAINER
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.inventory import Inventory, NodePool, Slice
+from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
 from launch.hosts import STOP_LIMIT_S, Answer, HostError, answer_of
 from launch.remote_files import Buckets
@@ -22,17 +22,12 @@ from launch.runs import Look, Run
 from launch.targets import (
     Capabilities,
     Environments,
+    PodOptions,
     Require,
     Say,
     Target,
     Wanted,
-    choose_hosts,
-    place_of_runs,
-    with_hosts,
 )
-
-if TYPE_CHECKING:
-    from launch.launching import Request
 
 SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
 INSTEAD = {
@@ -80,11 +75,11 @@ class PodBackend:
     def prepare(self, reopen: Callable[[], Target], say: Say, require: Require = lambda: None) -> Target:  # noqa: ARG002
         return reopen()  # pods are made from an image
 
-    def launcher(self, target: Target, request: Request) -> PodLauncher:
-        before = (request.resume.described.get("pods") or {}) if request.resume else {}
-        options = {"restarts": request.restarts, "queue": request.queue}
-        given = {name: value for name, value in options.items() if value is not None}
-        return PodLauncher.of(self.runs, target, {**before, **given}, wait_s=request.wait_s)
+    def launcher(self, target: Target, options: PodOptions, before: Run | None) -> PodLauncher:
+        recorded = (before.described.get("pods") or {}) if before else {}
+        given = {"restarts": options.restarts, "queue": options.queue}
+        given = {name: value for name, value in given.items() if value is not None}
+        return PodLauncher.of(self.runs, target, {**recorded, **given}, wait_s=options.wait_s)
 
     def hold(self) -> contextlib.AbstractContextManager[Require]:
         return contextlib.nullcontext(lambda: None)  # of two Jobs of one name the cluster takes one
@@ -139,21 +134,20 @@ class PodBackend:
         return shell(self.runs.connection.program(pod, CONTAINER, SHELL, terminal=True))
 
 
-def target_of(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: Wanted) -> Target:
+def target_of(
+    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: Wanted
+) -> Target:
     """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""
     if inventory.cluster is None:
         raise RequestError(
             f"the slice {one_slice.name} is in a cluster, and the inventory of {inventory.stack} has none; "
             f"`pulumi up --stack {inventory.stack}` writes it"
         )
-    one_slice = with_hosts(one_slice, pool.nodes * one_slice.count)
-    runs_url = place_of_runs(inventory, one_slice, wanted.runs)
     if not is_url(runs_url):
         raise RequestError(
             f"--runs {runs_url}: pods share no disk; name a URL such as gs://…, or leave it out"
         )
     files = Buckets()
-    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
     return Target(
         name=wanted.stack,
         pulumi_stack=None if inventories.is_file(wanted.stack) else inventory.stack,

@@ -41,9 +41,8 @@ from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
 from launch.bundles import Bundle
 from launch.hosts import Answer, HostError, HostsError, answer_of
-from launch.plan import Plan
 from launch.runs import AtWorkError
-from launch.targets import Say, Target
+from launch.targets import Plan, Say, Target
 
 WAIT_S = 15 * 60.0
 """For nodes to be there: an autoscaler takes some minutes to make them."""

@@ -13,11 +13,11 @@ from backends.vm.agent_session import AGENT_ROOT
 from backends.vm.ensure import exclusive, restore
 from backends.vm.transport import transports_of
 from contracts.files import is_url
-from contracts.inventory import Inventory, Slice
+from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
 from launch.hosts import Agent, GoneLink, Transport, address_and_port
 from launch.remote_files import Buckets, HostFiles
-from launch.targets import CACHE_DIR, PYTHON, Capabilities, Target, Wanted, choose_hosts, place_of_runs
+from launch.targets import CACHE_DIR, PYTHON, Capabilities, Target, Wanted
 
 CAPABILITIES = Capabilities(
     shares_files=False,
@@ -77,16 +77,16 @@ def _open_shell(target: Target, index: int | None, run_id: str | None) -> int:  
     os.execvp(argv[0], argv)
 
 
-def target_of(inventory: Inventory, one_slice: Slice, wanted: Wanted) -> Target:
+def target_of(
+    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: Wanted
+) -> Target:
     """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
-    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
     given = wanted.given
     transports = transports_of(inventory, one_slice, [host.index for host in hosts])
     agents = tuple(
         Agent(host=host.name, link=transport, root=AGENT_ROOT)
         for host, transport in zip(hosts, transports, strict=True)
     )
-    runs_url = place_of_runs(inventory, one_slice, wanted.runs)
     pulumi_stack = None if inventories.is_file(wanted.stack) else inventory.stack
     return Target(
         name=wanted.stack,

@@ -21,9 +21,8 @@ from launch import costs
 from launch import plan as plans
 from launch.hosts import HostError, ask_all
 from launch.output import counted
-from launch.plan import Plan
 from launch.remote_files import Buckets, within
-from launch.targets import Target
+from launch.targets import Plan, Target
 
 ALIKE = ("kernel", "cpus")
 """Facts in which the hosts of a slice do not differ."""

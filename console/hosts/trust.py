@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from backends.resolve import choose_hosts
 from backends.vm import login
 from backends.vm.access import ATTRIBUTES_POLICY, iap_tunnel
 from backends.vm.transport import SshTransport
 from contracts.errors import RequestError
 from contracts.inventory import Host
 from launch import inventories
-from launch.targets import Target, choose_hosts
+from launch.targets import Target
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 FILES = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}

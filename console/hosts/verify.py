@@ -27,8 +27,8 @@ from launch.hosts import HostError, ask_all, stop_processes
 from launch.jobs import CHECKOUT
 from launch.launching import NotJoined
 from launch.output import printable, say, terminal
-from launch.plan import MAX_CLOCK_OFFSET_S, Container, Plan
-from launch.targets import Target
+from launch.plan import MAX_CLOCK_OFFSET_S
+from launch.targets import Container, Plan, Target
 
 FOLDER = ".verify"
 """In the folder of runs, and no run: what is looked for there has other names."""

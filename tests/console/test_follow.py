@@ -19,8 +19,9 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from launch import plan, resumption, runs
+from launch import launching, runs, targets
 from launch.hosts import Agent, HostError
+from launch.request import resuming
 from launch.runs import Run
 from launch.targets import Target
 from tests.console.recorded_display import Recorded
@@ -258,13 +259,13 @@ def test_only_what_may_go_better_is_recovered(
     write_run: WriteRun, state: State, result: dict[str, Any] | None, do: str, reason: str
 ) -> None:
     run = write_run(result=result)
-    decision = resumption.decide(state, run)
+    decision = launching.decide(state, run)
     assert decision.do == do
     assert decision.reason.startswith(reason)
     for step in (5, 20, 10):
         run.directory.write_text(f"checkpoints/{step}/state/_METADATA", "")
     ends = {"request", "out_of_budget"} & {*(result or {})}
-    assert resumption.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
+    assert launching.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
         not ends
     )
 
@@ -350,7 +351,7 @@ def test_what_cannot_be_made_whole_is_told_with_what_to_do(
 
 
 def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run: WriteRun) -> None:
-    assert resumption.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
-    assert resumption.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
-    fresh = resumption.resuming(write_run())
-    assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)
+    assert resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
+    assert resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
+    fresh = resuming(write_run())
+    assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (targets.HANG_FLOOR_S, targets.HEARTBEAT_LIMIT_S)

@@ -20,11 +20,12 @@ from console import export as exporting
 from console import follow, overview, removal
 from console import status as status_command
 from console.display import Progress
+from console.summary import summary
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.report.render import read_and_render
-from launch import resumption, run_record, runs
+from launch import launching, runs
 from launch.hosts import HostError
 from launch.remote_files import Buckets
 from launch.runs import Run, RunsFolder
@@ -388,7 +389,7 @@ def test_whatever_a_run_says_of_itself_every_reader_reads_it_and_the_run_beside_
         overview.findings(run, "running", sampled)
         overview.hosts(run, runs.Look(processes=(), errors=()), sampled)
         follow._Watch(Recorded()).show(run)
-        assert run_record.summary(run, "done") and run_record.summary(run, "failed")
+        assert summary(run, "done") and summary(run, "failed")
         exporting.card(run, None)
         read_and_render(run.directory.url)
     compared = overview.compare(both, [overview.overview(run, "done") for run in both])
@@ -402,14 +403,14 @@ def test_a_result_that_cannot_be_read_is_none_that_is_missing(
     run = write_run(beats=[beat("done", step=3)] * 2)
     path = Path(run.directory.path("result.json"))
     path.write_text('{"outcome": "stopped", "out_of_bu')
-    run = run_record.finalize(run, "failed", "nobody knows")
+    run = launching.finalize(run, "failed", "nobody knows")
     assert path.read_text().endswith("out_of_bu"), "it is no place for another one"
     problem = "result.json: is torn, or no JSON object"
-    decision = resumption.decide("lost", run)
+    decision = launching.decide("lost", run)
     assert (decision.do, decision.reason) == ("end", f"how it ended cannot be read: {problem}")
-    assert run_record.summary(run, "lost")[0] == f"{run.run_id}: how it ended cannot be read: {problem}"
+    assert summary(run, "lost")[0] == f"{run.run_id}: how it ended cannot be read: {problem}"
     with pytest.raises(RequestError, match="how it ended cannot be read"):
-        resumption.observed(run, "lost")
+        launching.observed(run, "lost")
     Path(run.directory.path("metrics.jsonl")).mkdir()
     assert status_command.list_runs(here(), limit=1) == 0
     assert capsys.readouterr().out.count(f"{run.run_id}: {problem} (and 1 more)") == 1

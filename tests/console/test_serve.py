@@ -19,9 +19,10 @@ import pytest
 from backends.local.local_backend import on_this_machine
 from console import serve as serving
 from console.serve import Options
+from console.summary import summary
 from contracts.errors import RequestError
 from jobs.runtime.prediction import Asked, answer
-from launch import jobs, run_record, runs
+from launch import jobs, runs
 from launch.jobs import CHECKOUT
 from launch.runs import Run
 from launch.targets import Target
@@ -217,5 +218,5 @@ def test_the_lines_have_a_command_for_every_kind_of_input_and_address(write_run:
     told = {"task": "image-classification", "takes": "picture", "example": None}
     _, command, _ = serving.lines(run, told, "0.0.0.0", 80, stops=True)
     assert command.startswith("""  (printf '{"inputs": ["'; base64 -w0 photo.jpg; printf '"]}') | curl """)
-    (line,) = run_record.summary(run, "stopped")
+    (line,) = summary(run, "stopped")
     assert line == "serve-20261120-214500-abcd was stopped; start another with `fab serve r`"

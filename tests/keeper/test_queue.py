@@ -31,6 +31,7 @@ from launch.control import Attempt, End, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.policy import Presence
 from launch.reconcile import NotStartedError
+from launch.request import work_out
 from launch.runs import Look
 from launch.store import Store
 from tests.launch.test_costs import MAIN
@@ -170,10 +171,10 @@ def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
     monkeypatch.setattr(jobs, "bundle", lambda _: pytest.fail("the checkout's code was read"))
     target = on_this_machine(hosts="2", platform="cpu")
     job, own = (submissions.request(store.documents, each) for each in entries)
-    planned = launching.work_out(job, target)
+    planned = work_out(job, target)
     assert (planned.plan.arguments, dataclasses.asdict(planned.config)["steps"]) == (("--steps", "7"), 7)
     assert (planned.plan.run_id, job.hang_floor_s) == (entries[0].run_id, 77.0)
-    planned = launching.work_out(own, target)
+    planned = work_out(own, target)
     assert "train.py" in planned.bundles[1].names and planned.bundles[1].archive != b""
     assert planned.plan.command is not None and entries[1].submission is not None
     assert planned.plan.command.folder_sha256 == entries[1].submission.bundles[1]

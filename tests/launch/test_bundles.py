@@ -19,8 +19,17 @@ from contracts.run_directory import CODE, FOLDER, RunDirectory
 from host.agent.files import bundle_dir, stage, unpack, write_file
 from infra.documents import ABSENT, Documents
 from launch import jobs
-from launch.bundles import MOST_NAMED, Bundle, archive, is_secret, left_out_lines, listing
-from launch.own_command import SECRET, bundle_folder, named_in
+from launch.bundles import (
+    MOST_NAMED,
+    SECRET,
+    Bundle,
+    archive,
+    bundle_folder,
+    is_secret,
+    left_out_lines,
+    listing,
+    named_in,
+)
 
 KEY = b"-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n"
 ACCOUNT = b'{"type": "service_account", "project_id": "p", "private_key": "x"}'

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from backends.local.local_backend import on_this_machine
+from console.summary import summary
 from contracts.errors import RequestError
 from contracts.inventory import NodePool
-from launch import costs, run_record
+from launch import costs
 from launch.runs import Run
 from tests.launch.slices import make_slice
 
@@ -130,7 +131,7 @@ def test_a_run_that_has_spent_its_budget_says_so_and_how_it_goes_on(write_run: W
     run = write_run(
         result={"outcome": "stopped", "out_of_budget": True, "reason": "all is spent"}, max_usd=2.5
     )
-    assert run_record.summary(run, "stopped") == [
+    assert summary(run, "stopped") == [
         f"{run.run_id} was stopped: out of budget",
         "  all is spent",
         f"  resume with `fab train --resume {run.run_id} --max-usd 5` (no checkpoint yet: from the start)",

@@ -26,13 +26,13 @@ from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
 from launch import jobs, launching, runs, targets
+from launch import request as request_module
 from launch.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError
-from launch.launching import NotJoined
-from launch.plan import Container, Plan
-from launch.run_record import run_record
+from launch.launching import NotJoined, run_record
+from launch.request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
-from launch.targets import Target
+from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_target
 
 WriteRun = Callable[..., Run]
@@ -44,7 +44,7 @@ def train(*, hosts: str | None = None, platform: str | None = None, **changed: A
     def open_target(like: Run | None) -> Target:
         return resolve(targets.Wanted(hosts=hosts, platform=platform), like)
 
-    asked = launching.Request(
+    asked = Request(
         job=changed.pop("job", "flax_mlm") or "",
         arguments=tuple(follow.words(changed.pop("arguments", ""), ())),
         name=changed.pop("name", None),
@@ -129,11 +129,11 @@ def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
 ) -> None:
     monkeypatch.setattr(jax_hello, "FRAMEWORKS", ("jax", "pytorch"), raising=False)
 
-    def work_out(resume: Run | None = None, python: str | None = None, **asked: str) -> launching.Planned:
-        request = launching.Request(job="jax_hello", arguments=(), name=None, resume=resume, **asked)  # type: ignore[arg-type]
-        return launching.work_out(request, on_this_machine(hosts="2", platform="cpu", python=python))
+    def worked_out(resume: Run | None = None, python: str | None = None, **asked: str) -> Planned:
+        request = Request(job="jax_hello", arguments=(), name=None, resume=resume, **asked)  # type: ignore[arg-type]
+        return work_out(request, on_this_machine(hosts="2", platform="cpu", python=python))
 
-    first = work_out(framework="pytorch", processes_per_host="2")
+    first = worked_out(framework="pytorch", processes_per_host="2")
     assert (first.plan.framework, first.plan.ranks_per_host, first.needs_environment) == ("pytorch", 2, True)
     assert first.plan.target.python == str(environments.python_of("pytorch"))
     now = datetime.datetime.now(datetime.UTC)
@@ -142,11 +142,11 @@ def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
         first.plan, first.config, name=None, processes_per_host=asked, now=now, before=None
     )
     first.directory.write_json("run.json", described)
-    again = work_out(resume=runs.find(on_this_machine(hosts="2", platform="cpu").runs, "latest"))
+    again = worked_out(resume=runs.find(on_this_machine(hosts="2", platform="cpu").runs, "latest"))
     assert (again.plan.framework, again.plan.ranks_per_host, again.processes_per_host) == ("pytorch", 2, "2")
-    given = work_out(framework="pytorch", python="/my/python")
+    given = worked_out(framework="pytorch", python="/my/python")
     assert (given.plan.target.python, given.needs_environment) == ("/my/python", False)
-    assert work_out().plan.framework == "jax"
+    assert worked_out().plan.framework == "jax"
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
@@ -235,7 +235,7 @@ def test_a_launch_whose_slice_somebody_else_has_meanwhile_starts_nothing(
     monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
     here = on_this_machine(hosts="2", platform="cpu")
-    asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
+    asked = Request(job="flax_mlm", arguments=(), name=None, resume=run)
     with pytest.raises(RequestError, match="taken over"):
         launching.launch(asked, here, print, hold=lambda: contextlib.nullcontext(require))
     assert started == []
@@ -249,8 +249,8 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
     """It was killed before run.json said so: that names the folder of the attempt before."""
     run = earlier()
     here = on_this_machine(hosts="2", platform="cpu")
-    asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
-    planned = launching.work_out(asked, here)
+    asked = Request(job="flax_mlm", arguments=(), name=None, resume=run)
+    planned = work_out(asked, here)
     (folder,) = planned.bundles  # the code will do for one
     run.described["code"] = {"folder": folder.sha256}
     run.directory.write_json("run.json", run.described)
@@ -268,7 +268,7 @@ def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_
     runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, here = earlier(), on_this_machine(hosts="2", platform="cpu")
-    asked = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    asked = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     started: list[tuple[int, str]] = []
 
     def launched_by_another(plan: Plan, _launcher: Any, run: Run, _say: Any) -> None:
@@ -295,7 +295,7 @@ def test_a_launcher_that_is_frozen_after_it_took_an_attempt_neither_records_nor_
     runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, here = earlier(), on_this_machine(hosts="2", platform="cpu")
-    asked = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    asked = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     take = fencing.take
 
     def frozen(directory: RunDirectory, attempt: int, *, launch: int) -> RunDirectory:
@@ -342,10 +342,10 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    request = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    request = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     job = jobs.find("flax_mlm")
     target = on_this_machine(hosts="2", platform="cpu")
-    launching._check(request, job, job.parse(request.arguments), target, 1)
+    request_module._check(request, job, job.parse(request.arguments), target, 1)
     assert Path.cwd() == tmp_path / "elsewhere"
 
 

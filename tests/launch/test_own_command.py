@@ -23,13 +23,12 @@ from contracts.errors import RequestError
 from contracts.ranks import decoded
 from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
-from launch import own_command, plan
+from launch import bundles, plan
+from launch.bundles import bundle_folder
 from launch.hosts import Agent, GoneLink
-from launch.launching import Planned
-from launch.own_command import Command, asked_for, bundle_folder
-from launch.plan import Container, Plan
+from launch.request import Command, Planned, asked_for, of_run, problems
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_target
 
 OPTIONS = {"workdir": "", "framework": "", "processes_per_host": "", "progress": "", "python": ""}
@@ -82,7 +81,7 @@ def test_a_folder_whose_files_git_cannot_list_is_refused(folder: Path) -> None:
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_command, "LARGEST_BYTES", 2**20)
+    monkeypatch.setattr(bundles, "LARGEST_BYTES", 2**20)
     for name, size in (("small", 1), ("large", 2**21), ("middle", 2**20)):
         (folder / name).write_bytes(bytes(size))
     with pytest.raises(
@@ -183,7 +182,7 @@ def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() 
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
     first = command(folder, "python", "train.py")
     config = dataclasses.asdict(first.config)
-    again = own_command.of_run({**config, "words": list(config["words"])})
+    again = of_run({**config, "words": list(config["words"])})
     assert again.parse((), base=again.config) == first.config
     with pytest.raises(
         RequestError, match=r"-- python other.py: the run goes on as it began, with python train.py"
@@ -212,7 +211,7 @@ def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
     kept, said = wanted.folder_again(run)
     assert kept == sent
     assert said == f"{folder} is not there: the command goes on with the folder as it was last sent"
-    assert own_command.problems(wanted.config, kept, STACK, "python", in_container=False) == []
+    assert problems(wanted.config, kept, STACK, "python", in_container=False) == []
     run.directory.write_text(FOLDER, "torn")
     with pytest.raises(RequestError, match="does not have it; make the folder again, or start a new run"):
         wanted.folder_again(run)
@@ -349,5 +348,5 @@ def test_environments_that_nobody_has_used_for_a_month_are_removed(
 def test_a_command_in_quotes_is_told_to_be_words(folder: Path) -> None:
     config = command(folder, "python train.py").config
     here = on_this_machine(hosts="2", platform="cpu")
-    (problem,) = own_command.problems(config, bundle_folder(folder), here, sys.executable, in_container=False)
+    (problem,) = problems(config, bundle_folder(folder), here, sys.executable, in_container=False)
     assert problem == "-- python train.py: is one word; write it without the quotes: -- python train.py"

@@ -14,7 +14,7 @@ from contracts.errors import RequestError
 from contracts.ranks import decoded
 from launch import plan
 from launch.hosts import Agent, GoneLink
-from launch.plan import Container, Plan
+from launch.targets import Container, Plan
 from tests.launch.slices import IMAGES, NO_STORAGE, make_target, ssh_backend
 
 TARGET = make_target(

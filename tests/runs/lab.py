@@ -24,6 +24,7 @@ from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from launch import launching, runs
 from launch.hosts import Agent, stop_processes
+from launch.request import Request
 from launch.runs import Run
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -141,7 +142,7 @@ class Lab:
         max_usd: its budget, on a machine that costs 3.92 USD an hour.
         """
         arguments = resume.described["args"] if resume else self.options()
-        request = launching.Request(
+        request = Request(
             job=self.job,
             arguments=(*arguments, *more),
             name=None,

@@ -16,6 +16,7 @@ import pytest
 
 from backends.local.local_backend import on_this_machine
 from launch import launching
+from launch.request import Request
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, losses, result
 
@@ -149,7 +150,7 @@ def test_where_the_slice_numbers_its_hosts_otherwise_everything_is_named_by_the_
 def launch(lab: Lab, resume: Run | None = None, hosts: str = "2") -> Run:
     # Saving after every step, it is not done before it has heard of a SIGTERM.
     arguments = () if resume else ("--steps", "40", "--save-every", "1")
-    request = launching.Request(job="jax_hello", arguments=arguments, name=None, resume=resume)
+    request = Request(job="jax_hello", arguments=arguments, name=None, resume=resume)
     with mock.patch.dict(os.environ, lab.environ):
         return launching.launch(request, on_this_machine(hosts=hosts, platform="cpu"), lab.said.append)
 

@@ -16,7 +16,7 @@ import pytest
 from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from launch import launching
-from launch.own_command import asked_for
+from launch.request import Request, asked_for
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result
 
@@ -34,7 +34,7 @@ def launch(lab: Lab, words: Sequence[str] = (), resume: Run | None = None, **nam
         "workdir": str(EXAMPLE),
     }
     command = None if resume else asked_for(words, **{**options, **named})
-    request = launching.Request(job="command", command=command, arguments=(), name=None, resume=resume)
+    request = Request(job="command", command=command, arguments=(), name=None, resume=resume)
     with mock.patch.dict(os.environ, lab.environ):
         return launching.launch(request, on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 

@@ -26,8 +26,9 @@ from backends.pods.pods import AGENT, ROOT
 from contracts.errors import FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
-from launch import launching, runs
-from launch.run_record import run_record
+from launch import runs
+from launch.launching import run_record
+from launch.request import Request, work_out
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, Losses, losses
 
@@ -64,10 +65,8 @@ class Pods:
         pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="tpu-v5-lite-podslice", nodes=count)
         with mock.patch.dict(os.environ, lab.environ):
             target = on_this_machine(hosts=str(count), platform="cpu")
-            request = launching.Request(
-                job=lab.job, arguments=(*lab.options(), *more), name=None, resume=None
-            )
-            planned = launching.work_out(request, target)
+            request = Request(job=lab.job, arguments=(*lab.options(), *more), name=None, resume=None)
+            planned = work_out(request, target)
         directory = RunDirectory(planned.directory.url)
         one = dataclasses.replace(target.slice, pool=pool, topology=f"2x{2 * count}")
         inventory = dataclasses.replace(target.inventory, cluster=CLUSTER)

@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
+from console.summary import summary
 from jobs.flax_mlm.loss_guard import USELESS_LIMIT_STEPS
-from launch import run_record
 from tests.runs.lab import Lab, Losses, losses, result, saved_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -32,7 +32,7 @@ def test_a_run_that_stays_ruined_ends_with_one_message_the_batch_and_no_ruined_c
     assert "lower --learning-rate" in error and "--on-trouble warn" in error
     assert error.count(f"step {LAST}") == 1 and f"/trouble/step-{LAST}.json" in error
     assert "\n" not in error and "Traceback" not in error
-    assert "\n".join(run_record.summary(run, "failed")).count("lower --learning-rate") == 1
+    assert "\n".join(summary(run, "failed")).count("lower --learning-rate") == 1
     for host in (0, 1):
         assert "Traceback" not in lab.log(run, host)
         assert lab.log(run, host).count("lower --learning-rate") == 1

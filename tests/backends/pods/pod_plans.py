@@ -10,7 +10,7 @@ from backends.pods.manifests import Options
 from backends.pods.pod_backend import PodBackend
 from contracts.inventory import Cluster, Inventory, NodePool, Slice
 from launch.costs import Budget
-from launch.plan import Container, OwnCommand, Plan
+from launch.targets import Container, OwnCommand, Plan
 from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64

@@ -29,15 +29,14 @@ from backends.resolve import of_inventory
 from console.status import status
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
-from launch import launching, own_command
+from launch import launching
 from launch.bundles import Bundle
 from launch.hosts import HostError, HostsError
 from launch.jobs import SERVER
-from launch.launching import Planned, Request
-from launch.plan import Plan
-from launch.run_record import run_record
+from launch.launching import run_record
+from launch.request import Planned, Request, asked_for, work_out
 from launch.runs import AtWorkError, Run
-from launch.targets import Target, Wanted
+from launch.targets import Plan, Target, Wanted
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
 
 NAMESPACE = "train"
@@ -138,7 +137,7 @@ def own(tmp_path: Path) -> Request:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "train.py").write_text("print('hello')\n")
-    command = own_command.asked_for(
+    command = asked_for(
         ["python", "train.py"],
         workdir=str(folder),
         python="",
@@ -165,7 +164,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[Path], Request]]] = {
 def test_the_api_server_takes(kind: str, make: Callable[..., Target], tmp_path: Path) -> None:
     how, request = KINDS[kind]
     target = make(**how)
-    planned = launching.work_out(request(tmp_path), target)
+    planned = work_out(request(tmp_path), target)
     check(planned)
     assert of(target).connection.get(of(target).connection.path("jobs"))["items"] == [], "nothing was made"
 
@@ -190,7 +189,7 @@ def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     written = manifests.manifests
 
     def misspelt(*told: Any) -> list[Object]:
@@ -204,14 +203,14 @@ def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
 
 def test_several_slices_need_jobset(make: Callable[..., Target]) -> None:
     target = make(count=2)
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     with pytest.raises(RequestError, match="has no JobSet, which runs on several slices need"):
         check(planned)
 
 
 def test_a_queue_needs_kueue(make: Callable[..., Target]) -> None:
     target = make()
-    planned = launching.work_out(dataclasses.replace(BASIC, queue="research"), target)
+    planned = work_out(dataclasses.replace(BASIC, queue="research"), target)
     with pytest.raises(RequestError, match="has no Kueue, which --queue research needs"):
         check(planned)
 
@@ -220,7 +219,7 @@ def test_a_queue_that_kueue_chooses_by_itself_has_to_be_named(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     ask = of(target).connection.ask
 
     def chosen(method: str, path: str, body: Any = None, **more: Any) -> Object:
@@ -242,7 +241,7 @@ def test_a_user_without_rights_is_told_all_that_are_missing(
     path = tmp_path / "you"
     plane.authority.kubeconfig(path, plane.layout.server, "you", context="rehearsal")
     target = make(kubeconfig=path)
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     with pytest.raises(
         RequestError,
         match="may not create jobs, delete jobs, patch jobs, .*create pods/exec.*networkpolicies",
@@ -306,7 +305,7 @@ def eventually(found: Callable[[], Any], wanted: Any) -> None:
 
 def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target], tmp_path: Path) -> None:
     target = make()
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     plan, cluster = planned.plan, of(target)
     pods, api, said = Pods(target, planned), cluster.connection, list[str]()
     check(planned)
@@ -359,7 +358,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
 
 def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: Callable[..., Target]) -> None:
     target = make(nodes=1)
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     pods, cluster = Pods(target, planned), of(target)
     check(planned)
 
@@ -388,7 +387,7 @@ def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: C
 
 def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., Target]) -> None:
     target = make(nodes=1)
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
     check(planned)
     errors: list[HostsError] = []
@@ -419,7 +418,7 @@ def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_al
     make: Callable[..., Target], whose: str
 ) -> None:
     target = make(nodes=1)
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
     check(planned)
     jobs, ask = api.path("jobs"), api.ask
@@ -464,7 +463,7 @@ def test_a_run_whose_launcher_died_is_removed_by_a_look_when_its_pods_can_begin_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = make(nodes=1)
-    planned = launching.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
+    planned = work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
     launcher(planned)._require_namespace()
     launched = datetime.datetime.fromtimestamp(time.time() - 3 * 3600, datetime.UTC)
@@ -489,7 +488,7 @@ def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
     make: Callable[..., Target], tmp_path: Path
 ) -> None:
     target = make(nodes=1)
-    planned = launching.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
+    planned = work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
     launcher(planned)._require_namespace()
     launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
     there = tmp_path / "runs" / RUN_ID
@@ -504,7 +503,7 @@ def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
 
 def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(make: Callable[..., Target]) -> None:
     target = make(nodes=1)
-    planned = launching.work_out(dataclasses.replace(BASIC, queue="research"), target)
+    planned = work_out(dataclasses.replace(BASIC, queue="research"), target)
     pods, api = Pods(target, planned), of(target).connection
     launcher(planned)._require_namespace()
     asked: list[tuple[str, str, Any]] = []
@@ -530,7 +529,7 @@ def test_a_run_that_goes_on_is_not_cleared_away(
 ) -> None:
     monkeypatch.setattr("backends.pods.pod_launcher.REMOVE_LIMIT_S", 0.0)
     target = make(nodes=1)
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     pods, cluster = Pods(target, planned), of(target)
     launcher(planned)._require_namespace()
     launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
@@ -562,7 +561,7 @@ def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
     plane: LocalControlPlane, make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = launching.work_out(BASIC, target)
+    planned = work_out(BASIC, target)
     launcher(planned)._require_namespace()
     watches: collections.Counter[str] = collections.Counter()
     events = Connection.events

@@ -22,6 +22,7 @@ from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
 from launch import launching, runs
 from launch.hosts import stop_processes
+from launch.request import Request
 from launch.runs import Run
 from launch.targets import Given, Target, Wanted
 from rehearsal.machines.host_image import DEVICE, PYTHON
@@ -93,7 +94,7 @@ class Pair:
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""
-        request = launching.Request(
+        request = Request(
             job="flax_mlm",
             arguments=more if resume else (*options(), *more),
             name=None,

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from console.summary import exit_code, summary
 from contracts.files import DiskFiles
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.bucket_files import BucketFiles
-from launch import run_record, runs
-from launch.run_record import finalize
+from launch import runs
+from launch.launching import finalize
 from launch.runs import Run
 
 WriteRun = Callable[..., Run]
@@ -47,16 +48,16 @@ def test_how_a_run_ended_is_an_exit_code_and_a_few_lines(
     write_run: WriteRun, state: State, result: dict[str, Any] | None, code: int, said: list[str] | None
 ) -> None:
     run = write_run(result=result)
-    assert run_record.exit_code(run, state) == code
+    assert exit_code(run, state) == code
     if said is None:
         return
     log = f"{run.directory.url}/logs/0/host-1.log"
-    assert run_record.summary(run, state) == [line.replace("LOG", log) for line in said]
+    assert summary(run, state) == [line.replace("LOG", log) for line in said]
     for name in ("9", "10", "11.orbax-checkpoint-tmp", "notes"):
         run.directory.write_text(f"checkpoints/{name}/state", "x")
     assert run.directory.checkpoint_steps() == [9, 10]
     if code != 2:  # a request that was wrong is not to be resumed
-        assert run_record.summary(run, state)[-1].endswith(f"{RESUME} (from step 10)")
+        assert summary(run, state)[-1].endswith(f"{RESUME} (from step 10)")
 
 
 def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: WriteRun) -> None:
@@ -76,7 +77,7 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
         run.directory.write_text(f"checkpoints/{step}/state", "x")
     run.directory.write_text("export/config.json", "{}")
     place = run.directory.url
-    assert run_record.summary(run, "done") == [
+    assert summary(run, "done") == [
         f"{RUN_ID} is done",
         "  eval loss    2.500 nats, 3.250 below the unigram baseline of 5.750",
         "  accuracy     43.2% of the masked tokens",
@@ -93,7 +94,7 @@ def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(
     result = {"outcome": "done", "steps": 1, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
     metrics = [{"step": 1, "loss": 0.0}]
     run = write_run(result=result, metrics=metrics, metric_definitions=None, config={"steps": 1})
-    assert run_record.summary(run, "done")[1:5] == [
+    assert summary(run, "done")[1:5] == [
         "  loss         0.000",
         "  eval loss    2.500",
         "  games        1,200",
@@ -110,7 +111,7 @@ def test_a_run_that_ended_early_says_of_how_many_steps_and_of_which_the_export_i
     known.directory.write_json("settings.json", {"epochs": 30.0, "steps": 330})
     run = runs.read(known.directory)
     assert run is not None
-    lines = run_record.summary(run, "done")[1:]
+    lines = summary(run, "done")[1:]
     assert lines[0] == "  wall time    0:01 for 55 of 330 steps"
     assert lines[1] == f"  export       {run.directory.url}/export (step 44, the best)"
     (listed,) = runs.list_runs(runs.RunsFolder(url=os.path.dirname(run.directory.url), files=DiskFiles()))
@@ -138,7 +139,7 @@ def test_the_rows_of_a_done_run_are_what_it_has_measured(
     write_run: WriteRun, result: dict[str, Any], rows: list[str]
 ) -> None:
     run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 1.0, **result})
-    lines = run_record.summary(run, "done")[1:]
+    lines = summary(run, "done")[1:]
     assert [line.strip() for line in lines if not line.startswith(("  wall time", "  report"))] == rows
 
 

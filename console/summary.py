@@ -1,0 +1,112 @@
+"""How a run ended: in a person's words, and as an exit code."""
+
+from __future__ import annotations
+
+from contracts import run_directory
+from contracts.durations import clock
+from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST
+from contracts.run_directory import State
+from jobs.runtime.metric_definitions import NO_METRICS, finite
+from launch import jobs, runs
+from launch.costs import of_run
+from launch.output import counted, printable
+from launch.runs import Run
+
+
+def exit_code(run: Run, state: State) -> int:
+    """Return the exit code: 0 done; 1 failed; 2 the request was wrong; 69 something outside was away; 130 stopped."""
+    if state == "done":
+        return DONE
+    if state in ("stopped", "preempted"):
+        return INTERRUPTED
+    result = run.current_result() or {}
+    if result.get("exit_code") == UNAVAILABLE:
+        return UNAVAILABLE
+    return WRONG_REQUEST if result.get("request") else FAILED
+
+
+def summary(run: Run, state: State) -> list[str]:
+    """Return the last lines that a person sees of a run."""
+    if state == "done":
+        return _done(run)
+    result = run.current_result() or {}
+    is_spent = state == "stopped" and bool(result.get("out_of_budget"))
+    more = f" --max-usd {2 * (finite(run.described.get('max_usd')) or 0):g}" if is_spent else ""
+    resume = f"resume with `fab train --resume {run.run_id}{more}`"
+    saved = run.directory.checkpoint_steps()
+    if run.described["job"] == jobs.SERVER:
+        resume = f"start another with `fab serve {run.described['config']['run']}`"
+    elif saved:
+        resume += f" (from step {saved[-1]})"
+    elif run.is_own_command:
+        resume += " (the command starts again, and finds its RUN_DIR as it was)"
+    else:
+        resume += " (no checkpoint yet: from the start)"
+    if is_spent:
+        return [f"{run.run_id} was stopped: out of budget", f"  {result.get('reason')}", f"  {resume}"]
+    if state in ("stopped", "preempted"):
+        return [f"{run.run_id} {run_directory.ENDED[state]}; {resume}"]
+    if result.get("request"):
+        return [f"{run.run_id}: {result.get('error')}"]
+    lines = [f"{run.run_id} {run_directory.ENDED.get(state, f'is {state}')}"]
+    if state == "lost" and run.unread_result is not None:
+        lines[0] = f"{run.run_id}: how it ended cannot be read: {run.unread_result}"
+    elif state == "lost":
+        lines[0] += ": its processes are gone and left no result (was the machine restarted?)"
+    if result.get("error"):
+        lines += ["  " + line for line in str(result["error"]).splitlines()]
+    host = result.get("failed_host")
+    if host is not None:
+        lines.append(f"  log: {run.directory.path(run_directory.log(run.attempt, host))}")
+    return [*lines, f"  {resume}"]
+
+
+def _done(run: Run) -> list[str]:
+    result = run.current_result() or {}
+    rows: list[tuple[str, str]] = []
+    measured = {
+        name: value for name, value in result.items() if finite(value) is not None and name not in NO_METRICS
+    }
+    if run.metrics.headline not in measured:  # a job may leave it to the last line of its metrics
+        _, latest = runs.progress(run)
+        value = finite(latest.get(run.metrics.headline))
+        measured |= {} if value is None else {run.metrics.headline: value}
+    rows += [
+        (printable(metric.title), printable(run.metrics.compared(metric, measured)))
+        for metric in run.metrics.told(measured)
+        if not metric.is_detail
+    ]
+    taken, total, exported = result.get("steps"), run.total_steps, result.get("exported_step")
+    of_all = f"{taken:,} of {counted(total, 'step')}" if total and taken not in (None, total) else None
+    steps = "" if taken is None else f" for {of_all or counted(taken, 'step')}"
+    rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
+    rows += _time_split(result.get("time_s"))
+    if cost := of_run(run):
+        rows.append(("cost", cost.text()))
+    saved = run.directory.checkpoint_steps()
+    if saved:
+        rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
+    if run.directory.list(run_directory.EXPORT):
+        of_step = f" (step {exported}, the best)" if exported not in (None, taken) else ""
+        rows.append(("export", run.directory.path(run_directory.EXPORT) + of_step))
+    if isinstance(found := result.get("tensorboard"), str):
+        rows.append(("curves", f"tensorboard --logdir {run.directory.path(found)}"))
+    warned = result.get("warnings")
+    if isinstance(warned, list) and warned:
+        rows.append(("warnings", f"{len(warned)}; the report has them"))
+    rows.append(("report", run.directory.path(run_directory.REPORT)))
+    width = max(12, *(len(label) for label, _ in rows))
+    return [f"{run.run_id} is done", *(f"  {label:<{width}} {text}" for label, text in rows)]
+
+
+def _time_split(said: object) -> list[tuple[str, str]]:
+    """Return the shares of the parts that took 1% of the time or more, the largest first."""
+    parts = (
+        {name: s for name, s in said.items() if isinstance(s, int | float) and s > 0}
+        if isinstance(said, dict)
+        else {}
+    )
+    total_s = sum(parts.values())
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    shares = [f"{name.replace('_', ' ')} {s / total_s:.0%}" for name, s in largest if s > 0.01 * total_s]
+    return [("of that", ", ".join(shares))] if shares else []

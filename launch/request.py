@@ -1,0 +1,521 @@
+"""A run that somebody asks for, of a job or of a command of the user's own: checked, and worked out into its plan."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import os
+import random
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contracts import run_directory
+from contracts.errors import RequestError, Unreachable
+from contracts.files import is_url
+from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
+from jobs.runtime.bucket_files import unreadable
+from jobs.runtime.metric_definitions import UNDECLARED, Metrics
+from launch import costs, jobs, remote_files, runs
+from launch import plan as plans
+from launch.bundles import Bundle, bundle_folder, named_in
+from launch.hosts import HostError
+from launch.jobs import Job, Submitted, image_frameworks
+from launch.runs import Run
+from launch.targets import (
+    HANG_FLOOR_S,
+    HEARTBEAT_LIMIT_S,
+    Container,
+    Launcher,
+    OwnCommand,
+    Plan,
+    PodOptions,
+    Target,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A run that somebody wants: a new one of `job` or of an own `command`, or `resume`, a run that has been.
+
+    framework: of a job that runs on several; None: its first one. processes_per_host: as
+    `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
+    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. max_usd: what it may cost
+    in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
+    run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
+    `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
+    it was when it was submitted; job, command and arguments are then not read.
+    """
+
+    job: str
+    framework: str | None = None
+    processes_per_host: str | None = None
+    command: Command | None = None
+    arguments: tuple[str, ...]
+    name: str | None
+    resume: Run | None
+    hang_floor_s: float = HANG_FLOOR_S
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
+    runtime: str | None = None
+    container_access: str | None = None
+    track: tuple[str, ...] = ()
+    run_id: str | None = None
+    sweep: Mapping[str, Any] | None = None
+    submitted: Submitted | None = None
+    max_usd: float | None = None
+    restarts: int | None = None
+    queue: str | None = None
+    wait_s: float | None = None
+
+
+def resuming(run: Run) -> Request:
+    """Return the request that resumes a run as it began."""
+    return Request(
+        job=run.described["job"],
+        arguments=(),
+        name=None,
+        track=tuple(run.described.get("track", ())),
+        resume=run,
+        hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
+        heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
+    )
+
+
+def as_it_was(run: Run) -> Submitted | None:
+    """Return a run with the code and folder of its latest attempt; None where its directory does not have them."""
+    code = run.described["code"]
+    wanted = {CODE: code["bundle"], **({FOLDER: code["folder"]} if "folder" in code else {})}
+    texts = run.directory.read_texts([*wanted])
+    bundles = map(Bundle.of_text, texts, wanted.values())
+    found = tuple(bundle for bundle in bundles if bundle is not None)
+    if len(found) < len(wanted):
+        return None
+    return Submitted(
+        name=run.described["job"],
+        framework=run.described["stack"],
+        options=run.described["config"],
+        arguments=tuple(run.described["args"]),
+        metric_definitions=run.described["metric_definitions"],
+        code={name: code[name] for name in ("git_commit", "git_dirty")},
+        cwd=run.described["cwd"],
+        bundles=found,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A request worked out, before any host was asked.
+
+    bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
+    environment has to be made where it is missing. processes_per_host: as it was asked for when the run began.
+    """
+
+    plan: Plan
+    launcher: Launcher
+    config: Any
+    bundles: tuple[Bundle, ...]
+    directory: RunDirectory
+    note: str | None = None
+    needs_environment: bool = False
+    processes_per_host: str | None = None
+
+
+def work_out(request: Request, target: Target) -> Planned:
+    """Check a request and return its plan; nothing is asked of the hosts.
+
+    Raises:
+        RequestError: it cannot be carried out.
+    """
+    resume = request.resume
+    command = _own_command(request)
+    framework, asked = request.framework, request.processes_per_host
+    if resume is not None:
+        framework, asked = resume.described.get("stack"), resume.described.get("processes_per_host")
+    job = request.submitted or command or jobs.find(request.job, framework)
+    base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
+    config = job.parse(request.arguments, base=base)
+    if isinstance(job, Job):
+        config = _with_exports(job, config, target)
+    runs.check_name(target.runs, request.name, resume.run_id if resume else None)
+    if command is None:
+        per_host = plans.ranks_of_job(job.framework, target, asked)
+    else:
+        per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
+    _check(request, job, config, target, per_host)
+    cwd = _cwd(request, target)
+    options = PodOptions(restarts=request.restarts, queue=request.queue, wait_s=request.wait_s)
+    launcher = target.backend.launcher(target, options, resume)
+    box = _container(request, job, config, target, cwd)
+    python = command.config.python if command else target.python if target.python_is_given else None
+    needs_environment = python is None and box is None
+    python = python or target.interpreter(job.framework, in_container=box is not None)
+    code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
+    bundles, note = [code], None
+    if command is not None:
+        folder, note = command.folder_again(resume) if resume else (command.folder(), None)
+        bundles.append(folder)
+    now = datetime.datetime.now(datetime.UTC)
+    run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
+    directory = resume.directory if resume else target.runs.directory(run_id)
+    plan = Plan(
+        target=target if command else dataclasses.replace(target, python=python),
+        run_id=run_id,
+        attempt=resume.attempt + 1 if resume else 0,
+        job=job.name,
+        framework=job.framework,
+        arguments=tuple(job.words(config)),
+        run_dir=directory.url,
+        cwd=cwd,
+        bundle_sha256=bundles[0].sha256,
+        hang_floor_s=request.hang_floor_s,
+        heartbeat_limit_s=request.heartbeat_limit_s,
+        container=box,
+        ranks_per_host=per_host,
+        budget=costs.budget(request.max_usd, target.slice, resume),
+        command=command.planned(target, bundles[1], python, in_container=box is not None)
+        if command
+        else None,
+    )
+    return Planned(
+        plan=launcher.placed(plan),
+        launcher=launcher,
+        config=config,
+        bundles=tuple(bundles),
+        directory=directory,
+        note=note,
+        needs_environment=needs_environment,
+        processes_per_host=asked,
+    )
+
+
+def _with_exports(job: Job, config: Any, target: Target) -> Any:
+    """The options with the export's path where one that takes a model names a run."""
+    found = {
+        name: runs.export_of(target.runs, value)
+        for name in getattr(job.config_module(), "FROM_RUNS", ())
+        if (value := getattr(config, name)) is not None
+    }
+    return dataclasses.replace(config, **{name: path for name, path in found.items() if path is not None})
+
+
+def _own_command(request: Request) -> Command | None:
+    given, resume = request.submitted, request.resume
+    config = given.options if given else resume.described["config"] if resume else None
+    job = given.name if given else resume.described["job"] if resume else request.job
+    if config is None or job != run_directory.OWN_COMMAND:
+        return request.command
+    return of_run(config, given.bundles[1] if given else None)
+
+
+def _container(
+    request: Request, job: Job | Command | Submitted, config: Any, target: Target, cwd: str
+) -> Container | None:
+    """Choose what the processes run in; on this machine with the files that the job's options name."""
+    before = request.resume.described if request.resume else None
+    box = plans.choose_container(target, job.framework, request.runtime, before, request.container_access)
+    if box is None or not target.capabilities.shares_files or job.name == run_directory.OWN_COMMAND:
+        return box
+    return plans.container_with_files(box, dataclasses.asdict(config), cwd)
+
+
+def _check(
+    request: Request, job: Job | Command | Submitted, config: Any, target: Target, per_host: int
+) -> None:
+    if part := target.part_of_tpu:
+        raise RequestError(part)
+    has_rank_a_device = job.framework in plans.RANK_A_CHIP
+    devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
+    problems = job.problems(config, devices=devices)
+    problems += [f"{asked}: {why}" for url, asked in _urls_of(config) if (why := unreadable(url))]
+    if not problems:
+        unread = _unread_buckets(config, target)
+        if unread and all(error.is_outage for error in unread):
+            raise Unreachable("\n".join(map(str, unread)))
+        problems = [str(error) for error in unread]
+    if not problems and target.capabilities.shares_files and isinstance(job, Job):
+        problems = _data_problems(request, job, config, target)
+    if request.resume is not None:
+        changes = job.changes_on_resume(request.resume.described["config"], config)
+        if changes:
+            problems.append(
+                f"--resume {request.resume.run_id}: a resumed run goes on as it began, but these options differ:\n  "
+                + "\n  ".join(changes)
+                + "\n  leave them out, or start a new run"
+            )
+    if problems:
+        raise RequestError("\n".join(problems))
+
+
+def _urls_of(config: Any) -> list[tuple[str, str]]:
+    """Return the URLs among the options, each with its option."""
+    return [
+        (value, f"--{name.replace('_', '-')} {value}")
+        for name, value in dataclasses.asdict(config).items()
+        if isinstance(value, str) and is_url(value)
+    ]
+
+
+def _unread_buckets(config: Any, target: Target) -> list[HostError]:
+    """Return why the bucket of the runs cannot be read, and those in options where the hosts have this machine's
+    rights."""
+    wanted = [(target.runs_url, target.runs_url)] if is_url(target.runs_url) else []
+    wanted += _urls_of(config) if target.capabilities.shares_files else []
+    if not wanted:
+        return []
+
+    def problem(url: str, asked: str) -> HostError | None:
+        try:
+            remote_files.reach(url, asked, one_object=url != target.runs_url)
+        except HostError as error:
+            return error
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
+        return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
+
+
+def _data_problems(request: Request, job: Job, config: Any, target: Target) -> list[str]:
+    """Check the data from the directory in which the run is carried out, which is a resumed run's own."""
+    try:
+        with contextlib.chdir(_cwd(request, target)):
+            return job.data_problems(config, Path(target.cache_dir))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return [
+            f"{_cwd(request, target)}: the directory that the run was started in cannot be entered; make it again"
+        ]
+
+
+def _cwd(request: Request, target: Target) -> str:
+    if request.resume:
+        return str(request.resume.described["cwd"])
+    if request.submitted:
+        return request.submitted.cwd
+    return os.getcwd() if target.capabilities.shares_files else plans.HOME
+
+
+# --- a command of the user's own ------------------------------------------------------------------------------------
+
+LOG = "log"
+PYTHONS = ("python", "python3")
+PIPS = ("pip", "pip3")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """An own command as run.json keeps it.
+
+    words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or "per-chip".
+    progress: LOG, or a file of the folder or elsewhere on the hosts whose growth is progress; None: hangs are not
+    looked for. python: the interpreter on the hosts that "python" means; None: the framework's. send: files of the
+    folder that are sent although they may hold secrets, or git ignores them.
+    """
+
+    words: tuple[str, ...]
+    workdir: str
+    framework: str
+    processes_per_host: str = "1"
+    progress: str | None = None
+    python: str | None = None
+    send: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """In the place of a `launch.jobs.Job` where a run is an own command."""
+
+    config: Config
+    name: str = OWN_COMMAND
+    metrics: Metrics = UNDECLARED
+    kept: Bundle | None = None
+    """Its folder as it was submitted, whatever it holds by now."""
+
+    @property
+    def framework(self) -> str:
+        return self.config.framework
+
+    def folder(self) -> Bundle:
+        """Return the command's folder as it is sent.
+
+        Raises:
+            RequestError: there is no such folder, or it is too large.
+        """
+        return self.kept or bundle_folder(Path(self.config.workdir), self.config.send)
+
+    def folder_again(self, run: Run) -> tuple[Bundle, str | None]:
+        """Return the folder that a resumed run is sent, and what to say of it.
+
+        As it is now, so that what failed can be mended. Where this machine does not have it: as it was last sent.
+
+        Raises:
+            RequestError: as of `folder`; or the run directory does not have it either.
+        """
+        if self.kept is not None:
+            return self.kept, None
+        before, workdir = run.described["code"]["folder"], self.config.workdir
+        if Path(workdir).is_dir():
+            now = self.folder()
+            changed = f"{workdir} has changed: its files replace those of the copies on the hosts"
+            return now, None if now.sha256 == before else changed
+        kept = Bundle.of_text(run.directory.read_text(FOLDER), before)
+        if kept is None:
+            raise RequestError(
+                f"--resume {run.run_id}: {workdir} is not there, and {run.directory.path(FOLDER)} does not have it; "
+                "make the folder again, or start a new run"
+            )
+        said = f"{workdir} is not there: the command goes on with the folder as it was last sent"
+        return kept, said
+
+    def planned(self, target: Target, folder: Bundle, python: str, *, in_container: bool) -> OwnCommand:
+        """Return what the plan says of it. python: the framework's interpreter on the hosts.
+
+        Raises:
+            RequestError: the folder lacks what the words name.
+        """
+        if found := problems(self.config, folder, target, python, in_container=in_container):
+            raise RequestError("\n".join(found))
+        return OwnCommand(
+            folder_sha256=folder.sha256,
+            python=python,
+            progress=self.config.progress,
+            has_layer=self.config.python is None,
+        )
+
+    def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Config:
+        """Return what run.json holds, which this was read from."""
+        return self.config
+
+    def parse(self, words: Sequence[str], *, base: Config | None) -> Config:
+        """Return the command; a resumed one goes on with the words that it began with.
+
+        Raises:
+            RequestError: a resumed run is given other words.
+        """
+        if base is not None and words and tuple(words) != base.words:
+            raise RequestError(
+                f"-- {shlex.join(words)}: the run goes on as it began, with {shlex.join(base.words)}; leave the words "
+                "out, or start a new run"
+            )
+        return self.config
+
+    def words(self, config: Config) -> tuple[str, ...]:
+        return config.words
+
+    def problems(self, _config: Config, *, devices: int) -> list[str]:  # noqa: ARG002 - a job's has them
+        """Nothing that its options alone could say."""
+        return []
+
+    def changes_on_resume(self, _before: Mapping[str, Any], _config: Config) -> list[str]:
+        """None: `parse` has refused them."""
+        return []
+
+
+def of_run(config: Mapping[str, Any], kept: Bundle | None = None) -> Command:
+    """Return the command of a run whose run.json has this `config`."""
+    lists = {name: tuple(config.get(name, ())) for name in ("words", "send")}
+    return Command(config=Config(**{**config, **lists}), kept=kept)
+
+
+def asked_for(
+    words: Sequence[str],
+    *,
+    workdir: str,
+    framework: str,
+    processes_per_host: str,
+    progress: str,
+    python: str,
+    send: Sequence[str] = (),
+) -> Command:
+    """Return the command that the options of `fab train` mean; an empty option was not given.
+
+    Raises:
+        RequestError: a word or a folder is missing, or there is no such framework.
+    """
+    known = image_frameworks()
+    if framework and framework not in known:
+        raise RequestError(f'--framework: "{framework}" is not a framework; choose one of {", ".join(known)}')
+    if not words:
+        raise RequestError(
+            f"--workdir {workdir}: say what to run there, as in: fab train --workdir {workdir} -- python …"
+        )
+    if not workdir:
+        raise RequestError(
+            f"-- {shlex.join(words)}: say in which folder it runs with --workdir, or name a --job"
+        )
+    folder = Path(workdir).expanduser().absolute()
+    if not folder.is_dir():
+        raise RequestError(
+            f"--workdir {workdir}: is a file; name its folder, and the file after --"
+            if folder.is_file()
+            else f"--workdir {workdir}: there is no such folder"
+        )
+    return Command(
+        config=Config(
+            words=tuple(words),
+            workdir=str(folder),
+            framework=framework or "jax",
+            processes_per_host=processes_per_host or "1",
+            progress=progress or None,
+            python=python or None,
+            send=named_in(folder, send),
+        )
+    )
+
+
+def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_container: bool) -> list[str]:
+    """Return what is wrong with the command, as far as this machine can know. python: the interpreter on the hosts."""
+    program = config.words[0]
+    found = []
+    if program in PYTHONS:
+        script = next((word for word in config.words[1:] if not word.startswith("-")), None)
+        if script is not None and script.endswith(".py") and not script.startswith("/"):
+            found += _missing(script, config, folder)
+    elif "/" in program and not program.startswith("/"):
+        found += _missing(program, config, folder)
+        there = Path(config.workdir) / program
+        if not found and there.exists() and not os.access(there, os.X_OK):
+            found.append(
+                f"-- {program}: may not be executed; `chmod +x` it, or name its interpreter before it"
+            )
+    elif target.capabilities.shares_files and not in_container:
+        path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
+        is_made = os.path.exists(python)  # a framework's environment is made later
+        if is_made and program not in PIPS and shutil.which(program, path=path) is None:
+            found.append(_no_program(config))
+    return found
+
+
+OF_A_SHELL = ("cd", "export", "source", "set", "ulimit")
+
+
+def _no_program(config: Config) -> str:
+    """Return why the first word starts nothing: a script without its interpreter, or a whole line in quotes."""
+    program, *words = config.words
+    if program.startswith("-"):
+        example = f"python train.py {program}"
+        return f"-- {program}: is an option, and no program; write the program before it, as in: -- {example}"
+    if (Path(config.workdir) / program).is_file():
+        interpreter = "python " if program.endswith(".py") else "./"
+        return f"-- {program}: is a file of the folder, and no program; write {interpreter}{shlex.join(config.words)}"
+    if "=" in program or program in OF_A_SHELL:
+        return f"-- {program}: is for a shell; write -- sh -c {shlex.quote(shlex.join(config.words))}"
+    if not words and " " in program.strip():
+        return f"-- {program}: is one word; write it without the quotes: -- {program.strip()}"
+    return f"-- {program}: there is no such program on this machine"
+
+
+def _missing(name: str, config: Config, folder: Bundle) -> list[str]:
+    if str(Path(name)) in folder.names:
+        return []
+    place = Path(name)
+    for each in (place, *place.parents):
+        if reason := folder.left_out.get(str(each)):
+            return [f"-- {name}: {each} is not sent ({reason})"]
+    if (Path(config.workdir) / name).exists():
+        return [
+            f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; change .gitignore"
+        ]
+    return [f"-- {name}: there is no such file in {config.workdir}"]
