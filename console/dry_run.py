@@ -17,7 +17,7 @@ from launch import costs, targets
 from launch import plan as plans
 from launch.bundles import TITLES, left_out_lines
 from launch.output import counted
-from launch.request import Planned
+from launch.run_request import Planned
 from launch.targets import Target
 
 PORT = 1

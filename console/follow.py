@@ -28,7 +28,7 @@ from launch import jobs as job_index
 from launch.hosts import STOP_NOW_S, HostError
 from launch.launching import finalize
 from launch.output import counted, printable, say, terminal
-from launch.request import Request, resuming, work_out
+from launch.run_request import Request, resuming, work_out
 from launch.runs import Run
 from launch.targets import Require, Say, Target
 

@@ -13,7 +13,7 @@ from fabfile.where import JSON, Where
 
 if TYPE_CHECKING:
     from keeper.queue_commands import Wishes
-    from launch.request import Request
+    from launch.run_request import Request
     from launch.targets import Target
 
 

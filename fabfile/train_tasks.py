@@ -23,11 +23,11 @@ from fabfile.options import (
     words,
 )
 from fabfile.where import JSON, RUN, Where
-from launch.request import asked_for
+from launch.run_request import asked_for
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
-    from launch.request import Command, Request
+    from launch.run_request import Command, Request
 
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
 ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
@@ -84,7 +84,7 @@ class Training:
     ) -> Request:
         """Return the run that the options ask for. Raises RequestError: they contradict each other."""
         from console import follow
-        from launch.request import Request
+        from launch.run_request import Request
 
         arguments, command = follow.words(self.args, self.words), None
         is_option = not arguments or arguments[0].startswith("-")

@@ -35,7 +35,7 @@ from launch.control import Limits, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable, say, terminal
-from launch.request import Request, work_out
+from launch.run_request import Request, work_out
 from launch.targets import Target, Wanted
 
 POLL_S = 3.0

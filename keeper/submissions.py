@@ -11,7 +11,7 @@ from infra.documents import ABSENT, ChangedError, Documents
 from launch.bundles import Bundle
 from launch.control import Run
 from launch.jobs import Submitted
-from launch.request import Request
+from launch.run_request import Request
 from launch.store import BUNDLES, Store
 
 

@@ -19,7 +19,7 @@ from jobs.runtime.metric_definitions import Metric
 from launch import jobs, runs
 from launch.control import Run as Wanted
 from launch.output import printable, say, terminal
-from launch.request import Request
+from launch.run_request import Request
 from launch.runs import Run
 from launch.store import Store
 from launch.targets import Target

@@ -38,7 +38,7 @@ from launch.hosts import HostError, HostsError
 from launch.launching import LaunchFailed
 from launch.policy import RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
-from launch.request import as_it_was, resuming, work_out
+from launch.run_request import as_it_was, resuming, work_out
 from launch.store import Content
 from launch.targets import Given, Target
 

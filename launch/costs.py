@@ -11,6 +11,7 @@ from typing import Any
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.inventory import Slice
+from contracts.process import PLATFORMS
 from contracts.run_costs import HOUR_S, Cost, cost, number
 from jobs.runtime.metric_definitions import finite
 from launch.runs import Run
@@ -23,6 +24,8 @@ def price_of(one: Slice) -> dict[str, float | None] | None:
 
 def listed_price(said: Mapping[str, Any]) -> dict[str, float | None] | None:
     """The same of a slice as run.json has it, which may be of any version."""
+    if said.get("accelerator_type") in PLATFORMS:
+        return None  # this machine, which no catalogue has
     from infra import catalogue
 
     try:

@@ -37,7 +37,7 @@ from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable
 from launch.policy import Action, Presence, RunObserved
-from launch.request import Planned, Request, work_out
+from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Launcher, Plan, Require, Say, Target
 

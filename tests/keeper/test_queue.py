@@ -31,7 +31,7 @@ from launch.control import Attempt, End, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.policy import Presence
 from launch.reconcile import NotStartedError
-from launch.request import work_out
+from launch.run_request import work_out
 from launch.runs import Look
 from launch.store import Store
 from tests.launch.test_costs import MAIN

@@ -20,8 +20,8 @@ from host.agent.files import bundle_dir, stage, unpack, write_file
 from infra.documents import ABSENT, Documents
 from launch import jobs
 from launch.bundles import (
+    FOLDER_SECRET,
     MOST_NAMED,
-    SECRET,
     Bundle,
     archive,
     bundle_folder,
@@ -156,7 +156,7 @@ def test_secrets_of_a_folder_are_left_out_and_named_unless_they_are_asked_for(
     assert asked == (".env", "deploy.pem", "hidden")
     sent = bundle_folder(folder, asked)
     assert {".env", "deploy.pem", "hidden"} <= sent.names
-    assert sent.left_out == dict.fromkeys([".aws/credentials", "link.txt"], SECRET)
+    assert sent.left_out == dict.fromkeys([".aws/credentials", "link.txt"], FOLDER_SECRET)
     for wrong, said in (
         (".aws", "is a folder; name the files"),
         ("nope", "there is no such file"),

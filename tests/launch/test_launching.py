@@ -25,12 +25,11 @@ from contracts.errors import RequestError
 from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import jobs, launching, runs, targets
-from launch import request as request_module
+from launch import jobs, launching, run_request, runs, targets
 from launch.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError
 from launch.launching import NotJoined, run_record
-from launch.request import Planned, Request, work_out
+from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_target
@@ -345,7 +344,7 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     request = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     job = jobs.find("flax_mlm")
     target = on_this_machine(hosts="2", platform="cpu")
-    request_module._check(request, job, job.parse(request.arguments), target, 1)
+    run_request._check(request, job, job.parse(request.arguments), target, 1)
     assert Path.cwd() == tmp_path / "elsewhere"
 
 

@@ -26,7 +26,7 @@ from host.agent.files import unpack
 from launch import bundles, plan
 from launch.bundles import bundle_folder
 from launch.hosts import Agent, GoneLink
-from launch.request import Command, Planned, asked_for, of_run, problems
+from launch.run_request import Command, Planned, asked_for, of_run, problems
 from launch.runs import Run
 from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_target

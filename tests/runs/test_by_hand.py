@@ -16,7 +16,7 @@ import pytest
 
 from backends.local.local_backend import on_this_machine
 from launch import launching
-from launch.request import Request
+from launch.run_request import Request
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, losses, result
 

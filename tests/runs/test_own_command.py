@@ -16,7 +16,7 @@ import pytest
 from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from launch import launching
-from launch.request import Request, asked_for
+from launch.run_request import Request, asked_for
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result
 

@@ -21,7 +21,7 @@ from console import dry_run
 from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
 from launch import jobs
-from launch.request import Planned
+from launch.run_request import Planned
 from tests.backends.pods.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
 
 NODE = "cloud.google.com/"

@@ -34,7 +34,7 @@ from launch.bundles import Bundle
 from launch.hosts import HostError, HostsError
 from launch.jobs import SERVER
 from launch.launching import run_record
-from launch.request import Planned, Request, asked_for, work_out
+from launch.run_request import Planned, Request, asked_for, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Plan, Target, Wanted
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build

@@ -22,7 +22,7 @@ from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
 from launch import launching, runs
 from launch.hosts import stop_processes
-from launch.request import Request
+from launch.run_request import Request
 from launch.runs import Run
 from launch.targets import Given, Target, Wanted
 from rehearsal.machines.host_image import DEVICE, PYTHON
