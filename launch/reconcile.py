@@ -586,7 +586,8 @@ class Reconciler:
 
         ended = self.store.edit_run(run.run_id, write)
         if ended is not None and has_ended:
-            self._say(f"{run.label} ends: {action.reason}")
+            what = "is not kept any more" if action.outcome == "unmanaged" else "ends"
+            self._say(f"{run.label} {what}: {action.reason}")
             self._witness.deliver([ended])
             if ended.desired == "removed":
                 self._remove(ended)
