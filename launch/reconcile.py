@@ -237,8 +237,7 @@ class Reconciler:
             elif run.slice not in known and action.do == "end":
                 self._end(run, action)
             elif run.slice not in known:
-                if run.reason != REMOVED:
-                    self._note(run, "waits", REMOVED)
+                self._wait_for_pulumi(run, REMOVED)
             elif action.do != "wait" and (is_full or action.do != "examine"):
                 due[run.slice] = None
         for name, (of_slice, place) in known.items():
@@ -266,8 +265,8 @@ class Reconciler:
                 self._end(
                     run, Action(do="end", reason=f"the stack has no slice {names} any more; submit it again")
                 )
-            elif run.reason != NO_SLICES:
-                self._note(run, "waits", NO_SLICES)
+            else:
+                self._wait_for_pulumi(run, NO_SLICES)
         return [run for run in runs.values() if run.end is None]
 
     # --- one slice and the runs that have it ------------------------------------------------------------------------
@@ -344,6 +343,11 @@ class Reconciler:
                 return self._start(run, observed, of_slice, place, action, lease)
         return False
 
+    def _wait_for_pulumi(self, run: Run, reason: str) -> None:
+        if run.reason != reason:
+            self._say(f"{run.label}: {reason}")
+            self._note(run, "waits", reason)
+
     def _is_well(self, run: Run, observed: RunObserved) -> None:
         if run.seen == "running" and not run.failed_starts:
             return
@@ -368,8 +372,7 @@ class Reconciler:
         name, now_s = of_slice.name, self.store.now_s()
         if lease.removed:
             for run in runs:
-                if run.reason != REMOVED:
-                    self._note(run, "waits", REMOVED)
+                self._wait_for_pulumi(run, REMOVED)
             return False
         is_new = place.standing in ("lost", "absent")
         for run in runs:
