@@ -218,7 +218,10 @@ def judge(
         )
     if run.not_before_s > now_s:
         return Action(do="wait", reason=f"it {how}, and is started again after a pause")
-    return Action(do="start", reason=f"it {how}, and goes on from {_where(observed)}")
+    goes_on = f"goes on from {_where(observed)}" if observed.checkpoint >= 0 else "starts again"
+    if observed.is_own_command:
+        goes_on += ", with its RUN_DIR as it was"
+    return Action(do="start", reason=f"it {how}, and {goes_on}")
 
 
 def _ending(observed: RunObserved) -> Action | None:
@@ -356,9 +359,7 @@ def _first_start(run: Run, of_slice: Slice, now_s: float) -> Action:
 
 
 def _where(observed: RunObserved) -> str:
-    if observed.checkpoint >= 0:
-        return f"the checkpoint of step {observed.checkpoint}"
-    return "the start, with its RUN_DIR as it was" if observed.is_own_command else "the start"
+    return f"the checkpoint of step {observed.checkpoint}" if observed.checkpoint >= 0 else "the start"
 
 
 def _colon(text: str) -> str:

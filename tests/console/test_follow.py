@@ -248,11 +248,11 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
             "end",
             "it was stopped: 5 USD",
         ),
-        ("failed", {"outcome": "failed"}, "start", "it failed, and goes on from the start"),
-        ("lost", None, "start", "it was lost, and goes on from the start"),
-        ("hung", {"outcome": "hung"}, "start", "it hung, and goes on"),
-        ("preempted", {"outcome": "preempted"}, "start", "it was preempted, and goes on"),
-        ("stopped", {"outcome": "stopped"}, "start", "it was stopped, and goes on"),
+        ("failed", {"outcome": "failed"}, "start", "it failed, and starts again"),
+        ("lost", None, "start", "it was lost, and starts again"),
+        ("hung", {"outcome": "hung"}, "start", "it hung, and starts again"),
+        ("preempted", {"outcome": "preempted"}, "start", "it was preempted, and starts again"),
+        ("stopped", {"outcome": "stopped"}, "start", "it was stopped, and starts again"),
     ],
 )
 def test_only_what_may_go_better_is_recovered(

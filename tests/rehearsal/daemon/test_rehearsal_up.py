@@ -193,7 +193,7 @@ def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
     shared.act("restart", "1")
     until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
     said = shared.succeed("fab recover latest --stack rehearsal --detach", LAUNCH_LIMIT_S)
-    assert "the command starts again, and finds its RUN_DIR as it was" in said
+    assert "it failed, and starts again, with its RUN_DIR as it was" in said
     shared.act("preempt")
     assert "is done" in shared.succeed("fab recover latest --stack rehearsal", LAUNCH_LIMIT_S)
 
