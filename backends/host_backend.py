@@ -248,7 +248,7 @@ def stage(bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any
     Raises:
         HostsError: it could not be unpacked somewhere; nothing has been started.
     """
-    missing = [agent for agent, known in zip(agents, facts, strict=True) if not known["bundle_present"]]
+    missing = [agent for agent, fact in zip(agents, facts, strict=True) if not fact["bundle_present"]]
     return _send(bundle, missing)
 
 
@@ -259,8 +259,8 @@ def stage_if_missing(bundle: Bundle, agents: Sequence[Agent]) -> int:
         HostsError: as of `stage`.
     """
     answers = ask_all(agents, "stage", [{"sha256": bundle.sha256}] * len(agents))
-    there = all_or_error("the folder could not be sent:", answers)
-    return _send(bundle, [agent for agent, it in zip(agents, there, strict=True) if not it["present"]])
+    present = all_or_error("the folder could not be sent:", answers)
+    return _send(bundle, [agent for agent, it in zip(agents, present, strict=True) if not it["present"]])
 
 
 def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
@@ -282,9 +282,9 @@ def pull(
     if plan.container is None:
         return
     missing = {
-        (agent.root, agent.link): (agent, known["image_needs_bytes"])
-        for agent, known in zip(agents, facts, strict=True)
-        if not known["image_present"]
+        (agent.root, agent.link): (agent, fact["image_needs_bytes"])
+        for agent, fact in zip(agents, facts, strict=True)
+        if not fact["image_present"]
     }
     if not missing:
         return

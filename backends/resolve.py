@@ -67,8 +67,8 @@ def of_each(inventory: Inventory, wanted: Wanted) -> list[Target]:
     """Return the target of every slice that may be meant, those without hosts left out. Raises as `resolve`."""
     if wanted.stack == LOCAL:
         return [resolve(wanted)]
-    there = [each for each in inventory.slices if each.is_usable]
-    named = [each.name for each in there if wanted.slice in (None, each.name)]
+    usable = [one_slice for one_slice in inventory.slices if one_slice.is_usable]
+    named = [one_slice.name for one_slice in usable if wanted.slice in (None, one_slice.name)]
     return [of_inventory(inventory, dataclasses.replace(wanted, slice=name)) for name in named]
 
 
@@ -102,46 +102,46 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     return ssh_backend.target_of(inventory, one_slice, hosts, runs_url, wanted)
 
 
-def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
-    """Return the slice called `wanted`, or the only one.
+def choose_slice(inventory: Inventory, name: str | None) -> Slice:
+    """Return the slice called `name`, or the only one.
 
     Raises:
         RequestError: there is none of that name, several to choose from, or it has no hosts yet.
     """
-    names = ", ".join(each.name for each in inventory.slices)
+    names = ", ".join(one_slice.name for one_slice in inventory.slices)
     if not inventory.slices:
         raise RequestError(
             f"the stack {inventory.stack} has no slice; add one to tpu-stack:slices, then `pulumi up`"
         )
-    if wanted is None and len(inventory.slices) > 1:
+    if name is None and len(inventory.slices) > 1:
         raise RequestError(f"--slice: the stack {inventory.stack} has several, say which: {names}")
-    found = [each for each in inventory.slices if wanted in (None, each.name)]
-    if not found:
-        raise RequestError(f'--slice: "{wanted}" is not a slice of {inventory.stack}; choose one of {names}')
-    if not found[0].is_usable:
+    chosen = [one_slice for one_slice in inventory.slices if name in (None, one_slice.name)]
+    if not chosen:
+        raise RequestError(f'--slice: "{name}" is not a slice of {inventory.stack}; choose one of {names}')
+    if not chosen[0].is_usable:
         raise RequestError(
-            f"the slice {found[0].name} has no hosts yet: its {found[0].origin} was still waiting for capacity when "
+            f"the slice {chosen[0].name} has no hosts yet: its {chosen[0].origin} was still waiting for capacity when "
             f"the stack was last updated; `pulumi up --stack {inventory.stack}` waits on"
         )
-    return found[0]
+    return chosen[0]
 
 
-def choose_hosts(hosts: Sequence[Host], wanted: str | None) -> tuple[Host, ...]:
+def choose_hosts(hosts: Sequence[Host], text: str | None) -> tuple[Host, ...]:
     """Return the hosts that "0-3,5" means; all of them without a choice.
 
     Raises:
         RequestError: the text is no such list, or there is no such host.
     """
-    if wanted is None:
+    if text is None:
         return tuple(hosts)
     chosen: set[int] = set()
-    for part in wanted.split(","):
+    for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         if match is None:
-            raise RequestError(f'--hosts: "{wanted}" is not a list of hosts; write it as 0-3,5')
+            raise RequestError(f'--hosts: "{text}" is not a list of hosts; write it as 0-3,5')
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= len(hosts):
-            raise RequestError(f"--hosts {wanted}: the slice has the hosts 0 to {len(hosts) - 1}")
+            raise RequestError(f"--hosts {text}: the slice has the hosts 0 to {len(hosts) - 1}")
         chosen.update(range(first, last + 1))
     return tuple(hosts[index] for index in sorted(chosen))
 
@@ -153,8 +153,8 @@ def with_expected_hosts(inventory: Inventory) -> Inventory:
     """
 
     def expected(one_slice: Slice) -> Slice:
-        known = None if one_slice.is_usable else in_catalogue(one_slice.accelerator_type)
-        return with_hosts(one_slice, known.hosts * one_slice.count) if known else one_slice
+        entry = None if one_slice.is_usable else in_catalogue(one_slice.accelerator_type)
+        return with_hosts(one_slice, entry.hosts * one_slice.count) if entry else one_slice
 
     return dataclasses.replace(inventory, slices=tuple(map(expected, inventory.slices)))
 
@@ -171,20 +171,20 @@ def with_hosts(one_slice: Slice, count: int) -> Slice:
     return dataclasses.replace(one_slice, hosts=hosts)
 
 
-def place_of_runs(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
-    """Return the folder of the runs of a slice, a path on its hosts or a URL. asked: as --runs says it.
+def place_of_runs(inventory: Inventory, one_slice: Slice, requested: str | None) -> str:
+    """Return the folder of the runs of a slice, a path on its hosts or a URL. requested: as --runs says it.
 
     Raises:
         RequestError: it is no such place, or the stack has none.
     """
-    if asked is not None:
-        if problem := unwritable(asked):
-            raise RequestError(f"--runs {asked}: {problem}")
-        if not is_url(asked) and not asked.startswith("/"):
+    if requested is not None:
+        if problem := unwritable(requested):
+            raise RequestError(f"--runs {requested}: {problem}")
+        if not is_url(requested) and not requested.startswith("/"):
             raise RequestError(
-                f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"
+                f"--runs {requested}: must be an absolute path on the hosts, or a URL such as gs://…"
             )
-        return asked.rstrip("/")
+        return requested.rstrip("/")
     # A slice that may be in several zones finds its runs in the bucket, whichever it is in.
     mount = None if one_slice.zones or one_slice.pool else inventory.storage.nfs_mount
     place = mount or inventory.storage.bucket_url

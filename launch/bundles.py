@@ -238,30 +238,30 @@ def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
         raise RequestError(f"{folder}: the command's folder is no longer there")
     git_there = _Git(folder)
     try:
-        found = listing(folder, ignored=git_there.ignored)
+        files = listing(folder, ignored=git_there.ignored)
     except OSError as error:
         raise RequestError(f"--workdir {folder}: cannot be read ({error.strerror})") from None
-    found = found.with_files({name: _status(folder, name) for name in send})
-    found = found.without(git_there.submodules_missing(found))
-    if found.size_bytes > LARGEST_BYTES:
+    files = files.with_files({name: _status(folder, name) for name in send})
+    files = files.without(git_there.submodules_missing(files))
+    if files.size_bytes > LARGEST_BYTES:
         largest = ", ".join(
-            f"{name} ({found.files[name].st_size / 2**20:,.0f} MiB)" for name in found.largest(LARGEST_FILES)
+            f"{name} ({files.files[name].st_size / 2**20:,.0f} MiB)" for name in files.largest(LARGEST_FILES)
         )
         raise RequestError(
-            f"--workdir {folder}: holds {found.size_bytes / 2**20:,.0f} MiB, more than the "
+            f"--workdir {folder}: holds {files.size_bytes / 2**20:,.0f} MiB, more than the "
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {largest}. Name them in "
             ".gitignore, and read data from a bucket or the share"
         )
-    return found.bundle(FOLDER_SECRET, allowed=send, programs=found.programs)
+    return files.bundle(FOLDER_SECRET, allowed=send, programs=files.programs)
 
 
-def named_in(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+def named_in(folder: Path, send: Sequence[str]) -> tuple[str, ...]:
     """Return the files that `--send` names, each once or several with a comma between, by their names in the folder.
 
     Raises:
         RequestError: one is not a file of the folder.
     """
-    texts = [text for each in wanted for text in ([each] if (folder / each).is_file() else each.split(","))]
+    texts = [text for value in send for text in ([value] if (folder / value).is_file() else value.split(","))]
     names = []
     for text in filter(None, texts):
         places = (folder / text, Path(text).expanduser().absolute())
@@ -332,9 +332,9 @@ class _Git:
             )
         return [name for name in done.stdout.split("\0") if name]
 
-    def submodules_missing(self, found: Listing) -> dict[str, str]:
+    def submodules_missing(self, files: Listing) -> dict[str, str]:
         """Return the submodules of which no file is there, with the reason."""
-        folders = {name[:end] for name in found.files for end, letter in enumerate(name) if letter == "/"}
+        folders = {name[:end] for name in files.files for end, letter in enumerate(name) if letter == "/"}
         reason = "a submodule that is not checked out; `git submodule update --init` does that"
         return {name: reason for name in self._submodules if name not in folders}
 

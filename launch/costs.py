@@ -22,18 +22,18 @@ def price_of(one: Slice) -> dict[str, float | None] | None:
     return listed_price(dataclasses.asdict(dataclasses.replace(one, hosts=())))
 
 
-def listed_price(said: Mapping[str, Any]) -> dict[str, float | None] | None:
+def listed_price(described: Mapping[str, Any]) -> dict[str, float | None] | None:
     """The same of a slice as run.json has it, which may be of any version."""
-    if said.get("accelerator_type") in PLATFORMS:
+    if described.get("accelerator_type") in PLATFORMS:
         return None  # this machine, which no catalogue has
     from infra import catalogue
 
     try:
-        kind = catalogue.accelerator(said["accelerator_type"], "any")
-        usd = catalogue.price_usd_per_hour(kind, said["zone"], said["capacity"])
+        kind = catalogue.accelerator(described["accelerator_type"], "any")
+        usd = catalogue.price_usd_per_hour(kind, described["zone"], described["capacity"])
         if usd is None:
             return None
-        count, granted = said["count"], said.get("granted_chips")
+        count, granted = described["count"], described.get("granted_chips")
         chips = kind.chips * count
         billed = None if granted is None else usd * count * max(0, chips - granted) / chips
         return {"usd_per_hour": usd * count, "billed_usd_per_hour": billed}
@@ -50,9 +50,9 @@ def an_hour(one: Slice) -> str:
 
 
 def _cost(price: dict[str, float | None], length_s: float) -> Cost:
-    found = cost([{"price": price}], length_s)
-    assert found is not None
-    return found
+    result = cost([{"price": price}], length_s)
+    assert result is not None
+    return result
 
 
 def of_run(run: Run) -> Cost | None:
@@ -85,26 +85,27 @@ def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
 
 def of_stack(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
     """Return a line for each slice that is there, and one for all where there are several."""
-    known: list[Cost] = []
-    found = [each for each in slices if each.is_usable and price_of(each) is not None]
-    for one in found:
+    costs: list[Cost] = []
+    priced = [one_slice for one_slice in slices if one_slice.is_usable and price_of(one_slice) is not None]
+    for one in priced:
         line = f"slice {one.name} ({one.accelerator_type}): {an_hour(one)}"
         if one.pool is not None:
             line += " while a run has its nodes" if one.pool.scales_to_zero else ", with a run or without"
         so_far = of_slice(one, now_s)
         if so_far is not None and so_far[1] is not None:
-            known.append(so_far[1])
+            costs.append(so_far[1])
             line += f"; {so_far[1].text()} in the {spoken(so_far[0])} that it is there"
         yield line
-    if len(known) > 1:
-        yield f"together {sum_of(known).text()} so far"
+    if len(costs) > 1:
+        yield f"together {sum_of(costs).text()} so far"
 
 
 def sum_of(costs: Sequence[Cost]) -> Cost:
-    billed = [each.billed_usd for each in costs]
-    known = [usd for usd in billed if usd is not None]
+    billed = [cost_of_slice.billed_usd for cost_of_slice in costs]
+    billed_usd = [usd for usd in billed if usd is not None]
     return Cost(
-        math.fsum(each.usd for each in costs), math.fsum(known) if len(known) == len(billed) else None
+        math.fsum(cost_of_slice.usd for cost_of_slice in costs),
+        math.fsum(billed_usd) if len(billed_usd) == len(billed) else None,
     )
 
 
@@ -142,31 +143,31 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
     Raises:
         RequestError: the slice has no list price, or all of it is spent.
     """
-    wanted = max_usd if max_usd is not None else finite(before and before.described.get("max_usd"))
-    if wanted is None:
+    limit_usd = max_usd if max_usd is not None else finite(before and before.described.get("max_usd"))
+    if limit_usd is None:
         return None
     price = number((price_of(one) or {}).get("usd_per_hour"))
     if not price:
         raise RequestError(
-            f"--max-usd {wanted:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}, "
-            "so that nobody could tell when it is spent; leave it out"
+            f"--max-usd {limit_usd:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
+            ", so that nobody could tell when it is spent; leave it out"
         )
     spent_usd = least_usd(before) if before else 0.0
     if before is not None and (before.current_result() or {}).get("out_of_budget"):
         # Its hosts have counted so; the record, which begins and ends at other moments, may have a little less.
         spent_usd = max(spent_usd, finite(before.described.get("max_usd")) or 0.0)
-    found = Budget(max_usd=wanted, spent_usd=spent_usd, usd_per_hour=price)
-    if found.left_s <= 0 and before is not None:
+    result = Budget(max_usd=limit_usd, spent_usd=spent_usd, usd_per_hour=price)
+    if result.left_s <= 0 and before is not None:
         raise RequestError(
-            f"--max-usd {wanted:g}: {before.run_id} has spent {found.spent_usd:,.2f} of its {wanted:,.2f} USD; "
-            f"allow it more, as in: fab train --resume {before.run_id} --max-usd {2 * max(wanted, found.spent_usd):.2f}"
+            f"--max-usd {limit_usd:g}: {before.run_id} has spent {result.spent_usd:,.2f} of its {limit_usd:,.2f} USD; "
+            f"allow it more, as in: fab train --resume {before.run_id} --max-usd {2 * max(limit_usd, spent_usd):.2f}"
         )
-    return found
+    return result
 
 
 def least_usd(run: Run) -> float:
     """Return what a run has cost at least: its attempts whose price and time are known."""
     attempts = _attempts(run)
-    walls = [*(number(each.get("wall_s")) for each in attempts[:-1]), run.wall_s]
-    known = (cost([each], wall_s) for each, wall_s in zip(attempts, walls, strict=True))
-    return math.fsum(each.usd for each in known if each is not None)
+    walls = [*(number(attempt.get("wall_s")) for attempt in attempts[:-1]), run.wall_s]
+    costs = (cost([attempt], wall_s) for attempt, wall_s in zip(attempts, walls, strict=True))
+    return math.fsum(attempt.usd for attempt in costs if attempt is not None)

@@ -45,8 +45,8 @@ class HostError(Exception):
 class HostsError(Exception):
     """One or more hosts could not do what was asked; every one is listed."""
 
-    def __init__(self, what: str, errors: Sequence[HostError]) -> None:
-        super().__init__("\n  ".join([what, *map(str, errors)]))
+    def __init__(self, summary: str, errors: Sequence[HostError]) -> None:
+        super().__init__("\n  ".join([summary, *map(str, errors)]))
         self.errors = tuple(errors)
 
 
@@ -253,7 +253,7 @@ def ask_all(
     return [*map(answer_of, [agent.begin(verb, request, timeout_s=timeout_s) for agent, request in pairs])]
 
 
-def all_or_error(what: str, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def all_or_error(summary: str, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return the answers, if every host gave one.
 
     Raises:
@@ -261,7 +261,7 @@ def all_or_error(what: str, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """
     errors = [answer for answer in answers if isinstance(answer, HostError)]
     if errors:
-        raise HostsError(what, errors)
+        raise HostsError(summary, errors)
     return [answer for answer in answers if not isinstance(answer, HostError)]
 
 

@@ -29,8 +29,8 @@ def read(stack: str) -> Inventory:
     """
     if is_file(stack):
         return read_file(Path(stack))
-    found = output("inventory", stack, otherwise="or give a file with an inventory")
-    return parse(found, f"the stack {stack}")
+    text = output("inventory", stack, otherwise="or give a file with an inventory")
+    return parse(text, f"the stack {stack}")
 
 
 def is_file(stack: str) -> bool:
@@ -45,11 +45,11 @@ def read_file(path: Path) -> Inventory:
         raise RequestError(f"--stack {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def parse(text: str, where: str) -> Inventory:
+def parse(text: str, source: str) -> Inventory:
     try:
         return from_json(text)
     except InventoryError as error:
-        raise RequestError(f"{where}: {error}") from None
+        raise RequestError(f"{source}: {error}") from None
 
 
 def renewed(inventory: Inventory) -> Inventory:
@@ -59,8 +59,8 @@ def renewed(inventory: Inventory) -> Inventory:
     from launch.remote_files import Buckets  # a file with an inventory does without
 
     try:
-        (found,) = Buckets().read([f"{inventory.control}/{RECORDED}"])
-        return with_kept(inventory, found)
+        (recorded,) = Buckets().read([f"{inventory.control}/{RECORDED}"])
+        return with_kept(inventory, recorded)
     except (HostError, InventoryError) as error:
         print(f"warning: which slices were made again is not known: {error}", file=sys.stderr)
         return inventory
@@ -74,18 +74,20 @@ def with_kept(inventory: Inventory, text: bytes | None) -> Inventory:
     Raises:
         InventoryError: the text is no list of slices.
     """
-    kept = {each.name: each for each in slices_from_json((text or b'{"slices": []}').decode())}
+    recorded = {
+        one_slice.name: one_slice for one_slice in slices_from_json((text or b'{"slices": []}').decode())
+    }
 
     def newest(ours: Slice) -> Slice:
-        other = kept.get(ours.name, ours)
-        newer = (_moment(other), bool(other.hosts)) > (_moment(ours), bool(ours.hosts))
+        theirs = recorded.get(ours.name, ours)
+        newer = (_moment(theirs), bool(theirs.hosts)) > (_moment(ours), bool(ours.hosts))
         return (
-            dataclasses.replace(ours, hosts=other.hosts, created=other.created, zone=other.zone)
+            dataclasses.replace(ours, hosts=theirs.hosts, created=theirs.created, zone=theirs.zone)
             if newer
             else ours
         )
 
-    return dataclasses.replace(inventory, slices=tuple(newest(each) for each in inventory.slices))
+    return dataclasses.replace(inventory, slices=tuple(newest(one_slice) for one_slice in inventory.slices))
 
 
 def _moment(one_slice: Slice) -> datetime.datetime:
@@ -109,12 +111,12 @@ def output(name: str, stack: str, *, otherwise: str, environ: Mapping[str, str] 
         outputs = json.loads(text)
     except ValueError:
         outputs = None
-    found = outputs.get(name) if isinstance(outputs, dict) else None
-    if not isinstance(found, str) or not found:
+    value = outputs.get(name) if isinstance(outputs, dict) else None
+    if not isinstance(value, str) or not value:
         raise RequestError(
             f"--stack {stack}: it has no output `{name}` yet; `pulumi up --stack {stack}` makes it"
         )
-    return found
+    return value
 
 
 def ask(words: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[str, str] | None = None) -> str:
@@ -144,8 +146,10 @@ def ask(words: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[st
             "see that its backend can be reached (`pulumi whoami -v`)"
         ) from None
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise RequestError(f"--stack {stack}: `{command}` failed: {said[-1] if said else 'it said nothing'}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise RequestError(
+            f"--stack {stack}: `{command}` failed: {lines[-1] if lines else 'it said nothing'}"
+        )
     return done.stdout
 
 
@@ -165,8 +169,8 @@ class Trusted:
 
     def is_of(self, one_slice: Slice, host: Host) -> bool:
         """Return whether it is this very host's; one that was made again has another name."""
-        here = (one_slice.name, host.index, host.internal_address)
-        return (self.slice, self.index, self.internal_address) == here and host.name in ("", self.name)
+        place = (one_slice.name, host.index, host.internal_address)
+        return (self.slice, self.index, self.internal_address) == place and host.name in ("", self.name)
 
 
 def read_keys(path: Path) -> tuple[Trusted, ...]:
@@ -176,10 +180,10 @@ def read_keys(path: Path) -> tuple[Trusted, ...]:
         RequestError: the file cannot be read.
     """
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if found["version"] != KEYS_VERSION:
-            raise ValueError(f"its version is {found['version']!r}, and {KEYS_VERSION} is read")
-        return tuple(Trusted(**each) for each in found["hosts"])
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != KEYS_VERSION:
+            raise ValueError(f"its version is {content['version']!r}, and {KEYS_VERSION} is read")
+        return tuple(Trusted(**entry) for entry in content["hosts"])
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -190,7 +194,7 @@ def read_keys(path: Path) -> tuple[Trusted, ...]:
 
 def write_keys(path: Path, entries: Sequence[Trusted]) -> None:
     text = json.dumps(
-        {"version": KEYS_VERSION, "hosts": [dataclasses.asdict(each) for each in entries]}, indent=2
+        {"version": KEYS_VERSION, "hosts": [dataclasses.asdict(entry) for entry in entries]}, indent=2
     )
     atomic.write(path, text + "\n")
 
@@ -199,17 +203,18 @@ def with_keys(inventory: Inventory, entries: Sequence[Trusted]) -> Inventory:
     """Return the inventory with the confirmed keys in place of the published ones, and a name for every host. Pure."""
     slices = tuple(
         dataclasses.replace(
-            each, hosts=_named(each, [_confirmed(each, host, entries) for host in each.hosts])
+            one_slice,
+            hosts=_named(one_slice, [_confirmed(one_slice, host, entries) for host in one_slice.hosts]),
         )
-        for each in inventory.slices
+        for one_slice in inventory.slices
     )
     return dataclasses.replace(inventory, slices=slices)
 
 
 def _confirmed(one_slice: Slice, host: Host, entries: Sequence[Trusted]) -> Host:
-    for each in entries:
-        if each.is_of(one_slice, host):
-            return dataclasses.replace(host, name=each.name, host_keys=(each.host_key,))
+    for entry in entries:
+        if entry.is_of(one_slice, host):
+            return dataclasses.replace(host, name=entry.name, host_keys=(entry.host_key,))
     return host
 
 

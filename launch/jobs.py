@@ -101,11 +101,11 @@ class Job:
         """Return all options with their defaults, as the job's --help prints them, under the headings of its GROUPS."""
         import tyro
 
-        said = io.StringIO()
+        output = io.StringIO()
         typed = "fab serve RUN --" if self.name == SERVER else f"fab train --job {self.name} --"
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(output):
             tyro.cli(self.config_module().Config, args=["--help"], prog=typed)
-        text = said.getvalue()
+        text = output.getvalue()
         for field, heading in getattr(self.config_module(), "GROUPS", {}).items():
             option = f"\n  --{field.replace('_', '-')} "
             text = text.replace(option, f"\n\n {heading}{option}", 1)
@@ -162,10 +162,10 @@ def find(name: str, framework: str | None = None) -> Job:
     Raises:
         RequestError: there is none, or it does not run on the framework; the message lists those there are.
     """
-    known = names()
-    if name not in (*known, SERVER):
+    known_names = names()
+    if name not in (*known_names, SERVER):
         raise RequestError(
-            f'--job: "{name}" is not a job; choose one of {", ".join(known)}{did_you_mean(name, known)}'
+            f'--job: "{name}" is not a job; choose one of {", ".join(known_names)}{did_you_mean(name, known_names)}'
         )
     package = importlib.import_module(f"jobs.{name}")
     first = getattr(package, "FRAMEWORK", None) or package.STACK  # what it was called in older jobs
@@ -248,17 +248,17 @@ def bundle(checkout: Path, folders: Sequence[str] = FOLDERS) -> Bundle:
     Raises:
         RequestError: they hold more than LARGEST_BYTES, so most likely something that is not code.
     """
-    found = listing(checkout, inside=[f"{folder}/" for folder in folders if (checkout / folder).is_dir()])
-    found = found.with_files(
+    files = listing(checkout, inside=[f"{folder}/" for folder in folders if (checkout / folder).is_dir()])
+    files = files.with_files(
         {name: (checkout / name).stat() for name in POLICY if (checkout / name).is_file()}
     )
-    if found.size_bytes > LARGEST_BYTES:
+    if files.size_bytes > LARGEST_BYTES:
         raise RequestError(
-            f"{checkout}: {', '.join(folders)} hold {found.size_bytes / 2**20:,.0f} MiB, more than the "
+            f"{checkout}: {', '.join(folders)} hold {files.size_bytes / 2**20:,.0f} MiB, more than the "
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts as code; the largest file is "
-            f"{found.largest(1)[0]}: keep data elsewhere"
+            f"{files.largest(1)[0]}: keep data elsewhere"
         )
-    return found.bundle(SECRET)
+    return files.bundle(SECRET)
 
 
 def commit_of(checkout: Path) -> Commit | None:

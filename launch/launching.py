@@ -47,7 +47,9 @@ POLL_S = 0.25
 def is_in_use(error: Exception) -> bool:
     """Whether a run could not be started because somebody else is at work on its hosts."""
     errors = error.errors if isinstance(error, HostsError) else ()
-    return isinstance(error, AtWorkError) or (bool(errors) and all(each.is_in_use for each in errors))
+    return isinstance(error, AtWorkError) or (
+        bool(errors) and all(error_of_host.is_in_use for error_of_host in errors)
+    )
 
 
 class LaunchFailed(Exception):
@@ -118,8 +120,8 @@ def launch(
         run = Run(directory=directory, described=described, result=None, heartbeats=())
         _start_and_join(plan, planned.launcher, run, say)
         # Of a command of the user's own nobody knows whether its processes form a group.
-        what = "all joined" if plan.command is None else "the command runs on all hosts"
-        say(f"{what} after {time.monotonic() - began_s:.1f} s")
+        event = "all joined" if plan.command is None else "the command runs on all hosts"
+        say(f"{event} after {time.monotonic() - began_s:.1f} s")
     return _read(directory.unfenced())
 
 
@@ -392,11 +394,11 @@ def run_record(
 
 def versions() -> dict[str, str]:
     """Return the versions of this interpreter and of the libraries that decide what a run computes."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def finalize(run: Run, outcome: str, error: str | None) -> Run:
@@ -473,10 +475,12 @@ def decide(state: State, run: Run) -> Action:
         return Action(do="end", outcome="done", reason="it is done, there is nothing left to do")
     if run.unread_result is not None:
         return Action(do="end", reason=f"how it ended cannot be read: {run.unread_result}")
-    seen = observed(run, state)
-    if seen.cause == "stopped":
-        seen = dataclasses.replace(seen, cause="lost")
-    return policy.judge(control.Run(run_id=run.run_id, stack="", runs_url="", slices=()), seen, time.time())
+    observation = observed(run, state)
+    if observation.cause == "stopped":
+        observation = dataclasses.replace(observation, cause="lost")
+    return policy.judge(
+        control.Run(run_id=run.run_id, stack="", runs_url="", slices=()), observation, time.time()
+    )
 
 
 def asked_to_stop(run: Run) -> bool:

@@ -79,26 +79,27 @@ def processes_per_host(text: str, target: Target, framework: str) -> int:
     return count
 
 
-def ranks_of_job(framework: str, target: Target, asked: str | None) -> int:
-    """Return how many processes of a job a host starts. asked: as --processes-per-host says it; None: the framework's
-    own number.
+def ranks_of_job(framework: str, target: Target, requested: str | None) -> int:
+    """Return how many processes of a job a host starts.
+
+    requested: as --processes-per-host says it; None: the framework's own number.
 
     Raises:
         RequestError: a job of this framework cannot have so many there.
     """
     if framework not in RANK_A_CHIP:
-        if asked not in (None, "1"):
+        if requested not in (None, "1"):
             raise RequestError(
-                f"--processes-per-host {asked}: one process of a {framework} job drives all devices of its host; "
+                f"--processes-per-host {requested}: one process of a {framework} job drives all devices of its host; "
                 "leave it out"
             )
         return 1
     if target.platform == "cpu":
-        return processes_per_host(asked or "1", target, framework)
-    count, chips = processes_per_host(asked or PER_CHIP, target, framework), target.slice.devices_per_host
+        return processes_per_host(requested or "1", target, framework)
+    count, chips = processes_per_host(requested or PER_CHIP, target, framework), target.slice.devices_per_host
     if count > chips or (count < chips and target.platform == "tpu"):
         raise RequestError(
-            f"--processes-per-host {asked}: a process of a {framework} job has one chip, and a host of "
+            f"--processes-per-host {requested}: a process of a {framework} job has one chip, and a host of "
             f"{target.slice.name} has {chips}; leave it out"
         )
     return count
@@ -106,7 +107,7 @@ def ranks_of_job(framework: str, target: Target, asked: str | None) -> int:
 
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
     """Return the agent's preflight request for one host. Every host has to reach the first one."""
-    target, alone = plan.target, not plan.target.capabilities.shares_host
+    target, is_exclusive = plan.target, not plan.target.capabilities.shares_host
     name, host, port = target.addresses[0]
     request: dict[str, Any] = {
         "python": target.python,
@@ -120,8 +121,8 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
         "cache_dir": target.cache_dir,
         "mount": target.mount,
         "min_free_bytes": MIN_FREE_BYTES,
-        "peers": [{"name": name, "host": host, "port": port}] if alone and process_id else [],
-        "alone": alone,
+        "peers": [{"name": name, "host": host, "port": port}] if is_exclusive and process_id else [],
+        "alone": is_exclusive,
         "time": now_s,
         "max_clock_offset_s": MAX_CLOCK_OFFSET_S,
         "bundle": plan.bundle_sha256,
@@ -136,10 +137,12 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
 
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
     """Return the plan with what the preflight found: free ports of the first host, and each host's home directory."""
-    coordinator_port, liveness_port, *others = facts[0]["free_ports"]
+    coordinator_port, liveness_port, *rank_ports = facts[0]["free_ports"]
     # Hosts that are one machine have one address, so the first one's answer serves all.
     count, shared = plan.ranks_per_host, plan.target.capabilities.shares_host
-    free = [others[index * count :] if shared else fact["free_ports"][2:] for index, fact in enumerate(facts)]
+    free = [
+        rank_ports[index * count :] if shared else fact["free_ports"][2:] for index, fact in enumerate(facts)
+    ]
     return dataclasses.replace(
         plan,
         rank_ports=tuple(tuple(ports[:count]) for ports in free) if plan.finds_peers_by_rank else (),
@@ -157,7 +160,7 @@ PYTHON_OPTIONS = ("-P", "-u", "-m")
 def start(plan: Plan, process_id: int) -> dict[str, Any]:
     """Return the agent's start request for one process."""
     log = run_directory.log(plan.attempt, process_id)
-    here = _local_path(plan.run_dir)
+    local_dir = _local_path(plan.run_dir)
     return {
         **plan.process(process_id),
         "argv": [
@@ -167,8 +170,10 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         ],
         "env": environment(plan, process_id),
         "cwd": _cwd(plan),
-        "log_path": f"{here}/{log}" if here else f"{plan.target.agent_root}/runs/{plan.run_id}/{log}",
-        "run_dir": here,
+        "log_path": f"{local_dir}/{log}"
+        if local_dir
+        else f"{plan.target.agent_root}/runs/{plan.run_id}/{log}",
+        "run_dir": local_dir,
         "num_processes": plan.processes,
         "cpus": list(cpus) if (cpus := plan.target.cpus[process_id]) is not None else None,
         "liveness_host": plan.target.coordinator_host,
@@ -279,7 +284,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
     """Return the process environment (contract 2) of one process, and where Python finds the code."""
     target, peak = plan.target, plan.target.peak_flops_per_s
     bucket = target.inventory.storage.bucket_url
-    told = ProcessEnvironment(
+    variables = ProcessEnvironment(
         run_id=plan.run_id,
         run_dir=plan.run_dir,
         job=plan.job,
@@ -297,7 +302,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
     )
     has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
     return {
-        **(rank_variables(told, plan.ranks, 0) if has_one_rank else told.variables()),
+        **(rank_variables(variables, plan.ranks, 0) if has_one_rank else variables.variables()),
         "PYTHONPATH": plan.at_home(process_id, plan.code_dir),
         "PYTHONDONTWRITEBYTECODE": "1",
         **(ON_CPU if target.platform == "cpu" and plan.command is None else {}),
@@ -312,13 +317,13 @@ SHM_BYTES = 8 * 2**30
 def choose_container(
     target: Target,
     framework: str,
-    wanted: str | None,
+    runtime: str | None,
     before: Mapping[str, Any] | None = None,
     access: str | None = None,
 ) -> Container | None:
     """Choose what the processes of a framework run in on this target; None: bare.
 
-    wanted: as --runtime says it. Without it a run is resumed as it was started (`before`, its run.json), and a new one
+    runtime: as --runtime says it. Without it a run is resumed as it was started (`before`, its run.json), and a new one
     runs in the image that the inventory has for it, if it has one. access: as --container-access says it;
     without it as the run was started, and a new one with only the devices.
 
@@ -329,15 +334,15 @@ def choose_container(
         raise RequestError(
             f'--container-access: "{access}" is not an access; choose one of {", ".join(ACCESSES)}'
         )
-    if wanted not in (None, *RUNTIMES):
-        raise RequestError(f'--runtime: "{wanted}" is not a runtime; choose one of {", ".join(RUNTIMES)}')
+    if runtime not in (None, *RUNTIMES):
+        raise RequestError(f'--runtime: "{runtime}" is not a runtime; choose one of {", ".join(RUNTIMES)}')
     image: str | None
-    if wanted is None and before is not None:
+    if runtime is None and before is not None:
         image = before["image"] if before["runtime"] == "docker" else None
-    elif wanted == "docker":
+    elif runtime == "docker":
         image = _built_image(target, framework)
     else:
-        image = target.inventory.images.get(framework) if wanted is None else None
+        image = target.inventory.images.get(framework) if runtime is None else None
     if image is None:
         if access is not None:
             raise RequestError(

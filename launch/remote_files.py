@@ -43,10 +43,10 @@ ROLE = "roles/storage.objectUser"
 LOG_IN = "`gcloud auth application-default login`"
 
 
-def reach(url: str, asked: str | None = None, *, one_object: bool = False) -> None:
+def reach(url: str, label: str | None = None, *, one_object: bool = False) -> None:
     """Check that this machine can read in the bucket of `url`; other kinds of URL are not checked.
 
-    asked: how the message begins (default: the URL). one_object: it is enough that the object itself can be read, where
+    label: how the message begins (default: the URL). one_object: it is enough that the object itself can be read, where
     the bucket's names cannot.
 
     Raises:
@@ -59,11 +59,11 @@ def reach(url: str, asked: str | None = None, *, one_object: bool = False) -> No
         # What it prints while it tries again is in the message when it has given up.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         names = [parts.path.strip("/")] if one_object else []
-        within(REACH_LIMIT_S, asked or url, lambda: _reach(parts.netloc, names, asked or url))
+        within(REACH_LIMIT_S, label or url, lambda: _reach(parts.netloc, names, label or url))
 
 
 def within[Result](
-    limit_s: float, asked: str, action: Callable[[], Result], *, server: str | None = None
+    limit_s: float, label: str, action: Callable[[], Result], *, server: str | None = None
 ) -> Result:
     """Return what `action` returns, or raise what it raises. server: which one is asked; None: that of Cloud Storage.
 
@@ -73,13 +73,13 @@ def within[Result](
     future = in_thread(action)
     if future not in concurrent.futures.wait([future], limit_s).done:
         remedy = f"see whether this machine reaches {server or _host()}"
-        raise HostError(host=asked, reason=f"no answer within {limit_s:.0f} s", remedy=remedy, is_outage=True)
+        raise HostError(host=label, reason=f"no answer within {limit_s:.0f} s", remedy=remedy, is_outage=True)
     return future.result()
 
 
 def _base() -> str:
-    found = os.environ.get(STAND_IN)
-    return GOOGLE if not found else found if "://" in found else f"http://{found}"
+    stand_in = os.environ.get(STAND_IN)
+    return GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}"
 
 
 def _host() -> str:
@@ -101,29 +101,29 @@ class Answer(NamedTuple):
         return self.status in (408, 429) or self.status >= 500
 
 
-def _reach(bucket: str, objects: Sequence[str], asked: str) -> None:
+def _reach(bucket: str, objects: Sequence[str], label: str) -> None:
     """First without credentials: whether there is a network, a bucket, and whether it is public, shows without them."""
     place = f"{_base()}/storage/v1/b/{urllib.parse.quote(bucket, safe='')}/o"
     names = f"{place}?maxResults=1&fields=kind"
-    answer = _ask(names, {}, asked)
+    answer = _ask(names, {}, label)
     if answer.refuses:
-        headers = _credentials(bucket, asked)
-        answer = _ask(names, headers, asked)
+        headers = _credentials(bucket, label)
+        answer = _ask(names, headers, label)
         for name in objects if answer.refuses else ():
-            if not _ask(f"{place}/{urllib.parse.quote(name, safe='')}?fields=kind", headers, asked).refuses:
+            if not _ask(f"{place}/{urllib.parse.quote(name, safe='')}?fields=kind", headers, label).refuses:
                 return
     if answer.status == 404:
         remedy = "check its name; `pulumi up` makes the one of a stack"
-        raise HostError(host=asked, reason=f"there is no bucket {bucket}", remedy=remedy)
+        raise HostError(host=label, reason=f"there is no bucket {bucket}", remedy=remedy)
     if answer.refuses:
         reason = f"no permission in the bucket {bucket}: {answer.said}"
-        raise HostError(host=asked, reason=reason, remedy=f"have {ROLE} on it granted to that account")
+        raise HostError(host=label, reason=reason, remedy=f"have {ROLE} on it granted to that account")
     if answer.status >= 400:
         reason = f"{_host()} answers {answer.status}: {answer.said}"
-        raise HostError(host=asked, reason=reason, remedy="try again in a moment", is_outage=answer.is_outage)
+        raise HostError(host=label, reason=reason, remedy="try again in a moment", is_outage=answer.is_outage)
 
 
-def _ask(url: str, headers: Mapping[str, str], asked: str) -> Answer:
+def _ask(url: str, headers: Mapping[str, str], label: str) -> Answer:
     # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
     handlers = [urllib.request.ProxyHandler({})] if os.environ.get(STAND_IN) else []
     request = urllib.request.Request(url, headers=dict(headers))
@@ -136,10 +136,10 @@ def _ask(url: str, headers: Mapping[str, str], asked: str) -> Answer:
         return Answer(429 if passes else error.code, _message(body) or str(error.reason))
     except (OSError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", error)
-        why = getattr(cause, "strerror", None) or _line(cause)
+        reason = getattr(cause, "strerror", None) or _line(cause)
         raise HostError(
-            host=asked,
-            reason=f"{_host()} cannot be reached from this machine ({why})",
+            host=label,
+            reason=f"{_host()} cannot be reached from this machine ({reason})",
             remedy="look at its network, and at $HTTPS_PROXY where it needs a proxy",
             is_outage=True,
         ) from None
@@ -152,7 +152,7 @@ def _message(body: bytes) -> str:
         return ""
 
 
-def _credentials(bucket: str, asked: str) -> dict[str, str]:
+def _credentials(bucket: str, label: str) -> dict[str, str]:
     """Return the header with the application default credentials, which the client library takes too."""
     import google.auth
     import google.auth.exceptions
@@ -162,7 +162,7 @@ def _credentials(bucket: str, asked: str) -> dict[str, str]:
     request = functools.partial(google.auth.transport.requests.Request(), timeout=ANSWER_LIMIT_S)
     none = f"the bucket {bucket} is not public, and this machine has no credentials of Google's"
     try:
-        credentials, _ = within(CREDENTIALS_LIMIT_S, asked, lambda: google.auth.default(scopes=scopes))
+        credentials, _ = within(CREDENTIALS_LIMIT_S, label, lambda: google.auth.default(scopes=scopes))
         credentials.refresh(request)  # type: ignore[no-untyped-call]
         headers: dict[str, str] = {}
         credentials.apply(headers)  # type: ignore[no-untyped-call]
@@ -173,23 +173,23 @@ def _credentials(bucket: str, asked: str) -> dict[str, str]:
             if isinstance(error, google.auth.exceptions.DefaultCredentialsError)
             else "none found in time"
         )
-        raise HostError(host=asked, reason=f"{none} ({why})", remedy=LOG_IN) from None
+        raise HostError(host=label, reason=f"{none} ({why})", remedy=LOG_IN) from None
     except google.auth.exceptions.RefreshError as error:
         reason = f"Google refuses this machine's credentials ({_line(error)})"
-        raise HostError(host=asked, reason=reason, remedy=LOG_IN) from None
+        raise HostError(host=label, reason=reason, remedy=LOG_IN) from None
     except google.auth.exceptions.TransportError as error:
         reason = f"Google cannot be asked for a token ({_line(error)})"
         raise HostError(
-            host=asked,
+            host=label,
             reason=reason,
             remedy="see that this machine reaches oauth2.googleapis.com",
             is_outage=True,
         ) from None
 
 
-def _line(said: object) -> str:
-    lines = str(said).strip().splitlines()
-    return lines[0][:300] if lines else type(said).__name__
+def _line(message: object) -> str:
+    lines = str(message).strip().splitlines()
+    return lines[0][:300] if lines else type(message).__name__
 
 
 class Buckets:
@@ -311,7 +311,7 @@ class HostFiles:
     def read_inside(
         self, places: Sequence[tuple[str, str]], offsets: Sequence[int], limit_bytes: int
     ) -> builtins.list[Piece | None]:
-        found: dict[int, Piece | None] = {}
+        pieces: dict[int, Piece | None] = {}
         left = [*range(len(places))]
         while left:
             request = {
@@ -321,11 +321,11 @@ class HostFiles:
                 "limit_bytes": limit_bytes,
             }
             for index, file in zip(left, self._ask("read", request)["files"], strict=True):
-                found[index] = _piece(file)
+                pieces[index] = _piece(file)
             # One answer has room for so much; what was last in it may have got none.
-            cut = [index for index in left if _is_cut(found[index], limit_bytes)]
+            cut = [index for index in left if _is_cut(pieces[index], limit_bytes)]
             left = cut if len(cut) < len(left) else []
-        return [found[index] for index in range(len(places))]
+        return [pieces[index] for index in range(len(places))]
 
     def write(self, path: str, data: bytes) -> None:
         self._ask("write", {"path": path, "text": data.decode()})
@@ -361,8 +361,8 @@ class HostFiles:
 
     def _piece(self, path: str, offset: int) -> dict[str, Any]:
         answer = self._ask("read", {"paths": [path], "offsets": [offset], "limit_bytes": CHUNK_BYTES})
-        found: dict[str, Any] = answer["files"][0]
-        return found
+        piece: dict[str, Any] = answer["files"][0]
+        return piece
 
 
 def _piece(file: Mapping[str, Any]) -> Piece | None:

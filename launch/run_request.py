@@ -88,11 +88,11 @@ def resuming(run: Run) -> Request:
 def as_it_was(run: Run) -> Submitted | None:
     """Return a run with the code and folder of its latest attempt; None where its directory does not have them."""
     code = run.described["code"]
-    wanted = {CODE: code["bundle"], **({FOLDER: code["folder"]} if "folder" in code else {})}
-    texts = run.directory.read_texts([*wanted])
-    bundles = map(Bundle.of_text, texts, wanted.values())
-    found = tuple(bundle for bundle in bundles if bundle is not None)
-    if len(found) < len(wanted):
+    hashes = {CODE: code["bundle"], **({FOLDER: code["folder"]} if "folder" in code else {})}
+    texts = run.directory.read_texts([*hashes])
+    bundles = map(Bundle.of_text, texts, hashes.values())
+    complete = tuple(bundle for bundle in bundles if bundle is not None)
+    if len(complete) < len(hashes):
         return None
     return Submitted(
         name=run.described["job"],
@@ -102,7 +102,7 @@ def as_it_was(run: Run) -> Submitted | None:
         metric_definitions=run.described["metric_definitions"],
         code={name: code[name] for name in ("git_commit", "git_dirty")},
         cwd=run.described["cwd"],
-        bundles=found,
+        bundles=complete,
     )
 
 
@@ -132,9 +132,12 @@ def work_out(request: Request, target: Target) -> Planned:
     """
     resume = request.resume
     command = _own_command(request)
-    framework, asked = request.framework, request.processes_per_host
+    framework, requested_processes = request.framework, request.processes_per_host
     if resume is not None:
-        framework, asked = resume.described.get("stack"), resume.described.get("processes_per_host")
+        framework, requested_processes = (
+            resume.described.get("stack"),
+            resume.described.get("processes_per_host"),
+        )
     job = request.submitted or command or jobs.find(request.job, framework)
     base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
     config = job.parse(request.arguments, base=base)
@@ -142,7 +145,7 @@ def work_out(request: Request, target: Target) -> Planned:
         config = _with_exports(job, config, target)
     runs.check_name(target.runs, request.name, resume.run_id if resume else None)
     if command is None:
-        per_host = plans.ranks_of_job(job.framework, target, asked)
+        per_host = plans.ranks_of_job(job.framework, target, requested_processes)
     else:
         per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
     _check(request, job, config, target, per_host)
@@ -188,27 +191,27 @@ def work_out(request: Request, target: Target) -> Planned:
         directory=directory,
         note=note,
         needs_environment=needs_environment,
-        processes_per_host=asked,
+        processes_per_host=requested_processes,
     )
 
 
 def _with_exports(job: Job, config: Any, target: Target) -> Any:
     """The options with the export's path where one that takes a model names a run."""
-    found = {
+    exports = {
         name: runs.export_of(target.runs, value)
         for name in getattr(job.config_module(), "FROM_RUNS", ())
         if (value := getattr(config, name)) is not None
     }
-    return dataclasses.replace(config, **{name: path for name, path in found.items() if path is not None})
+    return dataclasses.replace(config, **{name: path for name, path in exports.items() if path is not None})
 
 
 def _own_command(request: Request) -> Command | None:
-    given, resume = request.submitted, request.resume
-    config = given.options if given else resume.described["config"] if resume else None
-    job = given.name if given else resume.described["job"] if resume else request.job
+    submitted, resume = request.submitted, request.resume
+    config = submitted.options if submitted else resume.described["config"] if resume else None
+    job = submitted.name if submitted else resume.described["job"] if resume else request.job
     if config is None or job != run_directory.OWN_COMMAND:
         return request.command
-    return of_run(config, given.bundles[1] if given else None)
+    return of_run(config, submitted.bundles[1] if submitted else None)
 
 
 def _container(
@@ -230,7 +233,7 @@ def _check(
     has_rank_a_device = job.framework in plans.RANK_A_CHIP
     devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
     problems = job.problems(config, devices=devices)
-    problems += [f"{asked}: {why}" for url, asked in _urls_of(config) if (why := unreadable(url))]
+    problems += [f"{option}: {reason}" for url, option in _urls_of(config) if (reason := unreadable(url))]
     if not problems:
         unread = _unread_buckets(config, target)
         if unread and all(error.is_outage for error in unread):
@@ -262,20 +265,20 @@ def _urls_of(config: Any) -> list[tuple[str, str]]:
 def _unread_buckets(config: Any, target: Target) -> list[HostError]:
     """Return why the bucket of the runs cannot be read, and those in options where the hosts have this machine's
     rights."""
-    wanted = [(target.runs_url, target.runs_url)] if is_url(target.runs_url) else []
-    wanted += _urls_of(config) if target.capabilities.shares_files else []
-    if not wanted:
+    places = [(target.runs_url, target.runs_url)] if is_url(target.runs_url) else []
+    places += _urls_of(config) if target.capabilities.shares_files else []
+    if not places:
         return []
 
-    def problem(url: str, asked: str) -> HostError | None:
+    def problem(url: str, option: str) -> HostError | None:
         try:
-            remote_files.reach(url, asked, one_object=url != target.runs_url)
+            remote_files.reach(url, option, one_object=url != target.runs_url)
         except HostError as error:
             return error
         return None
 
-    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
-        return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
+    with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
+        return [found for found in pool.map(problem, *zip(*places, strict=True)) if found]
 
 
 def _data_problems(request: Request, job: Job, config: Any, target: Target) -> list[str]:
@@ -366,8 +369,8 @@ class Command:
                 f"--resume {run.run_id}: {workdir} is not there, and {run.directory.path(FOLDER)} does not have it; "
                 "make the folder again, or start a new run"
             )
-        said = f"{workdir} is not there: the command goes on with the folder as it was last sent"
-        return kept, said
+        note = f"{workdir} is not there: the command goes on with the folder as it was last sent"
+        return kept, note
 
     def planned(self, target: Target, folder: Bundle, python: str, *, in_container: bool) -> OwnCommand:
         """Return what the plan says of it. python: the framework's interpreter on the hosts.
@@ -375,8 +378,8 @@ class Command:
         Raises:
             RequestError: the folder lacks what the words name.
         """
-        if found := problems(self.config, folder, target, python, in_container=in_container):
-            raise RequestError("\n".join(found))
+        if mistakes := problems(self.config, folder, target, python, in_container=in_container):
+            raise RequestError("\n".join(mistakes))
         return OwnCommand(
             folder_sha256=folder.sha256,
             python=python,
@@ -434,9 +437,11 @@ def asked_for(
     Raises:
         RequestError: a word or a folder is missing, or there is no such framework.
     """
-    known = image_frameworks()
-    if framework and framework not in known:
-        raise RequestError(f'--framework: "{framework}" is not a framework; choose one of {", ".join(known)}')
+    frameworks = image_frameworks()
+    if framework and framework not in frameworks:
+        raise RequestError(
+            f'--framework: "{framework}" is not a framework; choose one of {", ".join(frameworks)}'
+        )
     if not words:
         raise RequestError(
             f"--workdir {workdir}: say what to run there, as in: fab train --workdir {workdir} -- python …"
@@ -468,24 +473,24 @@ def asked_for(
 def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_container: bool) -> list[str]:
     """Return what is wrong with the command, as far as this machine can know. python: the interpreter on the hosts."""
     program = config.words[0]
-    found = []
+    mistakes = []
     if program in PYTHONS:
         script = next((word for word in config.words[1:] if not word.startswith("-")), None)
         if script is not None and script.endswith(".py") and not script.startswith("/"):
-            found += _missing(script, config, folder)
+            mistakes += _missing(script, config, folder)
     elif "/" in program and not program.startswith("/"):
-        found += _missing(program, config, folder)
+        mistakes += _missing(program, config, folder)
         there = Path(config.workdir) / program
-        if not found and there.exists() and not os.access(there, os.X_OK):
-            found.append(
+        if not mistakes and there.exists() and not os.access(there, os.X_OK):
+            mistakes.append(
                 f"-- {program}: may not be executed; `chmod +x` it, or name its interpreter before it"
             )
     elif target.capabilities.shares_files and not in_container:
         path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
         is_made = os.path.exists(python)  # a framework's environment is made later
         if is_made and program not in PIPS and shutil.which(program, path=path) is None:
-            found.append(_no_program(config))
-    return found
+            mistakes.append(_no_program(config))
+    return mistakes
 
 
 OF_A_SHELL = ("cd", "export", "source", "set", "ulimit")
@@ -511,9 +516,9 @@ def _missing(name: str, config: Config, folder: Bundle) -> list[str]:
     if str(Path(name)) in folder.names:
         return []
     place = Path(name)
-    for each in (place, *place.parents):
-        if reason := folder.left_out.get(str(each)):
-            return [f"-- {name}: {each} is not sent ({reason})"]
+    for parent in (place, *place.parents):
+        if reason := folder.left_out.get(str(parent)):
+            return [f"-- {name}: {parent} is not sent ({reason})"]
     if (Path(config.workdir) / name).exists():
         return [
             f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; change .gitignore"

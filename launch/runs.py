@@ -277,94 +277,94 @@ def cannot_be_read(unreadable: Mapping[str, str]) -> list[str]:
     return [*lines[:MOST_UNREADABLE], *([f"and {more} others cannot be read"] if more > 0 else [])]
 
 
-def find(folder: RunsFolder, wanted: str) -> Run:
-    """Return the run that `wanted` means: an id, the beginning or end of one, a name given with --name, "latest", or
+def find(folder: RunsFolder, name: str) -> Run:
+    """Return the run that `name` means: an id, the beginning or end of one, a name given with --name, "latest", or
     "latest:JOB".
 
     Raises:
         RequestError: no run fits, or more than one does.
     """
-    exact = read(folder.directory(wanted)) if RUN_ID.match(wanted) else None
+    exact = read(folder.directory(name)) if RUN_ID.match(name) else None
     if exact is not None:
         return exact
     listing = survey(folder)
     runs, unreadable = listing.runs, listing.unreadable
     if not runs:
-        none = f'"{wanted}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
+        none = f'"{name}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
         raise RequestError(none + "".join(f"\n  {line}" for line in cannot_be_read(unreadable)))
-    if wanted == LATEST:
-        return newest(listing, wanted) or runs[0]
-    if wanted.startswith(LATEST_OF):
-        return _latest_of(folder, listing, wanted)
-    fitting = [run for run in runs if run.described.get("name") == wanted]
-    fitting = fitting or [run for run in runs if wanted and _fits(run.run_id, wanted)]
-    if not fitting and wanted and (bad := [run_id for run_id in unreadable if _fits(run_id, wanted)]):
-        raise RequestError(f'"{wanted}": {bad[0]} cannot be read: {unreadable[bad[0]]}')
+    if name == LATEST:
+        return newest(listing, name) or runs[0]
+    if name.startswith(LATEST_OF):
+        return _latest_of(folder, listing, name)
+    fitting = [run for run in runs if run.described.get("name") == name]
+    fitting = fitting or [run for run in runs if name and _fits(run.run_id, name)]
+    if not fitting and name and (bad := [run_id for run_id in unreadable if _fits(run_id, name)]):
+        raise RequestError(f'"{name}": {bad[0]} cannot be read: {unreadable[bad[0]]}')
     if not fitting:
         several = ", ".join(run.run_id for run in runs[:5])
-        raise RequestError(f'"{wanted}" is not a run in {folder.url}; the newest are {several}')
+        raise RequestError(f'"{name}" is not a run in {folder.url}; the newest are {several}')
     if len(fitting) > 1:
         raise RequestError(
-            f'"{wanted}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
+            f'"{name}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
         )
     return fitting[0]
 
 
 def newest(
-    listing: Listing, wanted: str, *, of: Collection[str] = (), fits: Callable[[Run], bool] = lambda _: True
+    listing: Listing, name: str, *, of: Collection[str] = (), fits: Callable[[Run], bool] = lambda _: True
 ) -> Run | None:
     """Return the newest run that fits, None if there is none; say beside it which may be newer and cannot be read.
 
-    wanted: the word that means it. of: the jobs that are meant; none: any.
+    name: the word that means it. of: the jobs that are meant; none: any.
     """
     run = next((run for run in listing.runs if (not of or run.described["job"] in of) and fits(run)), None)
     if run is None:
         return None
     started = re.sub("[^0-9]", "", run.described["attempts"][-1]["started"])
-    for run_id, why in listing.unreadable.items():
+    for run_id, reason in listing.unreadable.items():
         job, day, second, _ = run_id.rsplit("-", 3)
         if day + second > started and (not of or job in of):
-            text = f"{wanted} is {run.run_id}; {run_id} may be newer, and cannot be read: {why}"
+            text = f"{name} is {run.run_id}; {run_id} may be newer, and cannot be read: {reason}"
             print(text, file=sys.stderr, flush=True)
     return run
 
 
-def _fits(run_id: str, wanted: str) -> bool:
-    return run_id.startswith(wanted) or run_id.endswith(wanted)
+def _fits(run_id: str, name: str) -> bool:
+    return run_id.startswith(name) or run_id.endswith(name)
 
 
-def export_of(folder: RunsFolder, wanted: str) -> str | None:
-    """Return the export of the run that "latest:JOB" or the id of a run means; None where `wanted` is neither.
+def export_of(folder: RunsFolder, name: str) -> str | None:
+    """Return the export of the run that "latest:JOB" or the id of a run means; None where `name` is neither.
 
     Raises:
         RequestError: there is no such run, or it has no export yet.
     """
-    if wanted.startswith(LATEST_OF):
-        run = _latest_of(folder, survey(folder), wanted)
-    elif RUN_ID.match(wanted):
-        run = find(folder, wanted)
+    if name.startswith(LATEST_OF):
+        run = _latest_of(folder, survey(folder), name)
+    elif RUN_ID.match(name):
+        run = find(folder, name)
     else:
         return None
     require_export(run)
     return run.directory.path(run_directory.EXPORT)
 
 
-def _latest_of(folder: RunsFolder, listing: Listing, wanted: str) -> Run:
+def _latest_of(folder: RunsFolder, listing: Listing, name: str) -> Run:
     """Return the newest complete run of the job in "latest:JOB", of all runs in the folder.
 
     Raises:
         RequestError: there is none.
     """
-    job = wanted.removeprefix(LATEST_OF)
-    found = newest(listing, wanted, of=[job], fits=lambda run: (run.result or {}).get("outcome") == "done")
+    job = name.removeprefix(LATEST_OF)
+    found = newest(listing, name, of=[job], fits=lambda run: (run.result or {}).get("outcome") == "done")
     if found is None:
         from launch import jobs  # only here: `fab runs` does without
 
-        known = jobs.names()
+        job_names = jobs.names()
         raise RequestError(
-            f"{wanted}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"
-            if job in known
-            else f'{wanted}: "{job}" is not a job; choose one of {", ".join(known)}{did_you_mean(job, known)}'
+            f"{name}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"
+            if job in job_names
+            else f'{name}: "{job}" is not a job; choose one of {", ".join(job_names)}{did_you_mean(job, job_names)}'
         )
     return found
 
@@ -404,10 +404,10 @@ def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> 
             f"--name {name!r}: a name has 1 to 100 letters, digits, dots, dashes, underlines and blanks, and begins "
             "and ends with a letter or a digit"
         )
-    others = [run for run in list_runs(folder) if run.described.get("name") == name and run.run_id != own]
-    if others:
+    namesakes = [run for run in list_runs(folder) if run.described.get("name") == name and run.run_id != own]
+    if namesakes:
         raise RequestError(
-            f"--name {name}: {others[0].run_id} has this name already; choose another one, or go on with that run: "
+            f"--name {name}: {namesakes[0].run_id} has this name already; choose another one, or go on with that run: "
             f"`fab train --resume {shlex.quote(name)}`"
         )
 
@@ -469,18 +469,18 @@ class Look:
         return any("pod" in entry for entry in self.processes)
 
 
-def state_by(run: Run, known: Look) -> State:
+def state_by(run: Run, look: Look) -> State:
     """Return what the run is doing now."""
     return state(
-        run, known.of(run).processes, unanswered=len(known.errors), knowing=known.knowing, now_s=time.time()
+        run, look.of(run).processes, unanswered=len(look.errors), knowing=look.knowing, now_s=time.time()
     )
 
 
-def may_be_restarted(run: Run, known: Look, state: State) -> bool:
+def may_be_restarted(run: Run, look: Look, state: State) -> bool:
     """Return whether a run that seems to have ended may go on: what starts it again is not heard now."""
     code = (run.current_result() or {}).get("exit_code")
     is_over = state in ("done", "stopped") or (state == "failed" and code == WRONG_REQUEST)
-    return not is_over and bool(known.errors) and run.begins_again
+    return not is_over and bool(look.errors) and run.begins_again
 
 
 def progress(run: Run, unread: Unread | None = None) -> tuple[int, dict[str, Any]]:
@@ -497,8 +497,8 @@ def figure(run: Run, latest: Mapping[str, Any]) -> str:
     result, shown = run.current_result(), run.metrics.progress[:1]
     order = (run.metrics.headline, *shown) if result else (*shown, run.metrics.headline)
     values = {**latest, **(result or {})}
-    known = ((name, finite(values.get(name))) for name in order)
-    return next((run.metrics.get(name).named(value) for name, value in known if value is not None), "")
+    figures = ((name, finite(values.get(name))) for name in order)
+    return next((run.metrics.get(name).named(value) for name, value in figures if value is not None), "")
 
 
 def age(run: Run, now_s: float | None = None) -> str:

@@ -146,8 +146,8 @@ class Target:
     @property
     def peak_flops_per_s(self) -> float | None:
         """Of one device in bfloat16, as the catalogue has it; None where that is no TPU, or not known."""
-        known = in_catalogue(self.slice.accelerator_type) if self.platform == "tpu" else None
-        return known.peak_bf16_flops_per_s / known.devices if known else None
+        entry = in_catalogue(self.slice.accelerator_type) if self.platform == "tpu" else None
+        return entry.peak_bf16_flops_per_s / entry.devices if entry else None
 
     @property
     def part_of_tpu(self) -> str | None:
@@ -157,19 +157,19 @@ class Target:
         """
         if self.platform != "tpu" or self.capabilities.shares_host:
             return None
-        there, type_name = len(self.slice.hosts), self.slice.accelerator_type
-        known = in_catalogue(type_name)
-        whole = known.hosts * self.slice.count if known else there
-        if len(self.hosts) < there:
+        count, type_name = len(self.slice.hosts), self.slice.accelerator_type
+        entry = in_catalogue(type_name)
+        whole = entry.hosts * self.slice.count if entry else count
+        if len(self.hosts) < count:
             return (
-                f"--hosts: {len(self.hosts)} of the {there} hosts of {self.slice.name}, and the TPU's runtime waits "
+                f"--hosts: {len(self.hosts)} of the {count} hosts of {self.slice.name}, and the TPU's runtime waits "
                 "for all of them; leave --hosts out, or take a smaller slice (tpu-stack:slices). `fab run`, `put`, "
                 "`get` and `ssh` take a part"
             )
-        if there < whole:
+        if count < whole:
             return (
                 f"the slice {self.slice.name} ({type_name}) has {whole} hosts, and the TPU's runtime waits for all of "
-                f"them; the inventory has {there}: `pulumi up --refresh` finds the others"
+                f"them; the inventory has {count}: `pulumi up --refresh` finds the others"
             )
         return None
 

@@ -122,8 +122,8 @@ def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
             for step in steps:
                 done = subprocess.run(step, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False)
                 if done.returncode != 0:
-                    said = (done.stderr or done.stdout).strip()[-2000:]
-                    raise RequestError(f"{home}: the environment could not be made:\n{said}")
+                    output = (done.stderr or done.stdout).strip()[-2000:]
+                    raise RequestError(f"{home}: the environment could not be made:\n{output}")
             (home / WHOLE).touch()
     except Timeout:
         raise RequestError(f"{home}: another process has been making it for {spoken(MAKE_LIMIT_S)}") from None

@@ -174,8 +174,8 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
 def gpus(environ: Mapping[str, str], nodes: Sequence[str]) -> int:
     """Return how many GPUs this machine lets its processes see; 1 where that is none, which the preflight finds."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    seen = len(nodes) if chosen is None else len([each for each in chosen.split(",") if each.strip()])
-    return max(1, min(seen, len(nodes)))
+    visible = len(nodes) if chosen is None else len([index for index in chosen.split(",") if index.strip()])
+    return max(1, min(visible, len(nodes)))
 
 
 def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
@@ -183,14 +183,14 @@ def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
     return agents_here([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
 
 
-def _place(runs: str, said: str) -> dict[str, Any]:
+def _place(runs: str, option: str) -> dict[str, Any]:
     """Return where runs are kept, and how this machine reaches them.
 
     Raises:
         RequestError: it is a URL of a kind that runs are not kept at, or a path that is all but a URL.
     """
     if problem := unwritable(runs):
-        raise RequestError(f"{said} {runs}: {problem}")
+        raise RequestError(f"{option} {runs}: {problem}")
     runs = runs.removeprefix("file://")
     if is_url(runs):
         from launch.remote_files import Buckets

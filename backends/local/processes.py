@@ -28,15 +28,15 @@ class LocalTransport:
         def run() -> Completed:
             process = _LocalProcess(argv, subprocess.PIPE if stdin else subprocess.DEVNULL)
             try:
-                said = process.popen.communicate(stdin.encode() if stdin else None, timeout=timeout_s)
+                outputs = process.popen.communicate(stdin.encode() if stdin else None, timeout=timeout_s)
             except subprocess.TimeoutExpired:
-                said, code = (b"", f"not done within {timeout_s:g} s".encode()), None
+                outputs, code = (b"", f"not done within {timeout_s:g} s".encode()), None
             else:
                 code = process.popen.returncode
             finally:
                 process.end()
                 process.close()
-            stdout, stderr = (text.decode(errors="replace") for text in said)
+            stdout, stderr = (text.decode(errors="replace") for text in outputs)
             return Completed(exit_code=code, stdout=stdout, stderr=stderr)
 
         return in_thread(run)
@@ -158,9 +158,9 @@ def copy_folder(source: Path, target: Path, *, follow_links: bool) -> None:
             source, target, not follow_links, ignore, copy_function=_copy_file, dirs_exist_ok=True
         )
     except shutil.Error as error:  # of each file that could not be copied: from, to, why
-        why = [*dict.fromkeys(str(said) for _, _, said in error.args[0])]
-        more = f"; and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
-        raise OSError("; ".join(why[:MOST_NAMED]) + more) from None
+        reasons = [*dict.fromkeys(str(reason) for _, _, reason in error.args[0])]
+        more = f"; and {len(reasons) - MOST_NAMED} more" if len(reasons) > MOST_NAMED else ""
+        raise OSError("; ".join(reasons[:MOST_NAMED]) + more) from None
 
 
 def _refuse_circles(folder: str, names: list[str]) -> set[str]:

@@ -89,10 +89,18 @@ def may(ask: Callable[[str, str, Object | None], Mapping[str, Any]], namespace: 
     allow, so each is asked for by itself. ask: of a `Connection`."""
     group, whole, verb = right
     resource, _, part = whole.partition("/")
-    wanted = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": part}
+    attributes = {
+        "namespace": namespace,
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": part,
+    }
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    return bool(ask("POST", path, {**review, "spec": {"resourceAttributes": wanted}})["status"]["allowed"])
+    return bool(
+        ask("POST", path, {**review, "spec": {"resourceAttributes": attributes}})["status"]["allowed"]
+    )
 
 
 class Connection:
@@ -134,18 +142,18 @@ class Connection:
             RequestError: this machine knows no such cluster.
         """
         limits_s = (CONNECT_LIMIT_S, ANSWER_LIMIT_S)
-        found = self._asked(
+        answer = self._asked(
             path, method, query, body=body, content=content, response_type="object", _request_timeout=limits_s
         )
-        if not isinstance(found, dict):  # a page of something between
-            raise self._unreachable(f"what answers is no API server: {_line(found)}")
-        return found
+        if not isinstance(answer, dict):  # a page of something between
+            raise self._unreachable(f"what answers is no API server: {_line(answer)}")
+        return answer
 
     def events(self, path: str, **query: str) -> Iterator[Object]:
         """Begin a watch; return its events as they come, until the API server ends it. Raises ApiError."""
         limits_s = (CONNECT_LIMIT_S, WATCH_SILENCE_S)
-        asked = {**query, "watch": "1"}
-        answer = self._asked(path, "GET", asked, _preload_content=False, _request_timeout=limits_s)
+        parameters = {**query, "watch": "1"}
+        answer = self._asked(path, "GET", parameters, _preload_content=False, _request_timeout=limits_s)
 
         def told() -> Iterator[Object]:
             left = b""
@@ -198,9 +206,9 @@ class Connection:
                 tunnel = self._channel(stream.portforward, call, pod, ports=str(port))
                 with contextlib.closing(tunnel):
                     far = tunnel.socket(port)
-                    there = in_thread(functools.partial(_pump, near, far))
+                    sending = in_thread(functools.partial(_pump, near, far))
                     _pump(far, near)
-                    there.result()
+                    sending.result()
 
         def serve() -> None:
             with contextlib.suppress(OSError):  # the listener is closed
@@ -262,25 +270,25 @@ class Connection:
 
     def _refused(self, error: Any) -> ApiError:
         if not error.status:  # it has said nothing; the client tells the reason in words
-            what, _, of_tls = str(error.reason).partition("SSLError\n")
-            return self._unreachable(of_tls) if of_tls else ApiError(host=self.name, reason=_line(what))
+            prefix, _, of_tls = str(error.reason).partition("SSLError\n")
+            return self._unreachable(of_tls) if of_tls else ApiError(host=self.name, reason=_line(prefix))
         try:
-            said = json.loads(error.body)["message"]
+            message = json.loads(error.body)["message"]
         except (ValueError, KeyError, TypeError):
-            said = error.reason or "no reason given"
+            message = error.reason or "no reason given"
         remedy = {
             401: "log in again, as its kubeconfig wants it; on GKE `gcloud auth application-default login`",
             FORBIDDEN: "have it granted in the cluster (docs/kubernetes.md)",
         }.get(error.status, "")
-        return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=error.status)
+        return ApiError(host=self.name, reason=_line(message), remedy=remedy, status=error.status)
 
-    def _unreachable(self, said: str) -> ApiError:
-        said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", said)
+    def _unreachable(self, message: str) -> ApiError:
+        message = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", message)
         # Where the client cannot be made, that is what is told.
         host = self._client.configuration.host if "_client" in self.__dict__ else self.cluster.endpoint
         return ApiError(
             host=self.name,
-            reason=f"its API server{f' {host}' if host else ''} cannot be reached ({said})",
+            reason=f"its API server{f' {host}' if host else ''} cannot be reached ({message})",
             remedy="see that this machine may reach it",
         )
 
@@ -289,14 +297,14 @@ class Connection:
         import kubernetes.client
 
         with _LOADING:
-            made = kubernetes.client.Configuration()
-            (_use_kubeconfig if self.cluster.endpoint is None else _use_google)(self.cluster, made)
-        host = urllib.parse.urlsplit(made.host).hostname or ""
+            configuration = kubernetes.client.Configuration()
+            (_use_kubeconfig if self.cluster.endpoint is None else _use_google)(self.cluster, configuration)
+        host = urllib.parse.urlsplit(configuration.host).hostname or ""
         is_here = host in ("localhost", "::1") or host.startswith("127.")
         if is_here or urllib.request.proxy_bypass(host):  # the client forgets what NO_PROXY says
-            made.proxy = None
-        made.retries, made.connection_pool_maxsize = False, MOST_CONNECTIONS
-        return kubernetes.client.ApiClient(made)
+            configuration.proxy = None
+        configuration.retries, configuration.connection_pool_maxsize = False, MOST_CONNECTIONS
+        return kubernetes.client.ApiClient(configuration)
 
 
 PLACES = {
@@ -310,19 +318,19 @@ PLACES = {
 }
 
 
-def _use_kubeconfig(cluster: Cluster, made: Any) -> None:
+def _use_kubeconfig(cluster: Cluster, configuration: Any) -> None:
     """Complete the client's configuration by a context of a kubeconfig. Raises RequestError: there is no such."""
     import kubernetes.config
     import yaml
 
     path = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None
     try:
-        kubernetes.config.load_kube_config(path, cluster.context, made, persist_config=False)
+        kubernetes.config.load_kube_config(path, cluster.context, configuration, persist_config=False)
     except (kubernetes.config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
-        where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        source = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         context = f" context {cluster.context}" if cluster.context else ""
         raise RequestError(
-            f"tpu-stack:cluster: {where}:{context} cannot be used ({_line(error)}); "
+            f"tpu-stack:cluster: {source}:{context} cannot be used ({_line(error)}); "
             "`kubectl config get-contexts` lists what there is"
         ) from None
 
@@ -355,9 +363,9 @@ def _use_google(cluster: Cluster, made: Any) -> None:
     made.refresh_api_key_hook = authorize
 
 
-def _line(said: object) -> str:
-    lines = str(said).strip().splitlines()
-    return lines[0][:500] if lines else type(said).__name__
+def _line(message: object) -> str:
+    lines = str(message).strip().splitlines()
+    return lines[0][:500] if lines else type(message).__name__
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
@@ -441,7 +449,7 @@ class Watch:
         answer = self._connection.get(self._path, labelSelector=self._labels)
         kind = answer["kind"].removesuffix("List")
         with self._changed:
-            fresh = {each["metadata"]["uid"]: {"kind": kind, **each} for each in answer["items"]}
+            fresh = {item["metadata"]["uid"]: {"kind": kind, **item} for item in answer["items"]}
             for uid in self._found.keys() - fresh.keys():
                 self._forget(uid, self._found[uid])
             self._found, self._error, self._is_known = fresh, None, True
@@ -460,22 +468,22 @@ class Watch:
         for event in events:
             self._take(event["type"], event["object"])
 
-    def _take(self, what: str, found: Object) -> None:
-        if what == "ERROR":
+    def _take(self, kind: str, item: Object) -> None:
+        if kind == "ERROR":
             raise ApiError(
-                host=self._connection.name, reason=found.get("message", ""), status=found.get("code", 500)
+                host=self._connection.name, reason=item.get("message", ""), status=item.get("code", 500)
             )
-        uid = found["metadata"].get("uid", "")
+        uid = item["metadata"].get("uid", "")
         with self._changed:
-            if what == "DELETED":
+            if kind == "DELETED":
                 self._found.pop(uid, None)
-                self._forget(uid, found)
-            elif what != "BOOKMARK":
-                self._found[uid] = found
-            self._note(found["metadata"]["resourceVersion"])
+                self._forget(uid, item)
+            elif kind != "BOOKMARK":
+                self._found[uid] = item
+            self._note(item["metadata"]["resourceVersion"])
 
-    def _forget(self, uid: str, found: Object) -> None:
-        self._gone[uid] = found
+    def _forget(self, uid: str, item: Object) -> None:
+        self._gone[uid] = item
         while len(self._gone) > REMEMBERED:
             del self._gone[next(iter(self._gone))]
 

@@ -92,8 +92,8 @@ class ClusterRuns:
         """Return the pod of a run's process, which runs. Raises HostError: it does not."""
         pod = self.of(run_id).pods.get(index)
         if pod is None or "running" not in main_of(pod):
-            why = "the cluster has no pod of it" if pod is None else trouble(pod) or "its pod does not run"
-            raise HostError(host=f"process {index}", reason=why, remedy="`fab status` says how the run is")
+            reason = "the cluster has no pod of it" if pod is None else trouble(pod) or "its pod does not run"
+            raise HostError(host=f"process {index}", reason=reason, remedy="`fab status` says how the run is")
         return pod
 
     def in_vain_s(self, pod: Object) -> float:
@@ -130,14 +130,16 @@ class ClusterRuns:
         now = self.of(run_id)
         if now.begins_pods and not self._is_stuck(now):
             return None
-        said = [str(now.verdict.get("message") or now.verdict["reason"])] if now.verdict else []
-        said += [TOO_LATE] if self._has_missed_its_time(now) else []
-        said += [
-            f"process {index}: {found}" for index, pod in sorted(now.pods.items()) if (found := trouble(pod))
+        reasons = [str(now.verdict.get("message") or now.verdict["reason"])] if now.verdict else []
+        reasons += [TOO_LATE] if self._has_missed_its_time(now) else []
+        reasons += [
+            f"process {index}: {reason}"
+            for index, pod in sorted(now.pods.items())
+            if (reason := trouble(pod))
         ]
-        if said and now.begins_pods and now.work is not None:
+        if reasons and now.begins_pods and now.work is not None:
             self.remove(run_id, wait_s=REMOVE_LIMIT_S, uid=now.work["metadata"]["uid"])
-        return "; ".join(said) or None
+        return "; ".join(reasons) or None
 
     def session(self, pod: Object) -> _Session:
         with self._lock:
@@ -161,14 +163,14 @@ class ClusterRuns:
         """Answer the verb `logs` from the run directory, where its pod cannot. Raises HostError."""
         name = run_directory.log(request["attempt"], request["process_id"])
         place = (f"{self._url}/{request['run_id']}", name)
-        (found,) = self._files.read_inside([place], [request["offset"]], request["limit_bytes"])
-        if found is None or found.error is not None:
+        (piece,) = self._files.read_inside([place], [request["offset"]], request["limit_bytes"])
+        if piece is None or piece.error is not None:
             raise HostError(
                 host="", reason="its pod is gone, and its log did not come into the run directory"
             )
-        text = found.data.decode(errors="replace")
-        told = {"offset": found.offset, "next_offset": found.next_offset, "size": found.size}
-        return {"text": text, **told}
+        text = piece.data.decode(errors="replace")
+        position = {"offset": piece.offset, "next_offset": piece.next_offset, "size": piece.size}
+        return {"text": text, **position}
 
     def remove(self, run_id: str, *, wait_s: float, uid: str | None = None) -> None:
         """Take away all that the cluster has of a run. uid: only of this Job or JobSet, and of none that was made under
@@ -179,8 +181,8 @@ class ClusterRuns:
         Raises:
             ApiError: it cannot be done.
         """
-        how: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
-        how |= {} if uid is None else {"preconditions": {"uid": uid}}
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        options |= {} if uid is None else {"preconditions": {"uid": uid}}
 
         def ask() -> None:
             for kind in reversed(WORKS):
@@ -188,7 +190,7 @@ class ClusterRuns:
                 if kind == "jobsets":  # who has no right to any has none
                     passed_over.append(FORBIDDEN)
                 with unless(*passed_over):
-                    self.connection.ask("DELETE", self.connection.path(kind, name_of(run_id)), how)
+                    self.connection.ask("DELETE", self.connection.path(kind, name_of(run_id)), options)
 
         patiently(ask, limit_s=wait_s)
 
@@ -209,7 +211,9 @@ class ClusterRuns:
         while True:
             now = patiently(lambda: self.of(run_id), limit_s=until_s - time.monotonic())
             left = (
-                now.pods if index is None else {each: pod for each, pod in now.pods.items() if each == index}
+                now.pods
+                if index is None
+                else {number: pod for number, pod in now.pods.items() if number == index}
             )
             if not any(is_alive(pod) for pod in left.values()) and (index is not None or now.work is None):
                 last = seen([], pods.gone()).get(run_id, now).pods
@@ -294,7 +298,7 @@ class _Session:
     """The agent in a pod, which answers a line with a line; started at the first question."""
 
     def __init__(self, connection: Connection, pod: Object) -> None:
-        (main,) = (each for each in pod["spec"]["containers"] if each["name"] == CONTAINER)
+        (main,) = (container for container in pod["spec"]["containers"] if container["name"] == CONTAINER)
         code = next(word for word in main["command"] if word.endswith(AGENT))
         argv = ["python", "-S", "-E", "-c", SESSION, code.removesuffix(f"/{AGENT}")]
         name = pod["metadata"]["name"]
@@ -322,8 +326,8 @@ class _Session:
             except (websocket.WebSocketException, OSError) as error:
                 self._program = None
                 raise HostError(host="", reason=f"the connection to its pod was lost ({error})") from None
-        found: dict[str, Any] = json.loads(answer)
-        if not found["ok"]:
-            fault = found["error"]
+        response: dict[str, Any] = json.loads(answer)
+        if not response["ok"]:
+            fault = response["error"]
             raise HostError(host="", reason=fault["message"], remedy=fault.get("remedy") or "")
-        return found
+        return response

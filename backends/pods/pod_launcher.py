@@ -123,8 +123,8 @@ class PodLauncher:
         self._require_rights(manifests.rights(several=kind == "jobsets"))
         self._require_namespace()
         for manifest in manifests.manifests(plan, dataclasses.replace(self.options, suspended=True)):
-            made = self._create(manifest, dryRun="All")
-            queue = (made["metadata"].get("labels") or {}).get(manifests.QUEUE_LABEL)
+            accepted = self._create(manifest, dryRun="All")
+            queue = (accepted["metadata"].get("labels") or {}).get(manifests.QUEUE_LABEL)
             if queue != self.options.queue and manifest["kind"] in ("Job", "JobSet"):
                 raise RequestError(
                     f"{self._connection.name}: Kueue puts every run of the namespace "
@@ -137,22 +137,22 @@ class PodLauncher:
         needed = {"jobset.x-k8s.io": "JobSet, which runs on several slices need"} if kind == "jobsets" else {}
         if self.options.queue:
             needed["kueue.x-k8s.io"] = f"Kueue, which --queue {self.options.queue} needs"
-        for group, what in needed.items():
+        for group, purpose in needed.items():
             try:
                 self._connection.get(f"/apis/{group}")
             except ApiError as error:
                 if error.status != NOT_FOUND:
                     raise
                 raise RequestError(
-                    f"{self._connection.name} has no {what}; install it there (docs/kubernetes.md)"
+                    f"{self._connection.name} has no {purpose}; install it there (docs/kubernetes.md)"
                 ) from None
 
-    def _require_rights(self, wanted: Sequence[Right]) -> None:
+    def _require_rights(self, rights: Sequence[Right]) -> None:
         namespace = self._connection.cluster.namespace
         has = functools.partial(may, self._connection.ask, namespace)
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             missing = [
-                right for right, has_it in zip(wanted, pool.map(has, wanted), strict=True) if not has_it
+                right for right, has_it in zip(rights, pool.map(has, rights), strict=True) if not has_it
             ]
         if missing:
             named = ", ".join(f"{verb} {resource}" for _, resource, verb in missing)
@@ -165,16 +165,16 @@ class PodLauncher:
         """Make the namespace and the service account, where they are missing."""
         cluster = self._connection.cluster
         account = self._connection.path("serviceaccounts")
-        wanted = [("/api/v1/namespaces", "Namespace", cluster.namespace)]
-        wanted += [(account, "ServiceAccount", cluster.service_account)]
-        for path, kind, name in wanted:
-            made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": MANAGED_BY}}
+        objects = [("/api/v1/namespaces", "Namespace", cluster.namespace)]
+        objects += [(account, "ServiceAccount", cluster.service_account)]
+        for path, kind, name in objects:
+            manifest = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": MANAGED_BY}}
             try:
                 self._connection.get(f"{path}/{name}")
             except ApiError as error:
                 if error.status == NOT_FOUND:
                     with unless(CONFLICT):
-                        self._connection.ask("POST", path, made)
+                        self._connection.ask("POST", path, manifest)
                 elif error.status != FORBIDDEN:  # who may not look at it may be right that it is there
                     raise
 
@@ -255,12 +255,12 @@ class PodLauncher:
         """Return the object that has been made of this manifest by this launch, which its token shows."""
         metadata = manifest["metadata"]
         selector = f"{RUN_LABEL}={metadata['labels'][RUN_LABEL]}"
-        for found in self._connection.get(self._connection.path(_kind(manifest)), labelSelector=selector)[
+        for item in self._connection.get(self._connection.path(_kind(manifest)), labelSelector=selector)[
             "items"
         ]:
-            annotations = found["metadata"].get("annotations") or {}
+            annotations = item["metadata"].get("annotations") or {}
             if annotations.get(LAUNCH_TOKEN) == metadata["annotations"][LAUNCH_TOKEN]:
-                return {**manifest, **found}
+                return {**manifest, **item}
         return None
 
     def _create(self, manifest: Object, **query: str) -> Object:
@@ -277,11 +277,11 @@ class PodLauncher:
             ) from None
 
     def _await_nodes(self, plan: Plan, say: Say) -> None:
-        began_s, told, was_there = time.monotonic(), [""], False
+        began_s, messages, was_there = time.monotonic(), [""], False
 
         def tell(text: str) -> None:
-            if text != told[-1]:
-                told.append(text)
+            if text != messages[-1]:
+                messages.append(text)
                 say(text)
 
         while True:
@@ -292,16 +292,18 @@ class PodLauncher:
                 return
             was_there = was_there or now.work is not None
             is_over = was_there and not now.begins_pods
-            why = self._why_waiting(now, waiting, is_over)
+            reasons = self._why_waiting(now, waiting, is_over)
             hosts = plan.target.hosts
             if is_over or left_s < 0:
                 limit = "" if is_over else f" within {spoken(self.wait_s)} (--wait)"
                 raise HostsError(
                     f"{len(waiting)} of {plan.processes} pods could not be placed{limit}; all were taken away again:",
-                    [HostError(host=hosts[index].name, reason=why[index]) for index in waiting],
+                    [HostError(host=hosts[index].name, reason=reasons[index]) for index in waiting],
                 )
-            if why[waiting[0]] != NOT_YET:
-                tell(f"waiting for {len(waiting)} of {plan.processes} pods to be placed: {why[waiting[0]]}")
+            if reasons[waiting[0]] != NOT_YET:
+                tell(
+                    f"waiting for {len(waiting)} of {plan.processes} pods to be placed: {reasons[waiting[0]]}"
+                )
             self._connection.watched("pods", OURS).wait(min(LOOK_S, max(0.1, left_s)))
 
     def _why_waiting(self, now: Seen, waiting: Sequence[int], is_over: bool) -> dict[int, str]:
@@ -315,8 +317,8 @@ class PodLauncher:
             of_work = f"the queue {self.options.queue} has not admitted it"
         elif any(index not in now.pods for index in waiting):
             of_work = self._last_warning(now.work) or NOT_YET
-        found = {index: trouble(pod) for index in waiting if (pod := now.pods.get(index)) is not None}
-        return {index: found.get(index) or of_work for index in waiting}
+        troubles = {index: trouble(pod) for index in waiting if (pod := now.pods.get(index)) is not None}
+        return {index: troubles.get(index) or of_work for index in waiting}
 
     def _last_warning(self, work: Object) -> str | None:
         name = work["metadata"]["name"]
@@ -325,7 +327,7 @@ class PodLauncher:
             items = self._connection.get(path, fieldSelector=f"involvedObject.name={name},type=Warning")[
                 "items"
             ]
-            latest = max(items, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
+            latest = max(items, key=lambda event: event["metadata"]["creationTimestamp"], default=None)
             # Before that it names the pod that was refused, which is another one at each try.
             return None if latest is None else str(latest["message"]).rpartition(" is forbidden: ")[2]
         return None

@@ -85,7 +85,14 @@ class Seen:
     def verdict(self) -> Object | None:
         """The condition by which the run is over for the cluster."""
         conditions = ((self.work or {}).get("status") or {}).get("conditions") or ()
-        return next((each for each in conditions if each["type"] in OVER and each["status"] == "True"), None)
+        return next(
+            (
+                condition
+                for condition in conditions
+                if condition["type"] in OVER and condition["status"] == "True"
+            ),
+            None,
+        )
 
     @property
     def begin_by_s(self) -> float:
@@ -95,25 +102,25 @@ class Seen:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return each process as an agent's `status` does, of the latest attempt (None). pod: its name, or None."""
-        found = (self._entry(index) for index in range(self.processes))
-        return [entry for entry in found if entry is not None]
+        entries = (self._entry(index) for index in range(self.processes))
+        return [entry for entry in entries if entry is not None]
 
     def _entry(self, index: int) -> dict[str, Any] | None:
         pod = self.pods.get(index)
-        told: dict[str, Any] = {"run_id": self.run_id, "process_id": index, "supervised": False}
-        told |= dict.fromkeys(("attempt", "pid", "code", "beat", "started", "ended", "reason"))
-        told["pod"] = pod and pod["metadata"]["name"]
+        entry: dict[str, Any] = {"run_id": self.run_id, "process_id": index, "supervised": False}
+        entry |= dict.fromkeys(("attempt", "pid", "code", "beat", "started", "ended", "reason"))
+        entry["pod"] = pod and pod["metadata"]["name"]
         if pod is None:
-            return {**told, "state": "starting"} if self.begins_pods else None
+            return {**entry, "state": "starting"} if self.begins_pods else None
         state, phase = main_of(pod), pod["status"].get("phase")
         over, is_over = state.get("terminated") or {}, phase in ("Succeeded", "Failed")
-        told |= {"code": over.get("exitCode"), "reason": trouble(pod)}
+        entry |= {"code": over.get("exitCode"), "reason": trouble(pod)}
         if "running" in state and not is_over:
             began_s = _time(state["running"]["startedAt"])
-            return {**told, "state": "running", "started": began_s, "supervised": True}
+            return {**entry, "state": "running", "started": began_s, "supervised": True}
         if phase == "Pending" or (phase != "Succeeded" and self.begins_pods):
-            return {**told, "state": "starting"}
-        return {**told, "state": "exited", "ended": _time(over.get("finishedAt"))}
+            return {**entry, "state": "starting"}
+        return {**entry, "state": "exited", "ended": _time(over.get("finishedAt"))}
 
 
 def seen(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, Seen]:
@@ -134,8 +141,8 @@ def seen(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, Seen]:
     }
 
 
-def _run(found: Object) -> str:
-    return str((found["metadata"].get("labels") or {}).get(RUN_LABEL, ""))
+def _run(item: Object) -> str:
+    return str((item["metadata"].get("labels") or {}).get(RUN_LABEL, ""))
 
 
 def _job_of(work: Object) -> tuple[Object, int]:
@@ -156,8 +163,8 @@ def _time(text: str | None) -> float | None:
 
 def main_of(pod: Object) -> Object:
     """Return the state of the container in which the run's process is."""
-    found = {each["name"]: each for each in pod["status"].get("containerStatuses") or ()}
-    state: Object = (found.get(CONTAINER) or {}).get("state") or {}
+    statuses = {status["name"]: status for status in pod["status"].get("containerStatuses") or ()}
+    state: Object = (statuses.get(CONTAINER) or {}).get("state") or {}
     return state
 
 
@@ -168,10 +175,10 @@ def _containers(pod: Object) -> Iterator[Object]:
 
 def waits_in_vain(pod: Object) -> str | None:
     """Return why a pod that has a node does not start, where it will not by itself."""
-    for each in _containers(pod):
-        waiting = each["state"].get("waiting") or {}
+    for container in _containers(pod):
+        waiting = container["state"].get("waiting") or {}
         if waiting.get("reason") in NO_START:
-            return f"{waiting['reason']}: {waiting.get('message') or each['image']}"
+            return f"{waiting['reason']}: {waiting.get('message') or container['image']}"
     return None
 
 
@@ -183,9 +190,9 @@ def trouble(pod: Object) -> str | None:
     for each in _containers(pod):
         over = each["state"].get("terminated") or {}
         if over.get("exitCode"):
-            said = over.get("message") or (over.get("reason") if over.get("reason") != "Error" else None)
-            why = said.strip().splitlines()[-1] if said else f"exit code {over['exitCode']}"
-            return why if each["name"] == CONTAINER else f"its code could not be had: {why}"
+            message = over.get("message") or (over.get("reason") if over.get("reason") != "Error" else None)
+            reason = message.strip().splitlines()[-1] if message else f"exit code {over['exitCode']}"
+            return reason if each["name"] == CONTAINER else f"its code could not be had: {reason}"
     for each in status.get("conditions") or ():
         is_unplaced = each["type"] == "PodScheduled" and each["status"] == "False"
         if is_unplaced or (each["type"] == "DisruptionTarget" and each["status"] == "True"):

@@ -212,13 +212,13 @@ def routes(inventory: Inventory, one_slice: Slice) -> tuple[Access, ...]:
         RequestError: a host cannot be reached in the way it says.
     """
     first: Access | None = None
-    found = []
+    accesses = []
     for host in one_slice.hosts:
         access = _route(inventory, one_slice, host, first)
         if first is None and host.reach == "iap":
             first = access
-        found.append(access)
-    return tuple(found)
+        accesses.append(access)
+    return tuple(accesses)
 
 
 def gateway_access(inventory: Inventory, gateway: Gateway) -> Access:
@@ -277,8 +277,8 @@ def _route(inventory: Inventory, one_slice: Slice, host: Host, first: Access | N
                 f'{inventory.stack} has none; write "direct" for a machine of your own'
             )
         tunnel = iap_tunnel(host.name, one_slice.zone, inventory.project, inside_port)
-        alone = access(proxy_command=tunnel)
-        return alone if first is None else access(through=first, otherwise=alone)
+        tunnelled = access(proxy_command=tunnel)
+        return tunnelled if first is None else access(through=first, otherwise=tunnelled)
     raise RequestError(
         f'{host.name}: reach "{host.reach}" is this machine by itself and needs no inventory: leave --stack out, '
         'or write "direct" to go there over SSH'

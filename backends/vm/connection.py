@@ -234,7 +234,7 @@ class Ssh:
                 _proxied(access, hop) as proxy,
                 asyncio.timeout(limits.connect_s + limits.login_s),
             ):
-                found = await asyncssh.get_server_host_key(
+                key = await asyncssh.get_server_host_key(
                     access.address,
                     access.port,
                     sock=proxy.socket if proxy else None,
@@ -248,9 +248,9 @@ class Ssh:
             raise access.no_connection(error) from None
         if proxy is not None:
             await proxy.stop()
-        if found is None:
+        if key is None:
             raise access.no_login(asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
-        return found
+        return key
 
     async def _once[T](self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` gives, asked once for all hosts; asked again after it failed."""
@@ -260,25 +260,25 @@ class Ssh:
             task.add_done_callback(_look_at)
         else:
             work.close()
-        found: T = await asyncio.shield(task)
-        return found
+        result: T = await asyncio.shield(task)
+        return result
 
     async def _close_all(self) -> None:
-        here = asyncio.current_task()
-        others = [task for task in asyncio.all_tasks() if task is not here]
+        current = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not current]
         open_now = [task.result() for task in self._opening.values() if task.done() and not _is_over(task)]
         for connection in open_now:
             connection.close()
-        for task in others:
+        for task in tasks:
             task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await asyncio.gather(*others, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
                 for connection in open_now:
                     await connection.wait_closed()
         for task in self._shared.values():
-            if task.done() and not _failed(task) and isinstance(found := task.result(), Identities):
-                await found.close()
+            if task.done() and not _failed(task) and isinstance(result := task.result(), Identities):
+                await result.close()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -344,8 +344,10 @@ def _pinned(access: Access) -> tuple[asyncssh.SSHKey, ...]:
 
 def _kinds(pinned: Sequence[asyncssh.SSHKey]) -> list[str]:
     """Of the host's keys a pinned one is asked for first; any other, so that it can be named when it is refused."""
-    wanted = {key.get_algorithm() for key in pinned}
-    return sorted(HOST_KEY_KINDS, key=lambda kind: kind.replace("rsa-sha2-512", "ssh-rsa") not in wanted)
+    pinned_kinds = {key.get_algorithm() for key in pinned}
+    return sorted(
+        HOST_KEY_KINDS, key=lambda kind: kind.replace("rsa-sha2-512", "ssh-rsa") not in pinned_kinds
+    )
 
 
 @contextlib.asynccontextmanager

@@ -52,8 +52,8 @@ def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None) -
     contained, bare = ways_of_running(target, runtime)
     lock = python_environment.needed(target, CHECKOUT) if bare else None
     reached = reach(target, say(console))
-    wanted = steps(target, with_comforts=with_comforts, contained=contained, bare=bare, lock=lock)
-    outcomes = _carry_out(target, wanted, lock, reached, say(console))
+    needed = steps(target, with_comforts=with_comforts, contained=contained, bare=bare, lock=lock)
+    outcomes = _carry_out(target, needed, lock, reached, say(console))
     console.print(table(outcomes))
     say(console)(verdict(outcomes))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
@@ -109,7 +109,7 @@ def _python(target: Target, modules: Sequence[str], lock: Lock | None) -> Step:
 
 def _carry_out(
     target: Target,
-    wanted: Sequence[Step],
+    needed: Sequence[Step],
     lock: Lock | None,
     reached: Sequence[HostError | None],
     tell: Say,
@@ -128,14 +128,14 @@ def _carry_out(
                 with telling:
                     tell(f"[{name}] {answer.step}: {answer.message}")
 
-        return Deployment(name, wanted, show, error).begin(target.transports[index])
+        return Deployment(name, needed, show, error).begin(target.transports[index])
 
-    begun = [begin(index, error) for index, error in enumerate(errors)]
+    deployments = [begin(index, error) for index, error in enumerate(errors)]
     try:
-        return [each.outcome() for each in begun]
+        return [deployment.outcome() for deployment in deployments]
     finally:
-        for each in begun:
-            each.end()
+        for deployment in deployments:
+            deployment.end()
 
 
 REACH_LIMIT_S = 180.0
@@ -152,27 +152,29 @@ def reach(target: Target, tell: Say, *, limit_s: float = REACH_LIMIT_S) -> list[
         HostsError: none does.
     """
     deadline = time.monotonic() + limit_s
-    found: list[HostError | None] = [None] * len(target.hosts)
+    errors_by_host: list[HostError | None] = [None] * len(target.hosts)
     waiting = list(range(len(target.hosts)))
-    told: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     while True:
-        begun = [
+        attempts = [
             (index, target.transports[index].begin(["true"], "", timeout_s=ONE_TRY_S)) for index in waiting
         ]
-        for index, future in begun:
-            found[index] = _refusal(target.hosts[index].name, future)
-        waiting = [index for index in waiting if (error := found[index]) is not None and may_pass(error)]
+        for index, future in attempts:
+            errors_by_host[index] = _refusal(target.hosts[index].name, future)
+        waiting = [
+            index for index in waiting if (error := errors_by_host[index]) is not None and may_pass(error)
+        ]
         for index in waiting:
-            if told.get(index) != (reason := str(found[index])):
-                told[index] = reason
+            if reasons.get(index) != (reason := str(errors_by_host[index])):
+                reasons[index] = reason
                 tell(f"waiting up to {max(0, deadline - time.monotonic()):.0f} s for {reason}")
         if not waiting or time.monotonic() + AGAIN_S > deadline:
             break
         time.sleep(AGAIN_S)
-    errors = [error for error in found if error is not None]
-    if errors and len(errors) == len(found):
+    errors = [error for error in errors_by_host if error is not None]
+    if errors and len(errors) == len(errors_by_host):
         raise HostsError("no host could be reached, nothing was changed:", errors)
-    return found
+    return errors_by_host
 
 
 def _refusal(host: str, future: Future[Completed]) -> HostError | None:
@@ -249,10 +251,10 @@ class Deployment:
         if code is None:
             reason = f"was not done within {self._limit_s:.0f} s, it ended {after}"
             return HostError(host=self._host, reason=reason)
-        said = self._reader.last_words
+        words = self._reader.last_words
         return HostError(
             host=self._host,
-            reason=f"ended {after} with exit code {code}" + (f": {said}" if said else ""),
+            reason=f"ended {after} with exit code {code}" + (f": {words}" if words else ""),
             remedy="`fab deploy` again; what was done is found done",
         )
 
@@ -312,8 +314,8 @@ class Reader:
                 yield answer
 
     def _keep(self, data: bytes) -> None:
-        said = data.decode(errors="replace").strip().splitlines()
-        self.last_words = printable(said[-1][:500]) if said else self.last_words
+        lines = data.decode(errors="replace").strip().splitlines()
+        self.last_words = printable(lines[-1][:500]) if lines else self.last_words
 
 
 def parse(line: bytes) -> Answer | None:
@@ -336,15 +338,15 @@ Row = tuple[str, str, str]
 
 def rows(outcome: Outcome) -> tuple[Row, ...]:
     """(step, what became of it, message) of what a reader has to know of one host."""
-    told = [
+    shown = [
         (answer.step, MARKS[answer.state], _text(answer))
         for answer in outcome.answers
         if answer.state in MARKS
     ]
     if outcome.error is not None:
         remedy = f" → {outcome.error.remedy}" if outcome.error.remedy else ""
-        told.append(("", "LOST" if outcome.answers else "NOT REACHED", outcome.error.reason + remedy))
-    return tuple(told) or (("", "", NOTHING),)
+        shown.append(("", "LOST" if outcome.answers else "NOT REACHED", outcome.error.reason + remedy))
+    return tuple(shown) or (("", "", NOTHING),)
 
 
 def _text(answer: Answer) -> str:
@@ -356,13 +358,13 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     alike: dict[tuple[Row, ...], list[str]] = {}
     for outcome in outcomes:
         alike.setdefault(rows(outcome), []).append(outcome.host)
-    found = Table(box=None, pad_edge=False, header_style="dim")
+    grid = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "step", "", "what"):
-        found.add_column(heading, overflow="fold")
-    for told, hosts in alike.items():
-        for number, row in enumerate(told):
-            found.add_row(named(hosts) if number == 0 else "", *row)
-    return found
+        grid.add_column(heading, overflow="fold")
+    for shown, hosts in alike.items():
+        for number, row in enumerate(shown):
+            grid.add_row(named(hosts) if number == 0 else "", *row)
+    return grid
 
 
 def named(hosts: Sequence[str]) -> str:

@@ -140,7 +140,9 @@ def record(documents: Documents, fresh: Slice) -> None:
     """Write what a slice is now, for every command of the stack."""
 
     def change(value: Any) -> Any:
-        recorded = {each.name: each for each in slices_from_json(json.dumps(value or {"slices": []}))}
+        recorded = {
+            one_slice.name: one_slice for one_slice in slices_from_json(json.dumps(value or {"slices": []}))
+        }
         return json.loads(slices_to_json([*({**recorded, fresh.name: fresh}).values()]))
 
     documents.change(RECORDED, change)
@@ -189,25 +191,25 @@ def _restore_specified(documents: Documents, known: Slice, say: Say) -> None:
             raise RequestError(f"the slice {known.name} was removed by Pulumi; `pulumi up` makes it again")
         wait_s = float(properties.get("wait_s") or 0.0)
 
-        def lost(why: str) -> None:
-            say(f"the slice {known.name} is lost ({why}); it alone is made again")
+        def lost(reason: str) -> None:
+            say(f"the slice {known.name} is lost ({reason}); it alone is made again")
 
         try:
             with contextlib.closing(client.Client(settings.read(lambda _: None), backoff)) as google:
-                made = ensure(google, backoff, properties, known, mine, wait_s=wait_s, lost=lost)
+                restored = ensure(google, backoff, properties, known, mine, wait_s=wait_s, lost=lost)
         except CloudTpuError as error:
             kind = Unreachable if error.status == "UNAVAILABLE" else RequestError
             raise kind(f"the slice {known.name} is not made again: {error}") from None
         except KeyboardInterrupt:
             say(f"what was asked for {known.name} stays in the queue: `fab recover` goes on with it")
             raise
-        if made is None:
+        if restored is None:
             raise Unreachable(
                 f"the slice {known.name} waits for capacity; its request stays in the queue, and `fab recover` goes on "
                 "with it"
             )
-        record(documents, made)
-    say(f"the slice {known.name} is ACTIVE in {made.zone}; its hosts are recorded in {documents.url}")
+        record(documents, restored)
+    say(f"the slice {known.name} is ACTIVE in {restored.zone}; its hosts are recorded in {documents.url}")
 
 
 def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:
@@ -232,7 +234,7 @@ def urns_of(exported: str, slice_name: str) -> tuple[str, ...]:
     """
     try:
         resources = json.loads(exported)["deployment"].get("resources") or []
-        urns = [str(each["urn"]) for each in resources]
+        urns = [str(resource["urn"]) for resource in resources]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError("`pulumi stack export` printed no state of a stack") from None
     ends = tuple(f"{kind}::{slice_name}" for kind in (":QueuedResource", "tpu/v2Vm:V2Vm", ":NodeWorkers"))

@@ -91,8 +91,8 @@ async def _gcloud(command: Sequence[str]) -> str:
                 os.killpg(process.pid, signal.SIGKILL)  # gcloud is a shell that starts another program
             await process.wait()
     if process.returncode != 0:
-        said = stderr.decode(errors="replace").strip().splitlines()
-        last = said[-1] if said else "no reason given"
+        lines = stderr.decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "no reason given"
         reason = f"gcloud does not tell the user name of OS Login: {last}"
         if command[: len(ADD_KEY)] == ADD_KEY:
             reason = f"gcloud does not take a key for OS Login: {last}"
@@ -110,19 +110,19 @@ def known_keys(profile: str) -> set[bytes]:
     Raises:
         HostError: it is no such profile.
     """
-    found = set()
+    keys = set()
     try:
-        for each in (json.loads(profile).get("sshPublicKeys") or {}).values():
-            expires_us = int(each.get("expirationTimeUsec") or 0)
+        for entry in (json.loads(profile).get("sshPublicKeys") or {}).values():
+            expires_us = int(entry.get("expirationTimeUsec") or 0)
             if not expires_us or expires_us > time.time() * 1e6:
-                found.add(public_data(str(each["key"])))
+                keys.add(public_data(str(entry["key"])))
     except (ValueError, AttributeError, LookupError, TypeError):
         raise HostError(
             host="",
             reason="gcloud's answer about OS Login cannot be read",
             remedy="`gcloud components update`",
         ) from None
-    return found - {b""}
+    return keys - {b""}
 
 
 def user_of_profile(text: str) -> str:
@@ -207,14 +207,14 @@ async def load(environment: Mapping[str, str], home: Path) -> Identities:
     agent, held, kept_back = await _agent_keys(environment.get("SSH_AUTH_SOCK"))
     named = environment.get(KEY_VARIABLE)
     keys: list[asyncssh.SSHKeyPair] = []
-    wanted: set[bytes] = set()
+    public_halves: set[bytes] = set()
     for path in files(environment, home):
-        found, data, reason = _read(path)
-        keys += found
-        wanted |= data
+        pairs, data, reason = _read(path)
+        keys += pairs
+        public_halves |= data
         if reason and not data & {key.public_data for key in held}:
             kept_back.append(reason)
-    keys += [key for key in held if not named or key.public_data in wanted]
+    keys += [key for key in held if not named or key.public_data in public_halves]
     by_data: dict[bytes, asyncssh.SSHKeyPair] = {}
     for key in keys:
         by_data.setdefault(key.public_data, key)
@@ -235,17 +235,17 @@ def _read(path: Path) -> tuple[Sequence[asyncssh.SSHKeyPair], set[bytes], str | 
     """Return the key of a file, its public half where that can be told, and why it cannot be used."""
     public = set(_public(path))
     try:
-        found = asyncssh.load_keypairs(str(path))
+        pairs = asyncssh.load_keypairs(str(path))
     except asyncssh.KeyImportError as error:
         if "Passphrase" in str(error):
             return (), public, f"{path} has a passphrase, and no agent holds it (`ssh-add {path}`)"
         return (), public, f"{path} cannot be read as a key: {error}"
     except OSError as error:
         return (), public, f"{path} cannot be read: {error.strerror}"
-    for key in found:
+    for key in pairs:
         if not key.get_comment_bytes():
             key.set_comment(str(path))
-    return found, public | {key.public_data for key in found}, None
+    return pairs, public | {key.public_data for key in pairs}, None
 
 
 def _public(path: Path) -> Iterator[bytes]:
@@ -263,8 +263,8 @@ async def _agent_keys(
             agent = await asyncssh.connect_agent(socket_path)
             return agent, await agent.get_keys(), []
     except (OSError, ValueError) as error:
-        why = str(error) or f"no answer within {AGENT_LIMIT_S:g} s"
-        return None, (), [f"the SSH agent at {socket_path} cannot be asked ({why})"]
+        reason = str(error) or f"no answer within {AGENT_LIMIT_S:g} s"
+        return None, (), [f"the SSH agent at {socket_path} cannot be asked ({reason})"]
 
 
 def _no_key(kept_back: Sequence[str]) -> HostError:

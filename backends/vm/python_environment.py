@@ -128,13 +128,13 @@ def needed(target: Target, checkout: Path) -> Lock | None:
 def lock_of(name: str, checkout: Path, agent_root: str) -> Lock:
     """Return a lock of the checkout. agent_root: of the hosts that it is for. Raises as `needed`."""
     files = {}
-    for each in (name, INSTALLER_LOCK):
-        path = checkout / "requirements" / f"{each}.txt"
+    for part in (name, INSTALLER_LOCK):
+        path = checkout / "requirements" / f"{part}.txt"
         try:
-            files[f"{each}.txt"] = path.read_text(encoding="utf-8")
+            files[f"{part}.txt"] = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise RequestError(
-                f"requirements/{each}.txt is not there, and what hosts need is installed from it; "
+                f"requirements/{part}.txt is not there, and what hosts need is installed from it; "
                 "`make lock` makes it"
             ) from None
     sha256 = hashlib.sha256("\0".join(files[key] for key in sorted(files)).encode()).hexdigest()
@@ -147,20 +147,20 @@ def install(
     """Put on each host that has no error what is not there yet: the agent, which any question brings along, and the
     lock. The errors after that.
     """
-    found = list(errors)
+    results = list(errors)
 
     def ask(indexes: Sequence[int], verb: str, request: dict[str, str]) -> dict[int, dict[str, Any]]:
         answers = ask_all([agents[index] for index in indexes], verb, [request] * len(indexes))
-        told = dict(zip(indexes, answers, strict=True))
-        for index, answer in told.items():
-            found[index] = answer if isinstance(answer, HostError) else None
-        return {index: answer for index, answer in told.items() if not isinstance(answer, HostError)}
+        by_index = dict(zip(indexes, answers, strict=True))
+        for index, answer in by_index.items():
+            results[index] = answer if isinstance(answer, HostError) else None
+        return {index: answer for index, answer in by_index.items() if not isinstance(answer, HostError)}
 
     folder = lock.folder if lock else "~"
     there = ask([index for index, error in enumerate(errors) if error is None], "list", {"path": folder})
     for name, text in (lock.files if lock else {}).items():
         lacking = [
-            index for index, answer in there.items() if name not in answer["names"] and found[index] is None
+            index for index, answer in there.items() if name not in answer["names"] and results[index] is None
         ]
         ask(lacking, "write", {"path": f"{folder}/{name}", "text": text})
-    return found
+    return results

@@ -118,13 +118,13 @@ class Steps:
         if step["root"] and not self.may_be_root():
             return "failed", last(lines) + "; fixing that needs root", NO_SUDO
         self.tell(step, "doing", last(lines))
-        status, said = run(
+        status, output = run(
             step["change"], step["limit_s"], step["root"], lambda text: self.tell(step, "doing", text)
         )
         if status is None:
-            return "failed", late(step["limit_s"]) + ": " + last(said), step["remedy"]
+            return "failed", late(step["limit_s"]) + ": " + last(output), step["remedy"]
         if status != 0:
-            return "failed", " | ".join(said[-3:]) or f"exit status {status}", step["remedy"]
+            return "failed", " | ".join(output[-3:]) or f"exit status {status}", step["remedy"]
         status, lines = self.look(step, step["check"])
         if status != 0:
             return "failed", "changed, and yet: " + last(lines), step["remedy"]
@@ -138,11 +138,11 @@ class Steps:
 
     def wait(self, step: dict[str, Any], lines: list[str]) -> tuple[str, str, str]:
         """Until the check holds, where there is nothing to do about it; a check without a limit is not waited for."""
-        deadline, told = time.monotonic() + step["limit_s"], None
+        deadline, reported = time.monotonic() + step["limit_s"], None
         while time.monotonic() < deadline:
-            if last(lines) != told:
-                told = last(lines)
-                self.tell(step, "doing", "waiting: " + told)
+            if last(lines) != reported:
+                reported = last(lines)
+                self.tell(step, "doing", "waiting: " + reported)
             time.sleep(min(LOOK_AGAIN_S, step["limit_s"]))
             status, lines = self.look(step, step["check"])
             if status in SETTLED:

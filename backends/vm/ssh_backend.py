@@ -41,13 +41,15 @@ def backend_of(
     transports: tuple[Transport, ...],
 ) -> HostBackend:
     """Return the backend of hosts of a slice that are reached over SSH."""
-    known = {agent.host: agent for agent in agents}
+    by_name = {agent.host: agent for agent in agents}
 
     def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
         """On a host that the slice has no longer, nothing runs."""
-        gone = GoneLink(f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones")
+        gone_link = GoneLink(
+            f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones"
+        )
         names = [host["name"] for host in described["hosts"]]
-        return tuple(known.get(name) or Agent(host=name, link=gone, root="/") for name in names)
+        return tuple(by_name.get(name) or Agent(host=name, link=gone_link, root="/") for name in names)
 
     return HostBackend(
         capabilities=CAPABILITIES,

@@ -33,7 +33,7 @@ def command(target: Target, host: int | None) -> list[str]:
     """
     if shutil.which("ssh") is None:
         raise RequestError("`ssh` is not on PATH; install OpenSSH's client (Debian: openssh-client)")
-    indices = [each.index for each in target.hosts]
+    indices = [listed.index for listed in target.hosts]
     index = indices[0] if host is None else host
     if index not in indices:
         raise RequestError(f"--host {host}: the hosts are {', '.join(map(str, indices))}")
@@ -46,7 +46,7 @@ def show_config(target: Target, *, write: bool) -> int:
 
     Raises: as `command`.
     """
-    entries = _entries(target, [each.index for each in target.hosts])
+    entries = _entries(target, [host.index for host in target.hosts])
     ssh = Path.home() / ".ssh"
     if not write:
         path = _write(entries, user_cache_dir(os.environ) / "ssh", _name(target))
@@ -68,12 +68,12 @@ def _name(target: Target) -> str:
 def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
     """Return the hosts at `indices`, after those through which they are reached."""
     stack = target.inventory.stack
-    found = routes(target.inventory, target.slice)
+    accesses = routes(target.inventory, target.slice)
     # Through the first host of a slice behind IAP is quicker for many; a shell has a tunnel of its own and so depends
     # on no other host.
-    wanted = {index: found[index].otherwise or found[index] for index in indices}
-    aliases = {access: host_alias(stack, target.slice, index) for index, access in wanted.items()}
-    hops = {access.through for access in wanted.values() if access.through is not None} - set(aliases)
+    chosen = {index: accesses[index].otherwise or accesses[index] for index in indices}
+    aliases = {access: host_alias(stack, target.slice, index) for index, access in chosen.items()}
+    hops = {access.through for access in chosen.values() if access.through is not None} - set(aliases)
     for number, hop in enumerate(sorted(hops, key=lambda hop: hop.name)):
         aliases[hop] = _word(f"tpu-{stack}-gateway") + (f"-{number}" if number else "")
     users = asyncio.run(_users(list(aliases)))
@@ -90,8 +90,8 @@ def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
 
 async def _users(accesses: Sequence[Access]) -> dict[Access, str]:
     """OS Login is asked once for all."""
-    asked = next((access for access in accesses if access.os_login and not access.user), None)
-    of_os_login = await login.user_of(asked, await _identities()) if asked else ""
+    of_os_login_access = next((access for access in accesses if access.os_login and not access.user), None)
+    of_os_login = await login.user_of(of_os_login_access, await _identities()) if of_os_login_access else ""
     return {
         access: of_os_login if access.os_login and not access.user else await login.user_of(access)
         for access in accesses
@@ -101,11 +101,11 @@ async def _users(accesses: Sequence[Access]) -> dict[Access, str]:
 async def _identities() -> login.Identities | None:
     """Return what OS Login may be given; OpenSSH says itself where there is none."""
     try:
-        found = await login.load(os.environ, Path.home())
+        identities = await login.load(os.environ, Path.home())
     except HostError:
         return None
-    await found.close()
-    return found
+    await identities.close()
+    return identities
 
 
 def _with_whole_path(access: Access) -> Access:
@@ -138,10 +138,10 @@ def _include(path: Path) -> bool:
     text = ""
     with contextlib.suppress(FileNotFoundError):
         text = real.read_bytes().decode(errors="surrogateescape")
-    wanted = with_include(text)
-    if wanted != text:
-        _replace(real, wanted)
-    return wanted != text
+    included = with_include(text)
+    if included != text:
+        _replace(real, included)
+    return included != text
 
 
 def _replace(path: Path, text: str) -> None:

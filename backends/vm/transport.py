@@ -153,19 +153,19 @@ class SshTransport:
     async def _complete(self, argv: Sequence[str], stdin: str, timeout_s: float) -> Completed:
         """Run a command to its end, its output in memory."""
         connection = await self._connected()
-        said: dict[Stream, bytearray] = {"out": bytearray(), "err": bytearray()}
+        output: dict[Stream, bytearray] = {"out": bytearray(), "err": bytearray()}
 
         async def keep(stream: Stream, data: bytes) -> None:
-            if len(said[stream]) + len(data) > LONGEST_ANSWER_BYTES:
+            if len(output[stream]) + len(data) > LONGEST_ANSWER_BYTES:
                 raise HostError(host=self.access.name, reason=f"{argv[0]} {TOO_LONG}")
-            said[stream] += data
+            output[stream] += data
 
         try:
             async with asyncio.timeout(timeout_s):
                 code = await self._run(connection, argv, stdin, keep)
         except TimeoutError:
             return Completed(exit_code=None, stdout="", stderr=f"not done within {timeout_s:g} s")
-        stdout, stderr = (said[stream].decode(errors="replace") for stream in ("out", "err"))
+        stdout, stderr = (output[stream].decode(errors="replace") for stream in ("out", "err"))
         return Completed(exit_code=code, stdout=stdout, stderr=stderr)
 
     async def _follow(self, argv: Sequence[str], show: Show, timeout_s: float | None) -> int | None:
@@ -237,9 +237,9 @@ class SshTransport:
         path = at_home(source)
         async with _sftp(await self._connected(), self.access) as sftp:
             try:
-                found = await sftp.stat(path)
+                attributes = await sftp.stat(path)
                 with atomic_path(target) as fresh:
-                    await _Copy(sftp, self.access, progress).get(path, found.permissions or 0, fresh)
+                    await _Copy(sftp, self.access, progress).get(path, attributes.permissions or 0, fresh)
             except asyncssh.SFTPError as error:
                 raise _refused(self.access, source, error, full=False) from None
 
@@ -253,10 +253,10 @@ def transports_of(
         RequestError: a host cannot be reached in the way that the inventory says.
     """
     connections = ssh or Ssh()
-    found = routes(inventory, one_slice)
+    accesses = routes(inventory, one_slice)
     return tuple(
-        SshTransport(found[index], connections)
-        for index in (range(len(found)) if indexes is None else indexes)
+        SshTransport(accesses[index], connections)
+        for index in (range(len(accesses)) if indexes is None else indexes)
     )
 
 

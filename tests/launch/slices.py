@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -64,9 +65,13 @@ def make_inventory(*slices: Slice, **changed: Any) -> Inventory:
 def ssh_backend(
     agents: Sequence[Agent] = (), transports: Sequence[Transport] = (), **changed: Any
 ) -> HostBackend:
-    """The backend of a slice that is reached over SSH; each run is on all its hosts."""
+    """The backend of a slice that is reached over SSH and has no lease; each run is on all its hosts."""
     made = backend_of(make_inventory(), "dev", make_slice([]), tuple(agents), tuple(transports))
-    return dataclasses.replace(made, **{"agents_of": lambda _described: tuple(agents), **changed})
+    given: dict[str, Any] = {
+        "agents_of": lambda _described: tuple(agents),
+        "hold": lambda: contextlib.nullcontext(lambda: None),
+    }
+    return dataclasses.replace(made, **{**given, **changed})
 
 
 def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), **changed: Any) -> Target:
