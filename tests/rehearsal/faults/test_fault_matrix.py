@@ -311,7 +311,7 @@ HALF_STARTED_LIMIT_S = 60.0
 DYING_FAB = """
 import os, signal, sys
 from backends import host_backend
-from launch import launchinging
+from launch import launching
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
