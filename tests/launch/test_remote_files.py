@@ -123,7 +123,7 @@ def test_a_bucket_that_may_be_read_is_reached_with_credentials_or_without(logged
 def test_it_is_said_what_is_wrong_with_which_bucket(
     logged_in: Log, address: str, url: str, reason: str
 ) -> None:
-    error = refused(url, asked=f"--data {url}", one_object=True)
+    error = refused(url, label=f"--data {url}", one_object=True)
     assert (error.host, error.reason) == (f"--data {url}", reason.replace("ADDRESS", address))
     assert error.remedy
 
