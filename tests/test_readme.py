@@ -89,6 +89,8 @@ NOT_RUN = {
     "fab zombies": FORM + "tests/keeper/test_zombies.py",
     "fab zombies --remove": "removes machines; tests/keeper/test_zombies.py",
     "fab fit --job flax_mlm --accelerator v5litepod-16": "compiles for a minute; tests/jobs/test_aot.py",
+    "fab fit --job flax_mlm --accelerator v5litepod-4 -- --model base --batch-size 256 --sequence-length 128 "
+    "--dropout 0.1": "compiles for minutes; tests/bench/test_tpu.py, nightly",
     "fab capacity": "of a stack on Google Cloud; tests/keeper/test_capacity.py",
     "fab notify --test": "sends messages; tests/console/test_notify.py",
     "fab train … --detach": FORM + "`make rehearse`",
@@ -129,7 +131,7 @@ NOT_RUN = {
 """Why a command is not run here, and where the same is; a pattern for those of other programs."""
 
 PROGRAMS = "make|fab|pulumi|gcloud|git|cp|export|source|python|docker|curl|pip|ssh"
-SHOWN = ("fetching uv", "Cost at list prices:", "config ──►", "runs/flax_mlm-")
+SHOWN = ("fetching uv", "memory    fits:", "Cost at list prices:", "config ──►", "runs/flax_mlm-")
 """How the README's blocks begin that are no commands: what a command prints, and pictures."""
 
 
