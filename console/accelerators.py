@@ -13,6 +13,7 @@ from contracts.suggestions import did_you_mean
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from infra.config import ConfigError, GrantLine, reader
+from launch import output
 from launch.output import Terminal
 
 MOST_CHIPS = 64
@@ -69,9 +70,7 @@ def choose(*, zone: str | None, generation: str | None) -> list[Accelerator]:
 
 def table(shown: Sequence[Accelerator], zone: str | None) -> Table:
     """Return a table with a row for each type; prices are those of the zone, or the lowest of the type's zones."""
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in COLUMNS if zone is None else COLUMNS[:-1]:
-        rows.add_column(heading, justify="left" if heading in ("type", "topology") else "right", no_wrap=True)
+    rows = output.table(*(COLUMNS if zone is None else COLUMNS[:-1]), right=COLUMNS[2:], wrap=False)
     for accelerator in shown:
         zones = [zone] if zone else list(accelerator.zones)
         row = [
@@ -182,9 +181,7 @@ def covered(line: GrantLine) -> list[Accelerator]:
 
 def granted_table(line: GrantLine) -> Table:
     """Return a table with a row for each type; `at once` is how many slices of it the line covers together."""
-    rows = Table(box=None, header_style="dim")
-    for heading in GRANT_COLUMNS:
-        rows.add_column(heading, justify="left" if heading in GRANT_COLUMNS[:2] else "right", no_wrap=True)
+    rows = output.table(*GRANT_COLUMNS, right=GRANT_COLUMNS[2:], wrap=False)
     for accelerator in covered(line):
         rows.add_row(*hardware(accelerator), f"{line.chips // accelerator.chips:,}")
     return rows

@@ -25,7 +25,7 @@ from launch import costs, launching, runs
 from launch import jobs as job_index
 from launch.hosts import HostError
 from launch.launching import finalize
-from launch.output import printable, say, terminal
+from launch.output import printable, say, table, terminal
 from launch.runs import Run
 from launch.targets import Target
 
@@ -60,33 +60,39 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
     if as_json:
         return _print_json([_status(run, states[run.run_id], look) for run in chosen], look, unreadable)
     for run in chosen:
-        unread = Unread(*run.problems)
-        step, latest = runs.progress(run, unread)
-        figure = runs.figure(run, latest)
-        say(console)(
-            f"{run.run_id}  {states[run.run_id]}  step {step}/{run.total_steps or '?'}"
-            + (f"  {printable(figure)}" if figure else "")
-            + f"  attempt {run.attempt}  {runs.age(run)} old"
-            + (f"  {cost.text()}" if (cost := costs.of_run(run)) else "")
-        )
-        sampled = overview.samples(run, unread)
-        console.print(_hosts_table(run, look.of(run), states[run.run_id]))
-        if states[run.run_id] in run_directory.ACTIVE:
-            for table in _samples_tables(run, sampled):
-                console.print(table)
-        for warning in follow.warnings(run):
-            say(console)(f"warning: {printable(warning)}")
-        for finding in overview.findings(run, states[run.run_id], sampled):
-            say(console)(finding.text)
-        for problem in unread.texts():
-            say(console)(printable(problem))
-        if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
-            for line in summary(run, states[run.run_id])[1:]:
-                say(console)(line)
+        _print_run(console, run, states[run.run_id], look.of(run))
     for line in (*costs.of_stack(target.inventory.slices, time.time()), *runs.cannot_be_read(unreadable)):
         say(console)(printable(line))
     _tell_silent(console, look)
     return 0
+
+
+def _print_run(console: Console, run: Run, state: State, look: runs.Look) -> None:
+    """Print a line about a run, tables of its hosts, and what is wrong with it."""
+    tell = say(console)
+    unread = Unread(*run.problems)
+    step, latest = runs.progress(run, unread)
+    figure = runs.figure(run, latest)
+    tell(
+        f"{run.run_id}  {state}  step {step}/{run.total_steps or '?'}"
+        + (f"  {printable(figure)}" if figure else "")
+        + f"  attempt {run.attempt}  {runs.age(run)} old"
+        + (f"  {cost.text()}" if (cost := costs.of_run(run)) else "")
+    )
+    sampled = overview.samples(run, unread)
+    console.print(_hosts_table(run, look, state))
+    if state in run_directory.ACTIVE:
+        for drawn in _samples_tables(run, sampled):
+            console.print(drawn)
+    for warning in follow.warnings(run):
+        tell(f"warning: {printable(warning)}")
+    for finding in overview.findings(run, state, sampled):
+        tell(finding.text)
+    for problem in unread.texts():
+        tell(printable(problem))
+    if state not in (*run_directory.ACTIVE, "done"):
+        for line in summary(run, state)[1:]:
+            tell(line)
 
 
 def _status(run: Run, state: State, look: runs.Look) -> dict[str, Any]:
@@ -113,29 +119,26 @@ def _samples_tables(run: Run, sampled: Sequence[HostSamples | None]) -> Iterator
             for name, column in COLUMNS.items()
             if name in present and name != "step" and column.is_of_devices == of_devices
         ]
-        table = Table("host", *(COLUMNS[name].title for name in names), box=None, pad_edge=False)
-        table.header_style = "dim"
+        drawn = table("host", *(COLUMNS[name].title for name in names))
         for host, samples in zip(run.described["hosts"], sampled, strict=False):
             if samples is not None:
                 values = latest[samples.host]
-                table.add_row(
+                drawn.add_row(
                     printable(host["name"]),
                     *(samples.text(n, values[n]) if n in values else "" for n in names),
                 )
         if names:
-            yield table
+            yield drawn
 
 
 def _hosts_table(run: Run, look: runs.Look, state: State) -> Table:
     """What each host says; of a run that failed without the reason, which stands once below the table."""
     error = str((run.current_result() or {}).get("error") or "") if state in ("failed", "hung") else ""
     reason = printable(HOST_BEFORE.sub("", error.partition("\n")[0]))
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("host", "process", "state", "step", "heartbeat", "says"):
-        table.add_column(heading)
+    drawn = table("host", "process", "state", "step", "heartbeat", "says")
     for host in overview.hosts(run, look):
         age_s = host["heartbeat_age_s"]
-        table.add_row(
+        drawn.add_row(
             printable(host["host"]),
             host["process"] + (f" (pid {host['pid']})" if host["pid"] else ""),
             printable(host["state"] or ""),
@@ -143,7 +146,7 @@ def _hosts_table(run: Run, look: runs.Look, state: State) -> Table:
             "none" if age_s is None else f"{spoken(age_s)} ago",
             _without(reason, printable(host["message"] or "")),
         )
-    return table
+    return drawn
 
 
 def _without(reason: str, message: str) -> str:
@@ -163,16 +166,10 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
     if as_json:
         overviews = [overview.overview(run, runs.state_by(run, look)) for run in shown]
         return _print_json(overviews, look, listing.unreadable)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    ids = max(len(run.run_id) for run in shown)
     cost = {run.run_id: run_cost for run in shown if (run_cost := costs.of_run(run))}
-    for heading in ("run", "name", "job", "state", "step", "measured", *(["cost"] if cost else []), "age"):
-        table.add_column(
-            heading,
-            justify="right" if heading in ("step", "cost", "age") else "left",
-            # However narrow the terminal is: half an id names no run.
-            min_width=ids if heading == "run" else None,
-        )
+    headings = ("run", "name", "job", "state", "step", "measured", *(["cost"] if cost else []), "age")
+    drawn = table(*headings, right=("step", "cost", "age"))
+    drawn.columns[0].no_wrap = drawn.columns[-1].no_wrap = True  # half an id names no run
     problems: list[str] = []
     for run in shown:
         unread = Unread()
@@ -180,7 +177,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
         first, *more = (*run.problems, *([] if latest else unread.texts()), "")
         if first:
             problems.append(f"{run.run_id}: {first}" + (f" (and {len(more) - 1} more)" if more[1:] else ""))
-        table.add_row(
+        drawn.add_row(
             run.run_id,
             printable(run.described.get("name") or ""),
             printable(run.what),
@@ -190,7 +187,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
             *([_usd(cost.get(run.run_id))] if cost else []),
             runs.age(run),
         )
-    console.print(table)
+    console.print(drawn)
     if cost:
         say(console)(f"these runs: {costs.sum_of([*cost.values()]).text()}")
     for line in (*problems[: runs.MOST_UNREADABLE], *runs.cannot_be_read(listing.unreadable)):
@@ -233,24 +230,7 @@ def compare(target: Target, names: Sequence[str], *, as_json: bool) -> int:
         )
         return 0
     console = terminal()
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    for run in selected:
-        name = printable(run.described.get("name") or run.run_id)
-        table.add_column(name, min_width=len(run.run_id), overflow="fold")
-    if any(run.described.get("name") for run in selected):
-        table.add_row("run", *run_ids)
-    for row in comparison.about:
-        _add(table, row.name, row.texts())
-    for heading, rows in (("settings that differ", comparison.settings), ("measured", comparison.metrics)):
-        table.add_row()
-        table.add_row(heading if rows else f"no {heading}", style="dim")
-        for row in rows:
-            texts = row.texts()
-            if row.best is not None:
-                texts[row.best] += "  best"
-            _add(table, row.metric.title if row.metric else row.name, texts)
-    console.print(table)
+    console.print(_comparison_table(selected, comparison))
     for run, problems in zip(selected, unread, strict=True):
         for problem in problems.texts():
             say(console)(printable(f"{run.run_id}: {problem}"))
@@ -258,8 +238,28 @@ def compare(target: Target, names: Sequence[str], *, as_json: bool) -> int:
     return 0
 
 
-def _add(table: Table, name: str, texts: Sequence[str]) -> None:
-    table.add_row(name, *map(printable, texts))
+def _comparison_table(selected: Sequence[Run], comparison: overview.Comparison) -> Table:
+    names = [run.described.get("name") for run in selected]
+    drawn = table("", *(printable(name or run.run_id) for name, run in zip(names, selected, strict=True)))
+    for column, run in zip(drawn.columns[1:], selected, strict=True):
+        column.min_width = len(run.run_id)
+
+    def add(name: str, texts: Sequence[str]) -> None:
+        drawn.add_row(name, *map(printable, texts))
+
+    if any(names):
+        add("run", [run.run_id for run in selected])
+    for row in comparison.about:
+        add(row.name, row.texts())
+    for heading, rows in (("settings that differ", comparison.settings), ("measured", comparison.metrics)):
+        drawn.add_row()
+        drawn.add_row(heading if rows else f"no {heading}", style="dim")
+        for row in rows:
+            texts = row.texts()
+            if row.best is not None:
+                texts[row.best] += "  best"
+            add(row.metric.title if row.metric else row.name, texts)
+    return drawn
 
 
 def _tell_silent(console: Console, look: runs.Look) -> None:

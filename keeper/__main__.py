@@ -24,10 +24,9 @@ from keeper.stack import is_noted, note_look, stack_of, store_at
 from keeper.world import REFUSALS, World
 from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
 from launch.store import Store
-from launch.targets import LOCAL, Wanted
+from launch.targets import LOCAL, Say, Wanted
 
 STORE = "TPU_STACK_KEEPER"
-Say = Callable[[str], None]
 
 
 def watch(documents: Documents, say: Say, *, every_s: float = 0.0) -> int:

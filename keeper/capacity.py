@@ -16,6 +16,7 @@ from infra.documents import DocumentsError
 from infra.stock_outs import Hours, Offer
 from keeper.stack import documents_for
 from launch import targets
+from launch.output import table
 
 DAYS = 30
 HEADINGS = (
@@ -62,9 +63,7 @@ def capacity_table(hours_by_offer: Mapping[Offer, Hours], *, days: int, now: dat
         )
         for offer, hours in hours_by_offer.items()
     }
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in HEADINGS:
-        rows.add_column(heading, justify="right" if heading in ("asked", "in vain") else "left", no_wrap=True)
+    rows = table(*HEADINGS, right=("asked", "in vain"), wrap=False)
     for offer, hours in sorted(
         recent.items(), key=lambda item: (item[0].kind, _in_vain(item[1]), item[0].zone)
     ):

@@ -6,8 +6,6 @@ import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
 
-from rich.table import Table
-
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, RequestError
 from infra.documents import Documents, DocumentsError
@@ -17,7 +15,7 @@ from keeper.world import World
 from launch import control, runs
 from launch.control import Attempt, Limits
 from launch.control import Run as Wanted
-from launch.output import printable, say, terminal
+from launch.output import printable, say, table, terminal
 from launch.runs import Run
 from launch.targets import Target
 from launch.targets import Wanted as AskedFor
@@ -254,11 +252,11 @@ def status(documents: Documents) -> int:
         say(console)(f"no run is kept in {documents.url}; `fab train --keep`, or `fab keep RUN`")
         return DONE
     store = store_at(documents)
-    table = Table("run", "slice", "state", "attempts left", "until", "why", box=None, pad_edge=False)
+    rows = table("run", "slice", "state", "attempts left", "until", "why")
     for run in kept_runs:
         limits, wait_s = run.limits, run.not_before_s - store.now_s()
         later = f"; next try in {spoken(wait_s)}" if run.is_kept and not run.seen and wait_s > 0 else ""
-        table.add_row(
+        rows.add_row(
             run.run_id,
             run.slice or " or ".join(run.slices),
             _state(run),
@@ -266,7 +264,7 @@ def status(documents: Documents) -> int:
             "" if limits.deadline_s is None else _moment(limits.deadline_s),
             printable(run.reason + later),
         )
-    console.print(table)
+    console.print(rows)
     if line := neglected(store):
         say(console)(line)
     for run in kept_runs:

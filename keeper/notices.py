@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from console import notify
@@ -25,6 +25,7 @@ from launch import runs
 from launch.control import Run
 from launch.hosts import HostError, in_thread
 from launch.store import Store
+from launch.targets import Say
 
 LIFE_S = 6 * HOUR_S
 """For so long a notice is delivered again, at each pass, to a channel that does not take it."""
@@ -34,7 +35,7 @@ SETTLE_LIMIT_S = 30.0
 class Notices:
     """The `launch.reconcile.Witness` of one pass."""
 
-    def __init__(self, store: Store, world: World, say: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, world: World, say: Say) -> None:
         self._store, self._world, self._say = store, world, say
         self._delivering: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
         self._lock = threading.Lock()

@@ -16,8 +16,6 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from rich.table import Table
-
 from console import follow
 from console import track as tracking
 from contracts.durations import spoken
@@ -34,7 +32,7 @@ from launch.bundles import Bundle, left_out_lines
 from launch.control import Limits, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
-from launch.output import printable, say, terminal
+from launch.output import printable, say, table, terminal
 from launch.run_request import Request, work_out
 from launch.targets import Target, Wanted
 
@@ -260,13 +258,11 @@ def show(documents: Documents, *, everything: bool, as_json: bool) -> int:
         say(console)("the queue is empty; `fab submit` takes the options of `fab train`")
         return DONE
     shown = [*waiting, *(ended if everything else ended[-MOST_SHOWN:])]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("entry", "name", "run", "priority", "state", "slice", "by", "age", "says"):
-        right = heading in ("entry", "priority", "age")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    headings = ("entry", "name", "run", "priority", "state", "slice", "by", "age", "says")
+    rows = table(*headings, right=("entry", "priority", "age"))
     for run in shown:
         assert run.submission is not None
-        table.add_row(
+        rows.add_row(
             str(run.submission.number),
             printable(run.name or run.submission.what),
             run.run_id if run.attempt else "-",
@@ -277,7 +273,7 @@ def show(documents: Documents, *, everything: bool, as_json: bool) -> int:
             _age(run.submission.added),
             printable(" ".join(" ".join(run.reason.splitlines()[:2]).split())),
         )
-    console.print(table)
+    console.print(rows)
     for slice_ in content.slices.values() if waiting else ():
         if slice_.requested and slice_.reason:
             say(console)(printable(f"{slice_.name}: {slice_.reason}"))

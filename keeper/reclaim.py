@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from backends.vm import ensure
@@ -27,7 +27,7 @@ from keeper.world import World, on
 from launch import runs
 from launch.hosts import HostError
 from launch.store import Store
-from launch.targets import Target
+from launch.targets import Say, Target
 
 USED = "used.json"
 """Slice → when a pass last saw a TPU of it open."""
@@ -37,7 +37,7 @@ AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sh -c "$0" 2>/dev/null; 
 GONE, LOOKED = ("No such file or directory", "No such process"), "looked"
 
 
-def give_back(store: Store, world: World, say: Callable[[str], None]) -> None:
+def give_back(store: Store, world: World, say: Say) -> None:
     """Give back what is idle, if it is time to look.
 
     Raises:
@@ -73,7 +73,7 @@ def give_back(store: Store, world: World, say: Callable[[str], None]) -> None:
 
 
 def _unused(
-    store: Store, world: World, stack: Stack, name: str, limit_s: float, say: Callable[[str], None]
+    store: Store, world: World, stack: Stack, name: str, limit_s: float, say: Say
 ) -> tuple[Slice, float] | None:
     """Return a slice that nobody has used for longer than the limit, and for how long; None: somebody may want it."""
     wanted = [run for run in store.read().runs.values() if run.end is None and run.desired == "running"]
@@ -85,9 +85,7 @@ def _unused(
     return (one, unused_s) if one is not None and unused_s > limit_s else None
 
 
-def _is_told(
-    documents: Documents, stack: Stack, name: str, unused_s: float, line: str, say: Callable[[str], None]
-) -> bool:
+def _is_told(documents: Documents, stack: Stack, name: str, unused_s: float, line: str, say: Say) -> bool:
     """Return whether an earlier look has told people that a slice is idle; if none has, tell them now."""
     key, now_s = f"{name}/told", documents.now_s()
     if (documents.read(USED).value or {}).get(key, 0.0) > now_s - unused_s:
@@ -127,7 +125,7 @@ def unused_s(
     return 0.0 if used_s is None else max(0.0, now_s - max([used_s, *since_s]))
 
 
-def _unused_s(store: Store, stack: Stack, one: Slice, say: Callable[[str], None]) -> float:
+def _unused_s(store: Store, stack: Stack, one: Slice, say: Say) -> float:
     """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen.
 
     A host that does not answer, at any look, for as long as no run has used the slice, is of no use to anybody.

@@ -18,7 +18,7 @@ from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import Metric
 from launch import jobs, runs
 from launch.control import Run as Wanted
-from launch.output import printable, say, terminal
+from launch.output import printable, say, table, terminal
 from launch.run_request import Request
 from launch.runs import Run
 from launch.store import Store
@@ -182,45 +182,37 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
     metric = next((run.metrics.get(run.metrics.headline) for run in started if run.metrics.headline), None)
     compared = rows(results, metric)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "sweep": name,
-                    "metric": metric and metric.name,
-                    "rows": [
-                        {**dataclasses.asdict(row), "mean": row.mean, "deviation": row.deviation}
-                        for row in compared
-                    ],
-                    "runs": [result.overview for result in results if result.overview],
-                }
-            )
-        )
+        json_rows = [
+            {**dataclasses.asdict(row), "mean": row.mean, "deviation": row.deviation} for row in compared
+        ]
+        overviews = [result.overview for result in results if result.overview]
+        content = {"sweep": name, "metric": metric and metric.name, "rows": json_rows, "runs": overviews}
+        print(json.dumps(content))
         return 0
     console = terminal()
+    console.print(_table(compared, metric))
+    failures = [
+        f"{' '.join(f'{k}={v}' for k, v in result.options.items())} {result.state}: {result.reason}"
+        for result in results
+        if result.reason
+    ]
+    for line in (*runs.cannot_be_read(listing.unreadable), *failures):
+        say(console)(printable(line))
+    return 0
+
+
+def _table(compared: Sequence[Row], metric: Metric | None) -> Table:
     options = list(dict.fromkeys(option for row in compared for option in row.options))
-    title = metric.title if metric else "measured"
-    table = Table(
-        *options, "runs", title, "wall time", "best run", box=None, pad_edge=False, header_style="dim"
-    )
+    drawn = table(*options, "runs", metric.title if metric else "measured", "wall time", "best run")
     for index, row in enumerate(compared):
-        table.add_row(
+        drawn.add_row(
             *(printable(row.options.get(option, "-")) for option in options),
             ", ".join(f"{count} {state}" for state, count in row.states.items()),
             _figure(row, metric) + ("  best" if index == 0 and row.values and len(compared) > 1 else ""),
             spoken(statistics.fmean(row.wall_s)) if row.wall_s else "-",
             row.best or "-",
         )
-    console.print(table)
-    for line in runs.cannot_be_read(listing.unreadable):
-        say(console)(printable(line))
-    for result in results:
-        if result.reason:
-            say(console)(
-                printable(
-                    f"{' '.join(f'{k}={v}' for k, v in result.options.items())} {result.state}: {result.reason}"
-                )
-            )
-    return 0
+    return drawn
 
 
 def _figure(row: Row, metric: Metric | None) -> str:

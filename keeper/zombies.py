@@ -14,8 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from rich.table import Table
-
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Inventory
 from infra import catalogue
@@ -24,7 +22,7 @@ from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from launch import costs, inventories
-from launch.output import say, terminal
+from launch.output import say, table, terminal
 from launch.targets import LOCAL, Wanted
 
 Json = dict[str, Any]
@@ -310,13 +308,11 @@ def _carry_out(
         return state, holdings(queued.found, nodes.found, state)
 
     tell, (state, held) = backoff.say, look()
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour"):
-        table.add_column(heading, overflow="fold")
+    rows = table("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour")
     for holding in held:
-        table.add_row(*holding.cells)
+        rows.add_row(*holding.cells)
     if held:
-        terminal().print(table)
+        terminal().print(rows)
     for line in _quota_lines(access, project, held) if held else ():
         tell(line)
     zombies = [holding for holding in held if holding.ownership == "zombie"]

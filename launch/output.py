@@ -6,9 +6,13 @@ import codecs
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDE = 240
 NARROW = 80
@@ -36,6 +40,17 @@ def terminal() -> Console:
         return Terminal(markup=False, emoji=False, width=max(int(columns), NARROW))
     is_sized = sys.stdout.isatty() and not columns  # rich reads COLUMNS too, and takes 0 for a width
     return Terminal(markup=False, emoji=False, width=None if is_sized else WIDE)
+
+
+def table(*headings: str, right: Collection[str] = (), wrap: bool = True) -> Table:
+    """Return an empty table without lines. right: the columns that are aligned to the right."""
+    from rich.table import Table
+
+    empty = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        empty.add_column(heading, justify=justify, overflow="fold", no_wrap=not wrap)
+    return empty
 
 
 def say(console: Console) -> Callable[[str], None]:

@@ -22,7 +22,7 @@ from backends.vm.transport import SshTransport
 from contracts.errors import RequestError
 from contracts.inventory import Host
 from launch import inventories
-from launch.targets import Target
+from launch.targets import Say, Target
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 FILES = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}
@@ -40,7 +40,7 @@ def trust(
     instance: str | None,
     fingerprint: str | None,
     answer: Answer | None = None,
-    tell: Callable[[str], None] = print,
+    tell: Say = print,
 ) -> int:
     """Show the key of each host, ask, and keep what was confirmed; 0 where all of them are, else 1.
 
@@ -70,7 +70,7 @@ def _trust_host(
     instance: str | None,
     fingerprint: str | None,
     answer: Answer | None,
-    tell: Callable[[str], None],
+    tell: Say,
 ) -> int:
     entries = inventories.read_keys(path)
     public_key = _shown(target, host, instance)

@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import random
 import secrets
-import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from backends import host_backend
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
-from launch import jobs, launching, runs
+from launch import jobs, launching, output, runs
 from launch import plan as plans
 from launch.bundles import left_out_lines
 from launch.hosts import HostError, ask_all, stop_processes
@@ -108,11 +107,8 @@ def merged(reports: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | N
 
 def clear(target: Target, plan: Plan) -> None:
     """Leave nothing behind of what went well."""
-    if target.capabilities.shares_files:
-        shutil.rmtree(plan.run_dir, ignore_errors=True)
-        return
     with contextlib.suppress(HostError, OSError):  # a few kilobytes that stay are no reason to fail
-        _remove(target, plan.run_dir, depth=4)
+        RunDirectory(plan.run_dir, target.files).remove_all()
 
 
 def _plan(target: Target, framework: str, box: Container | None) -> Plan:
@@ -205,13 +201,6 @@ def _reason(entry: Mapping[str, Any], beat: Mapping[str, Any] | None) -> str | N
     return str(message or ending)
 
 
-def _remove(target: Target, path: str, *, depth: int) -> None:
-    names: Sequence[str] = target.files.list(path) if depth and "." not in path.rpartition("/")[2] else ()
-    for name in names:
-        _remove(target, f"{path}/{name}", depth=depth - 1)
-    target.files.remove(path)
-
-
 SLOW_SHARE = 0.6
 """A device below this share of the median rate counts as faulty."""
 NO_REPORT = "where nothing else is said of it: the folder of runs is not one that all hosts share"
@@ -298,9 +287,7 @@ def _clocks(by_host: Mapping[str, Report]) -> list[str]:
 
 def table(target: Target, reports: Sequence[Report | None]) -> Table:
     """Return a table with a line for each host."""
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("host", "devices", "matmul a device", "all-reduce", "clock"):
-        rows.add_column(heading)
+    rows = output.table("host", "devices", "matmul a device", "all-reduce", "clock")
     clocks = [report["clock_s"] for report in reports if report is not None]
     middle = statistics.median(clocks) if clocks else 0.0
     for host, report in zip(target.hosts, reports, strict=True):

@@ -90,13 +90,15 @@ def test_runs_are_listed_by_the_names_that_they_were_given_and_a_list_that_is_cu
     assert said.endswith("2 older ones: `fab runs --all`\n")
 
 
-def test_an_id_is_whole_in_the_list_however_narrow_the_terminal(
+def test_an_id_is_whole_in_the_list_and_no_column_is_lost_however_narrow_the_terminal(
     write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     write_run(name="a name of some length", result={"outcome": "done", "loss": 2.0, "eval_loss": 2.0})
     assert status_command.list_runs(here(), limit=1) == 0
-    assert RUN_ID in capsys.readouterr().out.split()
+    headings, row = capsys.readouterr().out.splitlines()[:2]
+    assert RUN_ID in row.split()
+    assert headings.split()[-1] == "age"
 
 
 def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
