@@ -17,13 +17,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.config import Dimensions
-from jobs.runtime.jax.ops import attend, dropout, gelu, layer_norm, linear, logits
+from jobs.runtime.jax.ops import (
+    attend,
+    cross_entropy,
+    dropout,
+    gelu,
+    layer_norm,
+    linear,
+    padded_logits,
+    projections,
+)
 
 BERT_STDDEV, BERT_WIDTH = 0.02, 768
 """What BERT and RoBERTa draw weights with, and for which width (Devlin et al. 2019; `initializer_range`)."""
-NEVER = -1e30
-"""The logit of what is no token."""
-
 type Apply = Callable[..., jax.Array]
 """How a layer is applied: (layer, *its inputs) to its output."""
 
@@ -77,6 +83,10 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
         return linear(x, self.kernel[...][:, columns], self.bias[...][columns])
 
+    def split(self, x: jax.Array, parts: int, columns: slice = slice(None)) -> list[jax.Array]:
+        """The same in equal parts of the last axis."""
+        return projections(x, self.kernel[...][:, columns], self.bias[...][columns], parts)
+
 
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
     """Keys for place number `place` of the network."""
@@ -84,23 +94,23 @@ def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
 
 
 class Norm(nnx.Module):
-    """Layer norm with its learned scale and bias."""
+    """Layer norm with its learned scale and bias. dtype: that of activations, which the backward pass may keep."""
 
-    def __init__(self, width: int) -> None:
-        self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
+    def __init__(self, width: int, dtype: jnp.dtype) -> None:
+        self.scale, self.bias, self.dtype = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width)), dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return layer_norm(x, self.scale[...], self.bias[...])
+        return layer_norm(x, self.scale[...], self.bias[...], self.dtype)
 
 
 class Embeddings(nnx.Module):
     """Token and position embeddings, normalised. The token table is also the output's matrix (`Mlm.logits`)."""
 
-    def __init__(self, dims: Dimensions, rngs: nnx.Rngs) -> None:
+    def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.tokens = Table(_drawn(dims.vocab_rows, dims.width, dims, rngs))
         rows, stddev = dims.max_positions + dims.position_offset, init_stddev(dims.width)
         self.positions = Table(sinusoids(rows, dims.width, longest=dims.max_positions, stddev=stddev))
-        self.norm = Norm(dims.width)
+        self.norm = Norm(dims.width, dtype)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
@@ -124,10 +134,10 @@ class Layer(nnx.Module):
         q_DD, v_DD = _drawn(width, width, dims, rngs), _drawn(width, width, dims, rngs)
         self.qkv = Linear(jnp.concatenate([q_DD, q_DD, v_DD], axis=1))
         self.attention_out = Linear(_drawn(width, width, dims, rngs))
-        self.attention_norm = Norm(width)
+        self.attention_norm = Norm(width, dtype)
         self.ff_in = Linear(_drawn(width, ff_width, dims, rngs))
         self.ff_out = Linear(_drawn(ff_width, width, dims, rngs))
-        self.ff_norm = Norm(width)
+        self.ff_norm = Norm(width, dtype)
 
     def __call__(
         self,
@@ -153,10 +163,10 @@ class Layer(nnx.Module):
         """Attention of M positions to all S, the heads side by side."""
         d, narrow_BSD, segments_BM = x_BSD.shape[-1], x_BSD.astype(self.dtype), segments_BS
         if positions_BM is None:
-            q_BMD, k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD), 3, axis=-1)
+            q_BMD, k_BSD, v_BSD = self.qkv.split(narrow_BSD, 3)
         else:
             q_BMD = self.qkv(x_BMD.astype(self.dtype), slice(0, d))
-            k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD, slice(d, None)), 2, axis=-1)
+            k_BSD, v_BSD = self.qkv.split(narrow_BSD, 2, slice(d, None))
             segments_BM = None if segments_BS is None else _at(segments_BS, positions_BM)
         q_BMHK, k_BSHK, v_BSHK = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BMD, k_BSD, v_BSD))
         return attend(q_BMHK, k_BSHK, v_BSHK, segments_BM, segments_BS).reshape(q_BMD.shape)
@@ -178,10 +188,10 @@ class Mlm(nnx.Module):
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.vocab_size, self.document_start, self.dtype = dims.vocab_size, dims.document_start, dtype
-        self.embeddings = Embeddings(dims, rngs)
+        self.embeddings = Embeddings(dims, dtype, rngs)
         self.layers = nnx.List([Layer(dims, dtype, rngs) for _ in range(dims.layers)])
         self.head_dense = Linear(_drawn(dims.width, dims.width, dims, rngs))
-        self.head_norm = Norm(dims.width)
+        self.head_norm = Norm(dims.width, dtype)
         self.head_bias = nnx.Param(jnp.zeros(dims.vocab_rows))
 
     def encode(
@@ -215,12 +225,29 @@ class Mlm(nnx.Module):
 
     def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
         """As `logits`, padded to `Dimensions.vocab_rows` with logits that are never chosen: no copy is made."""
-        x_BMD = self.head_norm(gelu(self.head_dense(x_BMD.astype(self.dtype))))
-        logits_BMV = logits(x_BMD, self.embeddings.tokens.embedding[...], self.head_bias[...])
-        rows = logits_BMV.shape[-1]
-        if rows == self.vocab_size:
-            return logits_BMV
-        return jnp.where(jnp.arange(rows) < self.vocab_size, logits_BMV, NEVER)
+        table_VD, bias_V = self.embeddings.tokens.embedding[...], self.head_bias[...]
+        return padded_logits(self._head(x_BMD), table_VD, bias_V, self.vocab_size)
+
+    def _head(self, x_BMD: jax.Array) -> jax.Array:
+        """What the token table is multiplied with."""
+        return self.head_norm(gelu(self.head_dense(x_BMD.astype(self.dtype))))
+
+    def cross_entropy(
+        self,
+        tokens_BS: jax.Array,
+        positions_BM: jax.Array,
+        targets_BM: jax.Array,
+        weights_BM: jax.Array,
+        keys_B: jax.Array | None = None,
+        apply: Apply = plainly,
+    ) -> jax.Array:
+        """The weighted sum of the cross-entropies in nats of the tokens at some positions, as of `__call__`'s logits."""
+        x_BMD = self.encode(tokens_BS, keys_B, positions_BM, apply)
+        with jax.named_scope("head"):
+            table_VD, bias_V = self.embeddings.tokens.embedding[...], self.head_bias[...]
+            return cross_entropy(
+                self._head(x_BMD), table_VD, bias_V, targets_BM, weights_BM, self.vocab_size
+            )
 
     def __call__(
         self,

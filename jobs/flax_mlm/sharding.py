@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.errors import RequestError
 from jobs.flax_mlm.model import Apply, Layer, Mlm, plainly
-from jobs.runtime.jax.ops import platform
+from jobs.runtime.jax.custom_gradients import platform
 
 DATA, FSDP = "data", "fsdp"
 """The grid's axes: groups of devices, and the devices of a group."""
@@ -132,11 +132,17 @@ def on_each_device(
 
 
 type ModelOf = Callable[[Any], Callable[..., jax.Array]]
-"""Parameters to what they make of the inputs of `Mlm.__call__`, but for `apply`."""
+"""Parameters to what they make of the inputs of a method of `Mlm`, but for `apply`."""
 
 
-def model_of(graph: nnx.GraphDef[Mlm], params_specs: Any, *, remat: bool = False) -> ModelOf:
-    """On each device: parameters, of which it may hold only a part, to the model.
+def model_of(
+    graph: nnx.GraphDef[Mlm],
+    params_specs: Any,
+    *,
+    method: Callable[..., jax.Array] = Mlm.__call__,
+    remat: bool = False,
+) -> ModelOf:
+    """On each device: parameters, of which it may hold only a part, to this method of the model.
 
     remat: of what a layer computes only its input is kept for the backward pass, and computed again from it.
     Matrices that had to be collected are not kept either: they are collected a second time.
@@ -144,7 +150,8 @@ def model_of(graph: nnx.GraphDef[Mlm], params_specs: Any, *, remat: bool = False
     apply = _layer_by_layer(params_specs, remat)
 
     def model(params: Any) -> Callable[..., jax.Array]:
-        return functools.partial(nnx.merge(graph, _all_but_layers(params, params_specs)), apply=apply)
+        merged = nnx.merge(graph, _all_but_layers(params, params_specs))
+        return functools.partial(method, merged, apply=apply)
 
     return model
 

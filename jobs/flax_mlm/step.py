@@ -31,6 +31,7 @@ from jobs.flax_mlm.tokenizer import TokenizerFacts, facts_of_size, load_tokenize
 from jobs.runtime import processor
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.jax import aot, distributed
+from jobs.runtime.jax.ops import nats
 
 State = dict[str, Any]
 """params (float32), opt_state, and step: how many steps have been taken, int32."""
@@ -181,8 +182,7 @@ def mask_of_step(
 
 def cross_entropy(logits_BMV: jax.Array, masked: Masked) -> tuple[jax.Array, jax.Array]:
     """Sums over the hidden tokens: of the cross-entropy in nats, and of the right guesses."""
-    of_target_BM = jnp.take_along_axis(logits_BMV, masked.targets_BM[..., None], axis=-1)[..., 0]
-    nats_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - of_target_BM
+    nats_BM = nats(logits_BMV, masked.targets_BM)
     hits_BM = logits_BMV.argmax(-1) == masked.targets_BM
     return (nats_BM * masked.weights_BM).sum(), (hits_BM * masked.weights_BM).sum()
 
@@ -203,11 +203,10 @@ def make_train_step(
     """
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
-    model = model_of(graph, params_specs, remat=config.remat)
+    cross_entropy_of = model_of(graph, params_specs, method=Mlm.cross_entropy, remat=config.remat)
 
     def nats_of(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
-        logits_BMV = model(params)(masked.inputs_BS, masked.positions_BM, keys_B)
-        return cross_entropy(logits_BMV, masked)[0]
+        return cross_entropy_of(params)(*masked, keys_B)
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
         """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""

@@ -1,4 +1,5 @@
-"""The operations that models are written in: JAX's own, and on a CPU their twins written by hand (`cpu_ops`).
+"""The operations that models are written in: JAX's own, and for CPUs and TPUs their twins written by hand
+(`custom_gradients`).
 
 Statistics, scores and GELU are computed in float32 at least; a result has the dtype of the activations that went in.
 """
@@ -13,61 +14,90 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jobs.runtime.jax import cpu_ops
-from jobs.runtime.jax.cpu_ops import wide_type, widened
+from jobs.runtime.jax import custom_gradients
+from jobs.runtime.jax.custom_gradients import LAYER_NORM_EPSILON, NEVER, platform, wide_type, widened
 
-LAYER_NORM_EPSILON = 1e-5
 SPLASH_LEAST_POSITIONS = 512
 SPLASH_BLOCK = 128
 """Positions are taken in blocks of this many, so there must be a multiple of it."""
 CUDNN_MOST_HEAD_WIDTH = 128
 
 
-def platform() -> str:
-    """The platform that the program being traced is for: its mesh's, or where it has none, this process's."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else str(device.platform)
+def by_hand[**Arguments, Result](
+    twin: Callable[Arguments, Result], *platforms: str
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Where the program is compiled for one of these platforms, `twin` is called in place of the decorated function."""
 
-
-def on_cpu[**Arguments](
-    twin: Callable[Arguments, jax.Array],
-) -> Callable[[Callable[Arguments, jax.Array]], Callable[Arguments, jax.Array]]:
-    """Where the program is compiled for a CPU, `twin` is called in place of the decorated function."""
-
-    def decorate(plain: Callable[Arguments, jax.Array]) -> Callable[Arguments, jax.Array]:
+    def decorate(plain: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(plain)
-        def chosen(*args: Arguments.args, **kwargs: Arguments.kwargs) -> jax.Array:
-            return (twin if platform() == "cpu" else plain)(*args, **kwargs)
+        def chosen(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            return (twin if platform() in platforms else plain)(*args, **kwargs)
 
         return chosen
 
     return decorate
 
 
-@on_cpu(cpu_ops.linear)
+@by_hand(custom_gradients.linear, "cpu", "tpu")
 def linear(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array) -> jax.Array:
     """x W + b over the last axis, in x's dtype."""
     return x @ kernel_IO.astype(x.dtype) + bias_O.astype(x.dtype)
 
 
-@on_cpu(cpu_ops.logits)
+@by_hand(custom_gradients.projections, "tpu")
+def projections(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array, parts: int) -> list[jax.Array]:
+    """x W + b in equal parts of the last axis."""
+    return jnp.split(linear(x, kernel_IO, bias_O), parts, axis=-1)
+
+
+@by_hand(custom_gradients.logits, "cpu")
 def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
     """x Eᵀ + b over the last axis, in the table's dtype, though the product is one of x's."""
     product = jnp.matmul(x, table_VD.T.astype(x.dtype), preferred_element_type=table_VD.dtype)
     return product + bias_V
 
 
-@on_cpu(cpu_ops.gelu)
+@by_hand(custom_gradients.gelu, "cpu", "tpu")
 def gelu(x: jax.Array) -> jax.Array:
     """x Φ(x), exact (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
     return jax.nn.gelu(widened(x), approximate=False).astype(x.dtype)
 
 
-def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
-    """Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
+@by_hand(custom_gradients.layer_norm, "tpu")
+def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, kept: jnp.dtype) -> jax.Array:
+    """Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
+
+    kept: the dtype of what a gradient written by hand keeps for the backward pass.
+    """
     centred = widened(x) - widened(x).mean(-1, keepdims=True)
     normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
     return (normal * scale_D + bias_D).astype(x.dtype)
+
+
+def nats(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The cross-entropy in nats at each place: (…, V) logits and the (…) indices of what was there to (…)."""
+    of_targets = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - of_targets
+
+
+def padded_logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array, tokens: int) -> jax.Array:
+    """`logits`, which beyond the table's first `tokens` rows are such that they are never chosen: no copy is made."""
+    padded = logits(x, table_VD, bias_V)
+    rows = table_VD.shape[0]
+    return padded if rows == tokens else jnp.where(jnp.arange(rows) < tokens, padded, NEVER)
+
+
+@by_hand(custom_gradients.cross_entropy, "tpu")
+def cross_entropy(
+    x_BMD: jax.Array,
+    table_VD: jax.Array,
+    bias_V: jax.Array,
+    targets_BM: jax.Array,
+    weights_BM: jax.Array,
+    tokens: int,
+) -> jax.Array:
+    """The weighted sum of the cross-entropies in nats of `padded_logits`."""
+    return (nats(padded_logits(x_BMD, table_VD, bias_V, tokens), targets_BM) * weights_BM).sum()
 
 
 def dropout(x_BSD: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
@@ -120,7 +150,7 @@ def attend(
     return attention(q_BMHK, k_BSHK, v_BSHK, mask_B1MS)
 
 
-@on_cpu(cpu_ops.attention)
+@by_hand(custom_gradients.attention, "cpu", "tpu")
 def attention(
     q_BMHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, mask_B1MS: jax.Array | None
 ) -> jax.Array:

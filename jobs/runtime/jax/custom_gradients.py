@@ -1,17 +1,38 @@
-"""Operations of models written by hand for CPUs, each with the name of its plain twin in `ops`, which chooses it.
+"""Operations of models whose gradients are written by hand, for CPUs and TPUs, each with the name of its plain twin in
+`ops`, which chooses it.
 
-XLA compiles the plain ones well for TPU and GPU. On a CPU it passes over memory once for each operation of the backward
-pass, and is slow at some shapes, orders and sums of bfloat16; docs/benchmarks.md has what each of these is worth.
+On a CPU, XLA passes over memory once for each operation of a backward pass that autodiff wrote, and is slow at some
+shapes, orders and sums of bfloat16. On a TPU it then fuses what it should not (a norm's gradient into the product before
+it, the gradient of scores into each of the products that take it) and keeps float32 where bfloat16 would do.
+docs/benchmarks.md has what each of these is worth.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
+
+
+LAYER_NORM_EPSILON = 1e-5
+NEVER = -1e30
+"""The logit of what is no token."""
+
+
+def platform() -> str:
+    """The platform that the program being traced is for: its mesh's, or where it has none, this process's."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else str(device.platform)
+
+
+def _computed_once(x: jax.Array) -> jax.Array:
+    """x, which XLA for TPU else computes again in each of the products that take it."""
+    materialized: jax.Array = jax.lax.optimization_barrier(x) if platform() == "tpu" else x
+    return materialized
 
 
 def wide_type(x: Any) -> jnp.dtype:
@@ -29,6 +50,13 @@ def linear(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array) -> jax.Array:
     return _add_bias(_product(x, kernel_IO), bias_O)
 
 
+def projections(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array, parts: int) -> list[jax.Array]:
+    """x W + b in equal parts of the last axis: for TPUs a product each, into which XLA fuses the bias's gradient."""
+    columns = kernel_IO.shape[1] // parts
+    cuts = [slice(part * columns, (part + 1) * columns) for part in range(parts)]
+    return [linear(x, kernel_IO[:, cut], bias_O[cut]) for cut in cuts]
+
+
 def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
     """x Eᵀ + b over the last axis, in the table's dtype."""
     return _add_bias(_product_of_transposed(x, table_VD), bias_V)
@@ -36,8 +64,10 @@ def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _product(x: jax.Array, kernel_IO: jax.Array) -> jax.Array:
-    """x W in x's dtype. The other axes go as rows of one matrix: products of three axes are slower here. The gradient
-    of W has W's own dtype: it is never rounded to x's, and never converted back."""
+    """x W in x's dtype. On a CPU the other axes go as rows of one matrix: products of three axes are slower there. The
+    gradient of W has W's own dtype: it is never rounded to x's, and never converted back."""
+    if platform() == "tpu":
+        return x @ kernel_IO.astype(x.dtype)
     return (_rows(x) @ kernel_IO.astype(x.dtype)).reshape(*x.shape[:-1], kernel_IO.shape[-1])
 
 
@@ -47,6 +77,9 @@ def _product_forward(x: jax.Array, kernel_IO: jax.Array) -> tuple[jax.Array, tup
 
 def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel_IO = kept
+    if platform() == "tpu":
+        of_kernel_IO = jnp.einsum("...i,...o->io", x, gradient, preferred_element_type=kernel_IO.dtype)
+        return gradient @ kernel_IO.astype(gradient.dtype).T, of_kernel_IO
     of_x = _rows(gradient) @ transposed(kernel_IO.astype(gradient.dtype))
     of_kernel_IO = _product_of_rows(x, gradient, kernel_IO.dtype)
     return of_x.reshape(x.shape), of_kernel_IO
@@ -91,13 +124,13 @@ def _product_of_rows(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def transposed(x: jax.Array) -> jax.Array:
-    """The last two axes swapped; of bfloat16 as a copy, whose rows lie one after another.
+    """The last two axes swapped; of bfloat16, on a CPU, as a copy, whose rows lie one after another.
 
     XLA hands a matrix to a product as it lies, and of bfloat16 one that lies the other way takes twice the time: 27 ms
     instead of 12 and 1 for the copy (1,024 x 768 x 3,072, one core). Of float32 it makes no difference.
     """
     swapped = x.swapaxes(-1, -2)
-    return _by_rows(swapped) if x.dtype == jnp.bfloat16 else swapped
+    return _by_rows(swapped) if x.dtype == jnp.bfloat16 and platform() == "cpu" else swapped
 
 
 def _by_rows(x: jax.Array) -> jax.Array:
@@ -117,8 +150,10 @@ def _add_bias_forward(x: jax.Array, bias_D: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _add_bias_backward(bias_D: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The bias's gradient is a product with ones, for XLA's sum of bfloat16 is slow."""
+    """On a CPU the bias's gradient is a product with ones, for XLA's sum of bfloat16 is slow there."""
     rows = _rows(gradient)
+    if platform() == "tpu":
+        return gradient, widened(gradient).sum(range(gradient.ndim - 1)).astype(bias_D.dtype)
     ones = jnp.ones((1, rows.shape[0]), gradient.dtype)
     sums = jnp.matmul(ones, rows, preferred_element_type=wide_type(gradient))[0]
     return gradient, sums.astype(bias_D.dtype)
@@ -199,10 +234,12 @@ def _attention_backward(
     kept: tuple[jax.Array, ...], gradient_BHMK: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK = kept
-    shared_BHMK = (gradient_BHMK / sums_BHM1).astype(q_BHMK.dtype)
+    shared_BHMK = (_computed_once(gradient_BHMK) / sums_BHM1).astype(q_BHMK.dtype)
     along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_shares_BHMS = _wide_product(shared_BHMK, transposed(v_BHSK))
-    of_scores_BHMS = (exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype)
+    of_scores_BHMS = _computed_once(
+        (exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype)
+    )
     of_q_BHMK = of_scores_BHMS @ k_BHSK
     of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
     of_v_BHSK = transposed(exponentials_BHMS) @ shared_BHMK
@@ -215,3 +252,111 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def _wide_product(x: jax.Array, y: jax.Array) -> jax.Array:
     """x y, not rounded to their own dtype."""
     return jnp.matmul(x, y, preferred_element_type=wide_type(x))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, kept: jnp.dtype) -> jax.Array:
+    """Layer norm over the last axis, in x's dtype; for TPUs.
+
+    The variance is the mean of the squares less the square of the mean, in one pass with the mean, as Flax's own layer
+    norm computes it. The normal values are kept for the backward pass in the dtype `kept`.
+    """
+    return _layer_norm_forward(x, scale_D, bias_D, kept)[0]
+
+
+def _layer_norm_forward(
+    x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, kept: jnp.dtype
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    wide = widened(x)
+    mean = wide.mean(-1, keepdims=True)
+    variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
+    inverse = jax.lax.rsqrt(variance + LAYER_NORM_EPSILON)
+    normal = (wide - mean) * inverse
+    return (normal * scale_D + bias_D).astype(x.dtype), (normal.astype(kept), inverse, scale_D)
+
+
+def _layer_norm_backward(
+    kept: jnp.dtype, residuals: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    normal, inverse, scale_D = residuals
+    normal, wide = widened(normal), widened(gradient)
+    of_normal = wide * scale_D
+    mean, along = (values.mean(-1, keepdims=True) for values in (of_normal, of_normal * normal))
+    of_x = (inverse * (of_normal - mean - normal * along)).astype(gradient.dtype)
+    rows = tuple(range(gradient.ndim - 1))
+    return of_x, (wide * normal).sum(rows).astype(scale_D.dtype), wide.sum(rows).astype(scale_D.dtype)
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+BIAS_COLUMNS = 128
+"""The gradient of the logits' bias is a product with this many columns, as wide as a matrix unit: as a sum XLA takes it
+to be three times as long."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def cross_entropy(
+    x_BMD: jax.Array,
+    table_VD: jax.Array,
+    bias_V: jax.Array,
+    targets_BM: jax.Array,
+    weights_BM: jax.Array,
+    tokens: int,
+) -> jax.Array:
+    """The weighted sum of the cross-entropies in nats of the logits x Eᵀ + b; for TPUs.
+
+    Of all that is as large as the logits, only their exponentials are kept, in x's dtype. The logits are computed
+    twice, for their highest and for the exponentials: that takes less time than to write them to memory in float32
+    and to read them again. Exponentials and their sums are of the same rounded numbers, as in `attention`.
+
+    tokens: the table's rows that are tokens; what follows only fills it.
+    """
+    return _cross_entropy_forward(x_BMD, table_VD, bias_V, targets_BM, weights_BM, tokens)[0]
+
+
+def _cross_entropy_forward(
+    x_BMD: jax.Array,
+    table_VD: jax.Array,
+    bias_V: jax.Array,
+    targets_BM: jax.Array,
+    weights_BM: jax.Array,
+    tokens: int,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x_RD, targets_R, weights_R = _rows(x_BMD), targets_BM.reshape(-1), weights_BM.reshape(-1)
+    narrow_VD = table_VD.astype(x_RD.dtype)
+    masked_V = jnp.where(jnp.arange(bias_V.size) < tokens, bias_V, NEVER)
+
+    def logits_of(x_RD: jax.Array) -> jax.Array:
+        return jnp.matmul(x_RD, narrow_VD.T, preferred_element_type=table_VD.dtype) + masked_V
+
+    highest_R1 = logits_of(x_RD).max(-1, keepdims=True)
+    # Behind the barrier XLA cannot see that the logits are those of before.
+    again_RD, highest_R1 = jax.lax.optimization_barrier((x_RD, highest_R1))
+    exponentials_RV = jnp.exp(logits_of(again_RD) - highest_R1).astype(x_RD.dtype)
+    sums_R = widened(exponentials_RV).sum(-1)
+    rows_RD = narrow_VD[targets_R]
+    of_targets_R = (widened(x_RD) * widened(rows_RD)).sum(-1) + bias_V[targets_R]
+    nats_R = jnp.log(sums_R) + highest_R1[:, 0] - of_targets_R
+    return (nats_R * weights_R).sum(), (
+        x_BMD, narrow_VD, rows_RD, targets_R, weights_R, exponentials_RV, sums_R
+    )  # fmt: skip
+
+
+def _cross_entropy_backward(
+    tokens: int, residuals: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array | None, ...]:
+    x_BMD, narrow_VD, rows_RD, targets_R, weights_R, exponentials_RV, sums_R = residuals
+    x_RD, each_R1 = _rows(x_BMD), (gradient * weights_R)[:, None]
+    scale_R1 = each_R1 / sums_R[:, None]
+    of_x_RD = _wide_product(exponentials_RV, narrow_VD) * scale_R1 - widened(rows_RD) * each_R1
+    is_target_RV = targets_R[:, None] == jnp.arange(narrow_VD.shape[0])
+    of_logits_RV = exponentials_RV * scale_R1 - jnp.where(is_target_RV, each_R1, 0)
+    of_logits_VR = of_logits_RV.astype(x_RD.dtype).T
+    ones_RC = jnp.broadcast_to(jnp.arange(BIAS_COLUMNS) == 0, (x_RD.shape[0], BIAS_COLUMNS))
+    of_bias_VC = _wide_product(of_logits_VR, ones_RC.astype(x_RD.dtype))
+    of_table_VD = _wide_product(of_logits_VR, x_RD)
+    return of_x_RD.astype(x_BMD.dtype).reshape(x_BMD.shape), of_table_VD, of_bias_VC.sum(-1), None, None
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
