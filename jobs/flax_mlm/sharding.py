@@ -3,6 +3,10 @@
 Fully sharded data parallelism (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3): the devices of a group hold one
 copy of the parameters and of the optimizer's state between them. A device collects a layer's matrices when it comes to
 the layer (`model_of`), and of their gradient it keeps its own part, summed over the group; then the groups sum theirs.
+
+Where the parameters are whole on each device, on TPUs the optimizer's work and state are shared out all the same (weight
+update sharding: Xu et al. 2020, arXiv:2004.13336): of a matrix's gradient a device takes the sum of its own rows only,
+updates these, and collects the others'. As many bytes pass between devices as if each took the whole sum.
 """
 
 from __future__ import annotations
@@ -77,9 +81,27 @@ def specs(tree: Any, mesh: Mesh) -> Any:
     )
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
-    """`specs` as what jit and Orbax take."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh))
+def update_specs(tree: Any, mesh: Mesh) -> Any:
+    """How gradients and what the optimizer keeps of each leaf lie: as `specs`, or by its rows over all devices."""
+    if not _shares_updates(mesh):
+        return specs(tree, mesh)
+    return jax.tree.map(
+        lambda leaf: ROWS if leaf.ndim > 1 and leaf.shape[0] % mesh.size == 0 else WHOLE, tree
+    )
+
+
+def _shares_updates(mesh: Mesh) -> bool:
+    """Not on CPUs, where each sum between processes costs the same whatever its size."""
+    return mesh.size > 1 and mesh.shape[FSDP] == 1 and mesh.devices.flat[0].platform == "tpu"
+
+
+def shardings(state: dict[str, Any], mesh: Mesh) -> Any:
+    """How the parts of a training's state lie, as jit and Orbax take it."""
+    parts = {
+        name: update_specs(part, mesh) if name == "opt_state" else specs(part, mesh)
+        for name, part in state.items()
+    }
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), parts)
 
 
 def to_host(tree: Any, mesh: Mesh) -> Any:
@@ -98,12 +120,20 @@ def collect(tree: Any, tree_specs: Any) -> Any:
 
 
 def sum_gradients(gradient: Any, gradient_specs: Any) -> Any:
-    """The sum over all devices of gradients that `collect` has dealt with."""
+    """The sum over all devices of gradients that `collect` has dealt with; of `ROWS` each device's own part of it."""
     leaves, structure = jax.tree.flatten(gradient)
-    is_cut = [spec == CUT for spec in jax.tree.leaves(gradient_specs)]
-    cut = iter(sum_over([leaf for leaf, its in zip(leaves, is_cut, strict=True) if its], (DATA,)))
-    uncut = iter(sum_over([leaf for leaf, its in zip(leaves, is_cut, strict=True) if not its], (DATA, FSDP)))
-    return jax.tree.unflatten(structure, [next(cut if its else uncut) for its in is_cut])
+    leaf_specs = jax.tree.leaves(gradient_specs)
+
+    def with_spec(spec: PartitionSpec) -> list[jax.Array]:
+        return [leaf for leaf, its in zip(leaves, leaf_specs, strict=True) if its == spec]
+
+    scattered = [jax.lax.psum_scatter(leaf, (DATA, FSDP), tiled=True) for leaf in with_spec(ROWS)]
+    summed = {
+        CUT: iter(sum_over(with_spec(CUT), (DATA,))),
+        WHOLE: iter(sum_over(with_spec(WHOLE))),
+        ROWS: iter(scattered),
+    }
+    return jax.tree.unflatten(structure, [next(summed[spec]) for spec in leaf_specs])
 
 
 def sum_over(tree: Any, axes: tuple[str, ...] = (DATA, FSDP)) -> Any:

@@ -203,6 +203,7 @@ def make_train_step(
     """
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
+    gradient_specs = sharding.update_specs(state["params"], mesh)
     cross_entropy_of = model_of(graph, params_specs, method=Mlm.cross_entropy, remat=config.remat)
 
     def nats_of(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
@@ -216,7 +217,7 @@ def make_train_step(
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
         slopes = functools.partial(jax.value_and_grad(nats_of), params)
         nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
-        return sharding.sum_gradients(gradient, params_specs), *sharding.sum_over(
+        return sharding.sum_gradients(gradient, gradient_specs), *sharding.sum_over(
             (nats, masked.weights_BM.sum())
         )
 
@@ -224,7 +225,7 @@ def make_train_step(
         sums,
         mesh,
         (params_specs, sharding.ROWS, sharding.ROWS, sharding.WHOLE),
-        (params_specs, sharding.WHOLE, sharding.WHOLE),
+        (gradient_specs, sharding.WHOLE, sharding.WHOLE),
     )
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:

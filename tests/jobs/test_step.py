@@ -49,6 +49,7 @@ class Training:
         made = steps.make_steps(config, facts, self.mesh)
         self.train_step = made.train
         self.shardings = sharding.shardings(made.state, self.mesh)
+        self.drawn = made.state
         self.before = jax.tree.map(np.asarray, made.state)
         self.reported = []
         self.after = self.before
@@ -83,7 +84,10 @@ def on_one(two_devices: None, facts: TokenizerFacts) -> Training:
 def test_how_the_work_is_shared_out_over_two_devices_changes_nothing_but_rounding(
     changed: dict[str, Any], on_one: Training, facts: TokenizerFacts
 ) -> None:
-    on_two = Training(dataclasses.replace(CONFIG, **changed), facts, 2)
+    assert_equal_but_for_rounding(on_one, Training(dataclasses.replace(CONFIG, **changed), facts, 2))
+
+
+def assert_equal_but_for_rounding(on_one: Training, on_two: Training) -> None:
     for mine, other in zip(on_one.reported, on_two.reported, strict=True):
         assert mine == pytest.approx(other, abs=1e-5)
     for ours, theirs in ((on_one.before["params"], on_two.before["params"]), (on_one.after, on_two.after)):
@@ -91,6 +95,20 @@ def test_how_the_work_is_shared_out_over_two_devices_changes_nothing_but_roundin
         for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             np.testing.assert_allclose(one, two, atol=1e-5)
     assert int(on_two.after["step"]) == 2
+
+
+def test_devices_that_share_out_the_updates_hold_parts_of_the_optimizers_state_and_come_to_the_same(
+    on_one: Training, facts: TokenizerFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On TPUs they do; here two devices are told to."""
+    monkeypatch.setattr(sharding, "_shares_updates", lambda mesh: mesh.size > 1)
+    on_two = Training(CONFIG, facts, 2)
+    assert_equal_but_for_rounding(on_one, on_two)
+    held = {
+        name: [leaf.sharding.shard_shape(leaf.shape) != leaf.shape for leaf in jax.tree.leaves(part)]
+        for name, part in on_two.drawn.items()
+    }
+    assert (sum(held["params"]), sum(held["opt_state"])) == (0, 2 * 7)
 
 
 def test_devices_of_a_group_hold_a_part_of_each_matrix_which_comes_whole_to_the_host(
