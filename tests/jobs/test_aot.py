@@ -28,13 +28,16 @@ def compiled(job_name: str, accelerator: str, *words: str, slices: int = 1) -> E
 @pytest.mark.slow
 def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_its_sums_are_of_all_its_gradients() -> None:
     found = compiled("flax_mlm", "v5litepod-4", *NARROW)
-    memory, (gradient,) = found.answer["memory"], found.answer["collectives"]
+    memory, collectives = found.answer["memory"], found.answer["collectives"]
     assert found.fits and found.answer["compiler"].startswith("libtpu 0.0.")
     assert (found.answer["devices"], found.answer["per_step"]) == (4, 16 * 32)
-    assert memory["optimizer"] == 2 * memory["parameters"] + 2 * FLOAT_BYTES  # two means, and two counters
-    assert (gradient["kind"], gradient["reach"], gradient["group"]) == ("all-reduce", "within a host", 4)
+    # Two means, of which each device has its rows of the matrices.
+    assert memory["parameters"] / 2 <= memory["optimizer"] < memory["parameters"]
+    assert {each["kind"] for each in collectives} == {"reduce-scatter", "all-gather", "all-reduce"}
+    assert {(each["reach"], each["group"]) for each in collectives} == {("within a host", 4)}
     sums = memory["parameters"] + 2 * FLOAT_BYTES  # the loss and the hidden tokens
-    assert gradient["sent_bytes"] == pytest.approx(sums * 2 * 3 / 4, rel=0.01)
+    sent_bytes = sum(each["sent_bytes"] for each in collectives)
+    assert sent_bytes == pytest.approx(sums * 2 * 3 / 4, rel=0.01)
     scopes = {each["scope"] for each in found.answer["spent"]}
     assert {"layers", "layers, backward", "optimizer", "head"} <= scopes
     again = compiled("flax_mlm", "v5litepod-4", *NARROW)
