@@ -241,13 +241,11 @@ class Mlm(nnx.Module):
         keys_B: jax.Array | None = None,
         apply: Apply = plainly,
     ) -> jax.Array:
-        """The weighted sum of the cross-entropies in nats of the tokens at some positions, as of `__call__`'s logits."""
+        """The weighted sum of the cross-entropies in nats of the tokens at some positions, by `__call__`'s logits."""
         x_BMD = self.encode(tokens_BS, keys_B, positions_BM, apply)
         with jax.named_scope("head"):
             table_VD, bias_V = self.embeddings.tokens.embedding[...], self.head_bias[...]
-            return cross_entropy(
-                self._head(x_BMD), table_VD, bias_V, targets_BM, weights_BM, self.vocab_size
-            )
+            return cross_entropy(self._head(x_BMD), table_VD, bias_V, targets_BM, weights_BM, self.vocab_size)
 
     def __call__(
         self,

@@ -280,7 +280,7 @@ WEIGHTS = np.random.default_rng(2).integers(0, 2, (3, 5)).astype(np.float64)
 
 @pytest.fixture(params=["cpu", "tpu", "another"])
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The backend is made believe: the operations of all are computed here. On another than these two they are JAX's own."""
+    """The backend is made believe: the operations of all are computed here. On another they are JAX's own."""
     monkeypatch.setattr(jax, "default_backend", lambda: request.param)
     return str(request.param)
 
@@ -362,7 +362,10 @@ def test_a_gradient_written_by_hand_is_what_finite_differences_find(
             (custom_gradients.gelu, (X,)),
             (custom_gradients.linear, (X, q[0, 0].repeat(4, 0), q[0, 0, 0])),
             (lambda q, k, v: custom_gradients.attention(q, k, v, mask), (q, k, v)),
-            (lambda x, scale, bias: custom_gradients.layer_norm(x, scale, bias, X.dtype), (X, X[0, 0], X[1, 1])),
+            (
+                lambda x, scale, bias: custom_gradients.layer_norm(x, scale, bias, X.dtype),
+                (X, X[0, 0], X[1, 1]),
+            ),
             (
                 lambda x, table, bias: custom_gradients.cross_entropy(x, table, bias, TARGETS, WEIGHTS, 10),
                 (X, 0.5 * X.reshape(-1, 8)[:12], X.ravel()[:12]),
@@ -370,7 +373,9 @@ def test_a_gradient_written_by_hand_is_what_finite_differences_find(
         ):
             for backend in ("cpu", "tpu"):
                 monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-                check_grads(of, tuple(map(jnp.asarray, arguments)), order=1, modes=["rev"], atol=1e-6, rtol=1e-6)
+                check_grads(
+                    of, tuple(map(jnp.asarray, arguments)), order=1, modes=["rev"], atol=1e-6, rtol=1e-6
+                )
 
 
 def test_a_layer_norm_has_the_mean_and_the_spread_that_it_was_given_and_takes_statistics_in_float32(

@@ -2,8 +2,8 @@
 `ops`, which chooses it.
 
 On a CPU, XLA passes over memory once for each operation of a backward pass that autodiff wrote, and is slow at some
-shapes, orders and sums of bfloat16. On a TPU it then fuses what it should not (a norm's gradient into the product before
-it, the gradient of scores into each of the products that take it) and keeps float32 where bfloat16 would do.
+shapes, orders and sums of bfloat16. On a TPU it then fuses what it should not (a norm's gradient into the product
+before it, the gradient of scores into each of the products that take it) and keeps float32 where bfloat16 would do.
 docs/benchmarks.md has what each of these is worth.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-
 
 LAYER_NORM_EPSILON = 1e-5
 NEVER = -1e30
@@ -237,9 +236,7 @@ def _attention_backward(
     shared_BHMK = (_computed_once(gradient_BHMK) / sums_BHM1).astype(q_BHMK.dtype)
     along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_shares_BHMS = _wide_product(shared_BHMK, transposed(v_BHSK))
-    of_scores_BHMS = _computed_once(
-        (exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype)
-    )
+    of_scores_BHMS = _computed_once((exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype))
     of_q_BHMK = of_scores_BHMS @ k_BHSK
     of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
     of_v_BHSK = transposed(exponentials_BHMS) @ shared_BHMK
@@ -276,7 +273,7 @@ def _layer_norm_forward(
 
 
 def _layer_norm_backward(
-    kept: jnp.dtype, residuals: tuple[jax.Array, ...], gradient: jax.Array
+    _kept: jnp.dtype, residuals: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     normal, inverse, scale_D = residuals
     normal, wide = widened(normal), widened(gradient)
@@ -344,7 +341,7 @@ def _cross_entropy_forward(
 
 
 def _cross_entropy_backward(
-    tokens: int, residuals: tuple[jax.Array, ...], gradient: jax.Array
+    _tokens: int, residuals: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     x_BMD, narrow_VD, rows_RD, targets_R, weights_R, exponentials_RV, sums_R = residuals
     x_RD, each_R1 = _rows(x_BMD), (gradient * weights_R)[:, None]

@@ -64,10 +64,10 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 @by_hand(custom_gradients.layer_norm, "tpu")
-def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, kept: jnp.dtype) -> jax.Array:
+def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, _kept: jnp.dtype) -> jax.Array:
     """Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
 
-    kept: the dtype of what a gradient written by hand keeps for the backward pass.
+    _kept: the dtype of what the gradient that is written by hand keeps for the backward pass.
     """
     centred = widened(x) - widened(x).mean(-1, keepdims=True)
     normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
