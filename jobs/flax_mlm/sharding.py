@@ -5,8 +5,8 @@ copy of the parameters and of the optimizer's state between them. A device colle
 the layer (`model_of`), and of their gradient it keeps its own part, summed over the group; then the groups sum theirs.
 
 Where the parameters are whole on each device, on TPUs the optimizer's work and state are shared out all the same
-(weight update sharding: Xu et al. 2020, arXiv:2004.13336): of a matrix's gradient a device takes the sum of its own rows only,
-updates these, and collects the others'. As many bytes pass between devices as if each took the whole sum.
+(weight update sharding: Xu et al. 2020, arXiv:2004.13336): of a matrix's gradient a device takes the sum of its own
+rows only, updates these, and collects the others'. As many bytes pass between devices as if each took the whole sum.
 """
 
 from __future__ import annotations
