@@ -23,7 +23,6 @@ from fabfile.options import (
     words,
 )
 from fabfile.where import JSON, RUN, Where
-from launch.run_request import asked_for
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
@@ -115,6 +114,7 @@ class Training:
         return dataclasses.replace(self.where, python=python, runs=self.runs)
 
     def _command(self, words: Sequence[str]) -> Command:
+        from launch.run_request import asked_for
 
         return asked_for(
             words,

@@ -221,25 +221,10 @@ class Submitted:
     def is_own_command(self) -> bool:
         return self.name == OWN_COMMAND
 
-    def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Any:
-        """Return what was submitted, with which the run began."""
-        return self.parse((), base=None)
-
-    def parse(self, _arguments: Sequence[str], *, base: Any) -> Any:  # noqa: ARG002 - a job's has it
-        """Return the options as they were parsed: a dataclass with the fields that the job's Config had."""
-        kind = dataclasses.make_dataclass("Config", list(self.options), frozen=True)
-        return kind(**self.options)
-
-    def words(self, _config: Any) -> tuple[str, ...]:
-        return self.arguments
-
-    def problems(self, _config: Any, *, devices: int) -> list[str]:  # noqa: ARG002 - a job's has them
-        """None: they were looked for when it was submitted."""
-        return []
-
-    def changes_on_resume(self, _before: Mapping[str, Any], _config: Any) -> list[str]:
-        """None: it has the options that it began with."""
-        return []
+    @property
+    def config(self) -> Any:
+        """The options as they were parsed: a dataclass with the fields that the job's Config had."""
+        return dataclasses.make_dataclass("Config", list(self.options), frozen=True)(**self.options)
 
 
 def bundle(checkout: Path, folders: Sequence[str] = FOLDERS) -> Bundle:

@@ -139,10 +139,7 @@ def work_out(request: Request, target: Target) -> Planned:
             resume.described.get("processes_per_host"),
         )
     job = request.submitted or command or jobs.find(request.job, framework)
-    base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
-    config = job.parse(request.arguments, base=base)
-    if isinstance(job, Job):
-        config = _with_exports(job, config, target)
+    config = _config(request, job, target)
     runs.check_name(target.runs, request.name, resume.run_id if resume else None)
     if command is None:
         per_host = plans.ranks_of_job(job.framework, target, requested_processes)
@@ -170,7 +167,7 @@ def work_out(request: Request, target: Target) -> Planned:
         attempt=resume.attempt + 1 if resume else 0,
         job=job.name,
         framework=job.framework,
-        arguments=tuple(job.words(config)),
+        arguments=tuple(job.words(config)) if isinstance(job, Job) else job.arguments,
         run_dir=directory.url,
         cwd=cwd,
         bundle_sha256=bundles[0].sha256,
@@ -193,6 +190,17 @@ def work_out(request: Request, target: Target) -> Planned:
         needs_environment=needs_environment,
         processes_per_host=requested_processes,
     )
+
+
+def _config(request: Request, job: Job | Command | Submitted, target: Target) -> Any:
+    """Return the options of the run. Raises RequestError: they cannot be read, or a resumed run cannot have them."""
+    resume = request.resume
+    if isinstance(job, Job):
+        base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
+        return _with_exports(job, job.parse(request.arguments, base=base), target)
+    if isinstance(job, Command) and resume is not None:
+        job.require_same(request.arguments)
+    return job.config
 
 
 def _with_exports(job: Job, config: Any, target: Target) -> Any:
@@ -232,7 +240,7 @@ def _check(
         raise RequestError(part)
     has_rank_a_device = job.framework in plans.RANK_A_CHIP
     devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
-    problems = job.problems(config, devices=devices)
+    problems = job.problems(config, devices=devices) if isinstance(job, Job) else []
     problems += [f"{option}: {reason}" for url, option in _urls_of(config) if (reason := unreadable(url))]
     if not problems:
         unread = _unread_buckets(config, target)
@@ -241,7 +249,7 @@ def _check(
         problems = [str(error) for error in unread]
     if not problems and target.capabilities.shares_files and isinstance(job, Job):
         problems = _data_problems(request, job, config, target)
-    if request.resume is not None:
+    if request.resume is not None and isinstance(job, Job):
         changes = job.changes_on_resume(request.resume.described["config"], config)
         if changes:
             problems.append(
@@ -387,33 +395,17 @@ class Command:
             has_layer=self.config.python is None,
         )
 
-    def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Config:
-        """Return what run.json holds, which this was read from."""
-        return self.config
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.config.words
 
-    def parse(self, words: Sequence[str], *, base: Config | None) -> Config:
-        """Return the command; a resumed one goes on with the words that it began with.
-
-        Raises:
-            RequestError: a resumed run is given other words.
-        """
-        if base is not None and words and tuple(words) != base.words:
+    def require_same(self, words: Sequence[str]) -> None:
+        """Raises RequestError: the run, which is resumed, is given other words than those that it began with."""
+        if words and tuple(words) != self.config.words:
             raise RequestError(
-                f"-- {shlex.join(words)}: the run goes on as it began, with {shlex.join(base.words)}; leave the words "
-                "out, or start a new run"
+                f"-- {shlex.join(words)}: the run goes on as it began, with {shlex.join(self.config.words)}; leave the "
+                "words out, or start a new run"
             )
-        return self.config
-
-    def words(self, config: Config) -> tuple[str, ...]:
-        return config.words
-
-    def problems(self, _config: Config, *, devices: int) -> list[str]:  # noqa: ARG002 - a job's has them
-        """Nothing that its options alone could say."""
-        return []
-
-    def changes_on_resume(self, _before: Mapping[str, Any], _config: Config) -> list[str]:
-        """None: `parse` has refused them."""
-        return []
 
 
 def of_run(config: Mapping[str, Any], kept: Bundle | None = None) -> Command:

@@ -29,10 +29,15 @@ from tests.launch.processes import all_end
 Fab = Callable[..., Any]
 
 HEAVY = ("jax", "flax", "optax", "orbax", "numpy", "tyro", "tokenizers", "tensorboard", "torch")
-LOADED = f"""
+ROOMS = ("launch", "backends", "console", "keeper", "infra", "jobs")
+
+
+def loading(names: tuple[str, ...]) -> str:
+    """A program that is `fab`, and says in the end which of these it has loaded."""
+    return f"""
 import atexit, sys
 from fabfile.command_line import main
-atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules)))
+atexit.register(lambda: print("loaded:", *(name for name in {names!r} if name in sys.modules)))
 main()
 """
 
@@ -53,10 +58,15 @@ def test_what_only_looks_loads_nothing_heavy_and_changes_nothing(
     tmp_path: Path, word: str, said: str
 ) -> None:
     places = {"TPU_STACK_RUNS": str(tmp_path / "runs"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = called(CHECKOUT, sys.executable, "-c", LOADED, word, **places)
+    done = called(CHECKOUT, sys.executable, "-c", loading(HEAVY), word, **places)
     assert (done.returncode, done.stdout.startswith(said)) == (0, True), done.stderr
     assert done.stdout.endswith("loaded:\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_of_commands_loads_nothing_of_what_they_do() -> None:
+    done = called(CHECKOUT, sys.executable, "-c", loading(ROOMS), "--list")
+    assert (done.returncode, done.stdout.endswith("loaded:\n")) == (0, True), done.stdout[-300:] + done.stderr
 
 
 KNOWN, JOBS = ", ".join(image_frameworks()), ", ".join(job_names())
