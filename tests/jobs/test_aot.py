@@ -62,6 +62,14 @@ def test_the_smallest_job_hands_over_its_step_too() -> None:
 
 
 @pytest.mark.slow
+def test_a_step_that_does_not_fit_says_what_it_needs_of_how_much() -> None:
+    found = compiled("jax_hello", "v5litepod-1", "--batch-size", "3000000000")
+    memory = found.answer["memory"]
+    assert not found.fits
+    assert memory["limit"] < 16 * 2**30 < memory["batch"] <= memory["total"]
+
+
+@pytest.mark.slow
 def test_what_only_the_devices_tell_is_refused_in_the_jobs_own_words() -> None:
     with pytest.raises(RequestError, match="--fsdp 8: a group lies within a slice"):
         compiled("flax_mlm", "v5litepod-4", *NARROW, "--fsdp", "8", slices=2)

@@ -155,6 +155,26 @@ def test_sorts_and_kernels_without_an_estimate_are_counted_and_what_takes_no_tim
 
 
 @pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        (
+            "E1000: CompileTimeHbmOom: the total memory required (48.00G) exceeds available HBM (15.75G).",
+            (48 * 2**30, round(15.75 * 2**30)),
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 512.50M of 256.0M hbm.",
+            (round(512.5 * 2**20), 256 * 2**20),
+        ),
+        ("INTERNAL: Mosaic failed to compile TPU kernel", None),
+    ],
+)
+def test_a_program_that_is_too_large_is_told_from_one_that_cannot_be_compiled(
+    message: str, found: tuple[int, int] | None
+) -> None:
+    assert hlo.out_of_memory(message) == found
+
+
+@pytest.mark.parametrize(
     ("shape", "size"),
     [
         ("bf16[64,128]{1,0:T(8,128)(2,1)S(1)}", 64 * 128 * 2),

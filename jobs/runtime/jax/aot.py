@@ -17,7 +17,6 @@ import importlib
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections import Counter
@@ -37,8 +36,6 @@ from jobs.runtime.jax import hlo
 FOLDER = "aot"
 HOOK = "lower_step"
 MODULES = ("step", "train")
-OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
-POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,10 +154,10 @@ def _compile(lowered: jax.stages.Lowered, step: TrainStep, devices: Sequence[jax
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        match = OUT_OF_MEMORY.search(str(error))
-        if match is None:
+        out_of_memory = hlo.out_of_memory(str(error))
+        if out_of_memory is None:
             raise
-        used, limit = (round(float(match[at]) * 1024 ** POWERS[match[at + 1]]) for at in (1, 3))
+        used, limit = out_of_memory
         held["temporaries"] = max(0, used - sum(held.values()))
         return {
             "fits": False,

@@ -199,6 +199,22 @@ def trip_count(loop: Instruction, found: Mapping[str, Sequence[Instruction]]) ->
     return 1
 
 
+_OUT_OF_MEMORY = (
+    re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
+    re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
+)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def out_of_memory(message: str) -> tuple[int, int] | None:
+    """(needed, available) bytes of a device, where the compiler's error says that they are not enough; else None."""
+    for pattern in _OUT_OF_MEMORY:
+        if match := pattern.search(message):
+            needed, available = (round(float(match[at]) * 1024 ** _POWERS[match[at + 1]]) for at in (1, 3))
+            return needed, available
+    return None
+
+
 # --- where the time goes ---------------------------------------------------------------------------------------------
 
 _WRAPPED = re.compile(r"^(?:transpose|jvp|vmap|remat|checkpoint|rematted_computation)\((.*)\)$")
