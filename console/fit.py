@@ -235,6 +235,9 @@ def fit(
             note(line)
         if compare:
             terminal().print(table(places, estimates))
+            for place, found in zip(places, estimates, strict=True):
+                if isinstance(found, str):
+                    note(f"{place.name}: {found}")
             note(
                 f"USD at list prices of {catalogue.PRICES_READ_IN} in the cheapest zone; all of it is an estimate"
             )
@@ -483,7 +486,7 @@ def table(places: Sequence[Place], estimates: Sequence[Estimate | str]) -> Table
 
 def _row(found: Estimate | str) -> list[str]:
     if isinstance(found, str):
-        return [found]
+        return ["–"]
     memory = f"{_gib(found.answer['memory']['total'])} of {_gib(found.memory_limit)}"
     if not found.fits:
         return ["no", memory]

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,19 +46,6 @@ def train(run: process.Run, config: Config) -> process.Final:
     return {"steps": config.steps}
 
 
-def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
-    """The step for devices that need not be there (`fab fit`)."""
-    everywhere = distributed.Devices(devices)
-    step: Any = everywhere.jit(take_step)
-    drawn = jax.eval_shape(first_state)
-    state = aot.shapes(drawn, jax.tree.map(lambda _: everywhere.whole, drawn))
-    batch = [jax.ShapeDtypeStruct((config.batch_size,), jnp.float32, sharding=everywhere.by_row)] * 2
-    return aot.TrainStep(
-        traced=step.trace(state, *batch),
-        arguments=(state, *batch),
-        parameters=state[0],
-        optimizer=state[1],
-        unit="points",
-        per_step=config.batch_size,
-        steps=config.steps,
-    )
+def lower_step(config: Config, devices: Any) -> aot.TrainStep:
+    point_B = jax.ShapeDtypeStruct((config.batch_size,), jnp.float32)
+    return aot.plain_step(devices, first_state, take_step, (point_B, point_B), "points", config.steps)

@@ -195,7 +195,8 @@ def test_slices_are_compared_in_a_table_or_as_one_object_and_each_figure_is_call
 
     text = run(False)
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith(("v6e", "v5"))}
-    assert "yes" in rows["v6e-16"] and "no" in rows["v5litepod-16"] and "--batch-size 32" in rows["v6e-64"]
+    assert "yes" in rows["v6e-16"] and "no" in rows["v5litepod-16"] and "–" in rows["v6e-64"]
+    assert "--batch-size 32: is shared out over 64 devices" in rows["v6e-64:"]
     assert "an estimate by the TPU compiler (libtpu 0, jax 0); nothing was run" in text
     found = json.loads(run(True))
     assert found["is_estimate"] is True

@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from jax.experimental import topologies
 from contracts.errors import DONE, WRONG_REQUEST, RequestError
 from contracts.files import DiskFiles
 from jobs.runtime import option_rules
-from jobs.runtime.jax import hlo
+from jobs.runtime.jax import distributed, hlo
 
 FOLDER = "aot"
 HOOK = "lower_step"
@@ -63,6 +63,32 @@ def shapes(tree: Any, shardings: Any) -> Any:
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
         shardings,
+    )
+
+
+def plain_step(
+    devices: Sequence[jax.Device],
+    first_state: Callable[[], Any],
+    take_step: Callable[..., Any],
+    batch: Sequence[jax.ShapeDtypeStruct],
+    unit: str,
+    steps: int | None,
+) -> TrainStep:
+    """The step of a job that trains by `distributed.Devices`: (state, *batch) to (state, loss), where a state is the
+    parameters and the optimizer's state. batch: its arrays, of which each device has its rows."""
+    everywhere = distributed.Devices(devices)
+    drawn = jax.eval_shape(first_state)
+    state = shapes(drawn, jax.tree.map(lambda _: everywhere.whole, drawn))
+    rows = shapes(list(batch), [everywhere.by_row] * len(batch))
+    step: Any = everywhere.jit(take_step)
+    return TrainStep(
+        traced=step.trace(state, *rows),
+        arguments=(state, *rows),
+        parameters=state[0],
+        optimizer=state[1],
+        unit=unit,
+        per_step=batch[0].shape[0],
+        steps=steps,
     )
 
 
