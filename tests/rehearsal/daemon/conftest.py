@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from contracts.inventory import RECORDED, from_json
+from launch.inventories import with_kept
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.daemon.node_machines import NodeMachines
@@ -54,9 +58,25 @@ class Person:
         return done.stdout
 
     def hosts(self) -> dict[str, str]:
-        """Name → host key, as the inventory has them."""
-        (one,) = json.loads(state.open_rehearsal(self.environ).inventory_json)["slices"]
-        return {host["name"]: host["host_keys"][0] for host in one["hosts"]}
+        """Name → host key, as the inventory has them, or what `fab recover` has recorded of a slice since."""
+        opened = state.open_rehearsal(self.environ)
+        (one,) = with_kept(from_json(opened.inventory_json), self._recorded(opened)).slices
+        return {host.name: host.host_keys[0] for host in one.hosts}
+
+    def _recorded(self, opened: state.OpenRehearsal) -> bytes | None:
+        control = from_json(opened.inventory_json).control
+        if control is None or "STORAGE_EMULATOR_HOST" not in opened.environment:
+            return None
+        bucket, _, folder = control.removeprefix("gs://").partition("/")
+        name = urllib.parse.quote(f"{folder}/{RECORDED}", safe="")
+        url = f"{opened.environment['STORAGE_EMULATOR_HOST']}/storage/v1/b/{bucket}/o/{name}?alt=media"
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return None
 
     def ssh(self, name: str, command: str) -> subprocess.CompletedProcess[str]:
         """Through the stand-in for gcloud, with the pinned key."""
