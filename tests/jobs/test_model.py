@@ -21,7 +21,7 @@ from jobs.flax_mlm import model as modelling
 from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, MaskRule, forward_flops, mask, step_flops
-from jobs.runtime.jax import custom_gradients, ops
+from jobs.runtime.jax import aot, custom_gradients, ops
 from jobs.runtime.processor import multiplies_bfloat16
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -520,3 +520,14 @@ def test_on_a_gpu_an_odd_number_of_positions_with_documents_is_not_cudnns(
     of_BM = segments()[:, :positions] if documents else None
     ops.attend(q_BMHK[:, :positions], k_BSHK, v_BSHK, of_BM, of_BS)
     assert seen == (["cudnn"] if takes_cudnn else [])
+
+
+def test_the_operations_and_bytes_of_a_kernel_are_counted_for_all_points_of_its_grid() -> None:
+    """Of splash attention: two products of all positions with all, for each head and row; q, k, v and the result."""
+    rows, positions, heads, width = 2, 512, 3, 64
+    q_BSHK = jax.ShapeDtypeStruct((rows, positions, heads, width), jnp.bfloat16)
+    traced = jax.make_jaxpr(lambda q, k, v: ops.splash(q, k, v, None, interpret=True))(q_BSHK, q_BSHK, q_BSHK)
+    (kernel,) = aot.kernels(traced.jaxpr)
+    assert kernel["count"] == 1
+    assert kernel["operations"] == 2 * 2 * rows * heads * positions**2 * width
+    assert kernel["bytes"] == pytest.approx(4 * 2 * rows * positions * heads * width, rel=0.01)
