@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,17 @@ class World:
         self._documents, self._say, self._program, self._asked = documents, say, program, asked
         self.backoff = backoff or Backoff(say=say)
         self._make_client = client
-        self._content = Content(runs={}, slices={}, others={}, unreadable={})
+        self._local = threading.local()  # what one slice is done by is not what another thread has read
+
+    @property
+    def _content(self) -> Content:
+        none = Content(runs={}, slices={}, others={}, unreadable={})
+        found: Content = getattr(self._local, "content", none)
+        return found
+
+    @_content.setter
+    def _content(self, content: Content) -> None:
+        self._local.content = content
 
     @functools.cached_property
     def client(self) -> Client:
