@@ -207,9 +207,12 @@ class Reconciler:
         for name, problem in content.unreadable.items():
             self._tell(name, f"{problem}; the others go on without it")
         self._witness.deliver([run for run in content.runs.values() if run.notices])
-        for run in content.runs.values():
-            if run.end is not None and run.desired == "removed":
-                self._remove(run)
+        removed = [run for run in content.runs.values() if run.end is not None and run.desired == "removed"]
+        if removed:
+            with contextlib.suppress(*self._refusals):
+                self._world.slices(content)  # their hosts are known by that
+        for run in removed:
+            self._remove(run)
         living = [run for run in content.runs.values() if run.end is None]
         used = {run.slice for run in living}
         for each in content.slices.values():
