@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BUILD_LIMIT_S = 1800.0
 LAUNCH_LIMIT_S = 600.0  # with the pull of the image, on a computer that is shared with others
-STEPS = 6000
+STEPS = 15_000
 # A model so small that compiling it is most of its start, and so many steps that it is caught in the midst of them.
 SIZES = (
     "--layers 1 --width 32 --heads 2 --ff-width 64 --vocab-size 300 --max-positions 32 --sequence-length 16"
