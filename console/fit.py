@@ -508,8 +508,8 @@ def _as_json(
 
 
 def _gib(size: float) -> str:
-    """Two places, or as many as show a digit."""
-    return f"{size / GIB:.2f}" if size >= GIB / 100 else f"{size / GIB:.1g}"
+    """Two places, and of what is smaller that it is."""
+    return f"{size / GIB:.2f}" if not 0 < size < GIB / 100 else "< 0.01"
 
 
 def _ms(seconds: float) -> str:
