@@ -103,6 +103,15 @@ def answer(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     ).stdout.strip()  # fmt: skip
 
 
+def runs(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a command that is there also runs: a pyenv shim fails for the versions that it is not installed in."""
+    try:
+        answer(argv, environ)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
 def fingerprint(*parts: bytes) -> str:
     """One hash over parts; moving a byte from one part to the next changes it."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -216,7 +225,8 @@ class Checkout:
             shutil.rmtree(str(self.uv_home))
         path = os.pathsep.join([str(self.venv / "bin"), self.environ.get("PATH", os.defpath)])
         with tempfile.TemporaryDirectory() as scratch:
-            if (uv := shutil.which("uv", path=path)) is not None:
+            uv = shutil.which("uv", path=path)
+            if uv is not None and runs([uv, "--version"], self.environ):
                 pip = [uv, "pip", "install", "--python", sys.executable]
             elif importlib.util.find_spec("pip"):
                 pip = [sys.executable, "-m", "pip", "install"]

@@ -194,6 +194,26 @@ def test_an_environment_stays_on_its_lock_until_another_is_asked_for(root: Path,
         make(root)
 
 
+def test_a_uv_on_the_path_that_does_not_run_fetches_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetchers: list[str] = []
+
+    def note(argv: Sequence[str], _purpose: str, _environ: Mapping[str, str]) -> None:
+        fetchers.append(argv[0])
+        (root / ".uv").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(install, "carry_out", note)
+    shim, environ = (
+        tmp_path / "shims" / "uv",
+        {**os.environ, "PATH": f"{tmp_path / 'shims'}:{os.environ['PATH']}"},
+    )
+    for body, is_used in (("exit 127", False), ("echo uv 0.9", True)):
+        program(shim, body)
+        Checkout(root, lock=None, python="", environ=environ).fetch_uv()
+        assert (fetchers[-1] == str(shim)) is is_used
+
+
 def test_of_two_makes_at_once_one_waits(root: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     installing, waiting = threading.Event(), threading.Event()
 
