@@ -25,7 +25,7 @@ from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs
+from launch import jobs, output
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job
 from launch.output import counted, printable, say, terminal
@@ -467,18 +467,9 @@ def change_lines(changed: tuple[Words, Estimate] | None) -> Iterator[str]:
 
 def table(places: Sequence[Place], estimates: Sequence[Estimate | str]) -> Table:
     """Return a row for each slice: whether it fits, the estimate, and what a million costs."""
-    made = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in (
-        "slice",
-        "fits",
-        "GiB",
-        "step at least",
-        "at most a second",
-        "MFU",
-        "USD a million",
-        "spot",
-    ):
-        made.add_column(heading, justify="left" if heading in ("slice", "fits") else "right", no_wrap=True)
+    measures = ("GiB", "step at least", "at most a second", "MFU", "USD a million", "spot")
+    made = output.table("slice", "fits", *measures, right=measures)
+    made.columns[0].no_wrap = True
     for place, found in zip(places, estimates, strict=True):
         made.add_row(place.name, *_row(found))
     return made

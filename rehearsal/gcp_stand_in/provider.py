@@ -102,7 +102,10 @@ class Provider:
         name = thing.inputs.get("name")
         if thing.type == NODE_POOL and self.world.find(thing.type, thing.id):
             raise WorldError(f"resource - {thing.id} - already exists")
-        self.world.add(thing)
+        if kind_of(thing.type).is_binding and self.world.find(thing.type, thing.id):
+            self.world.put(thing)
+        else:
+            self.world.add(thing)
         while self.world.is_held(thing.id):
             time.sleep(HELD_POLL_S)
         reason = self.world.no_room(name) if thing.type == NODE_POOL else None

@@ -28,6 +28,7 @@ class Kind:
     grows: of in_place, those that are made again when they get smaller. fill: (inputs, a number that is nobody else's)
     to what Google adds. names_itself: the provider can choose the name. sorted_by: of an input that is a list of
     objects, the field by which Google returns it sorted. secrets: paths of outputs that the provider marks as secret.
+    is_binding: it is a line of a policy, and one that is there already may be added again.
     computed: inputs that Google fills in where they are left out, so that leaving one out is no change. completed:
     inputs that are objects, in which Google fills in more.
     """
@@ -42,6 +43,7 @@ class Kind:
     secrets: str = ""
     computed: str = ""
     completed: str = ""
+    is_binding: bool = False
 
     def replaces(self, name: str, old: object, new: object) -> bool:
         """Whether this change of an input makes the resource again."""
@@ -149,7 +151,11 @@ def _pool(inputs: Json, _number: int) -> Json:
 
 
 def _member(of: str) -> Kind:
-    return Kind(id=f"{of}/{{role}}/{{member}}", fill=lambda _inputs, number: {"etag": f"BwY{number:09d}="})
+    return Kind(
+        id=f"{of}/{{role}}/{{member}}",
+        fill=lambda _inputs, number: {"etag": f"BwY{number:09d}="},
+        is_binding=True,
+    )
 
 
 _CLUSTER = "projects/{project}/locations/{location}/clusters/{cluster}"

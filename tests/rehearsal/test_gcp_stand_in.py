@@ -211,6 +211,15 @@ def test_what_is_made_is_in_the_world_until_it_is_deleted_and_its_name_is_taken(
         gcp.update(urn(DISK), own_id, DISK_INPUTS, DISK_INPUTS | {"size": 20}, 0)
 
 
+def test_a_line_of_a_policy_that_is_there_already_may_be_added_again(gcp: Provider) -> None:
+    """As after an `up` that was interrupted before the engine had noted it."""
+    member = {"bucket": "b", "role": "roles/storage.objectViewer", "member": "user:ann@example.com"}
+    first, second = (
+        gcp.create(urn("gcp:storage/bucketIAMMember:BucketIAMMember"), member, 0)[0] for _ in range(2)
+    )
+    assert first == second
+
+
 def test_what_is_in_use_is_kept_but_a_disk_is_taken_out_of_the_machine_that_runs(
     gcp: Provider, world: World
 ) -> None:
