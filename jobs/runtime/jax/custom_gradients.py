@@ -350,8 +350,8 @@ def _cross_entropy_backward(
     is_target_RV = targets_R[:, None] == jnp.arange(narrow_VD.shape[0])
     of_logits_RV = exponentials_RV * scale_R1 - jnp.where(is_target_RV, each_R1, 0)
     of_logits_VR = of_logits_RV.astype(x_RD.dtype).T
-    ones_RC = jnp.broadcast_to(jnp.arange(BIAS_COLUMNS) == 0, (x_RD.shape[0], BIAS_COLUMNS))
-    of_bias_VC = _wide_product(of_logits_VR, ones_RC.astype(x_RD.dtype))
+    first_RC = jnp.broadcast_to(jnp.arange(BIAS_COLUMNS) == 0, (x_RD.shape[0], BIAS_COLUMNS))
+    of_bias_VC = _wide_product(of_logits_VR, first_RC.astype(x_RD.dtype))
     of_table_VD = _wide_product(of_logits_VR, x_RD)
     return of_x_RD.astype(x_BMD.dtype).reshape(x_BMD.shape), of_table_VD, of_bias_VC.sum(-1), None, None
 
