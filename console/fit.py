@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,16 +18,15 @@ from rich.table import Table
 
 from backends.local import environments
 from contracts.durations import spoken
-from contracts.errors import DONE, FAILED, WRONG_REQUEST, RequestError
+from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Capacity
 from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from jobs.runtime.cache import user_cache_dir
 from launch import jobs, output
-from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job
-from launch.output import counted, printable, say, terminal
+from launch.output import counted, say, terminal
 
 FRAMEWORK = "jax"
 ENVIRONMENT = "tpu"
@@ -286,28 +284,16 @@ def measure(job: Job, config: Any, place: Place) -> Estimate:
         "cache_dir": str(user_cache_dir(os.environ)),
         **place.topology,
     }
-    python = str(environments.python_of(ENVIRONMENT))
-    try:
-        done = subprocess.run(
-            [python, "-P", "-m", "jobs.runtime.jax.aot"],
-            input=json.dumps(asked),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, **COMPILER, "PYTHONPATH": str(CHECKOUT)},
-        )
-    except subprocess.TimeoutExpired:
-        raise HostError(
-            host="here", reason=f"{place.name}: the compiler was not done within {spoken(LIMIT_S)}"
-        ) from None
-    last = printable((done.stderr.strip().splitlines() or [""])[-1])
-    if done.returncode == WRONG_REQUEST:
-        raise RequestError(last.removeprefix("error: "))
-    if done.returncode != 0:
-        raise HostError(host="here", reason=f"{place.name}: the compiler failed: {last}")
-    return Estimate(place=place, answer=json.loads(done.stdout.strip().rpartition("\n")[2]))
+    answer = environments.answer_of(
+        ENVIRONMENT,
+        ["jobs.runtime.jax.aot"],
+        asked,
+        variables=COMPILER,
+        limit_s=LIMIT_S,
+        late=f"{place.name}: the compiler was not done within {spoken(LIMIT_S)}",
+        failed=f"{place.name}: the compiler failed: ",
+    )
+    return Estimate(place=place, answer=answer)
 
 
 # --- what would fit --------------------------------------------------------------------------------------------------

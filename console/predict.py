@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from contracts.run_directory import EXPORT
 from jobs.runtime.cache import build_once, user_cache_dir
 from jobs.runtime.report.render import quoted
 from launch import jobs, runs
-from launch.hosts import HostError
-from launch.jobs import CHECKOUT, Job
+from launch.jobs import Job
 from launch.output import printable, say, terminal
 from launch.runs import Run
 from launch.targets import Target
@@ -126,27 +124,17 @@ def ask(job: Job, export: str, questions: dict[str, Any]) -> Answers:
         HostError: it ended otherwise.
     """
     environments.ensure(job.framework, note)
-    python = str(environments.python_of(job.framework))
-    cache_dir = str(user_cache_dir(os.environ))
-    try:
-        done = subprocess.run(
-            [python, "-P", "-m", f"jobs.{job.name}.predict", export, cache_dir],
-            input=json.dumps(questions),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, **ON_CPU, "PYTHONPATH": str(CHECKOUT)},
-        )
-    except subprocess.TimeoutExpired:
-        raise HostError(host="here", reason=f"{export}: no answer within {spoken(LIMIT_S)}") from None
-    message = printable((done.stderr.strip().splitlines() or [""])[-1])
-    if done.returncode == 2:
-        raise RequestError(message.removeprefix("error: "))
-    if done.returncode != 0:
-        raise HostError(host="here", reason=f"{export} cannot be used: {message}", remedy="`make install`")
-    answers: Answers = json.loads(done.stdout.strip().rpartition("\n")[2])["answers"]
+    answer = environments.answer_of(
+        job.framework,
+        [f"jobs.{job.name}.predict", export, str(user_cache_dir(os.environ))],
+        questions,
+        variables=ON_CPU,
+        limit_s=LIMIT_S,
+        late=f"{export}: no answer within {spoken(LIMIT_S)}",
+        failed=f"{export} cannot be used: ",
+        remedy="`make install`",
+    )
+    answers: Answers = answer["answers"]
     return answers
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from contracts.durations import DAY_S, spoken
-from contracts.errors import RequestError
+from contracts.errors import WRONG_REQUEST, RequestError
 from jobs.runtime.cache import user_cache_dir
+from launch.hosts import HostError
 from launch.jobs import CHECKOUT
+from launch.output import printable
 from launch.targets import OWN_FRAMEWORK, Say
 
 MAKE_LIMIT_S = 3600.0
@@ -39,6 +43,47 @@ def python_of(framework: str) -> Path:
         RequestError: there is no lock of that framework for CPUs.
     """
     return Path(sys.executable) if framework == OWN else _home(framework) / "bin" / "python"
+
+
+def answer_of(
+    framework: str,
+    words: Sequence[str],
+    request: Mapping[str, Any],
+    *,
+    variables: Mapping[str, str],
+    limit_s: float,
+    late: str,
+    failed: str,
+    remedy: str = "",
+) -> Any:
+    """Return what a module of this checkout answers in a framework's environment, which is there.
+
+    words: the module and its arguments. It is given the request as JSON, and its last line is the answer as JSON.
+    late: the message if it takes too long. failed: what stands before its last line if it ends otherwise.
+
+    Raises:
+        RequestError: the request cannot be carried out; the module's own words.
+        HostError: it took too long, or ended otherwise.
+    """
+    try:
+        done = subprocess.run(
+            [str(python_of(framework)), "-P", "-m", *words],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+            env={**os.environ, **variables, "PYTHONPATH": str(CHECKOUT)},
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(host="here", reason=late) from None
+    message = printable((done.stderr.strip().splitlines() or [""])[-1])
+    if done.returncode == WRONG_REQUEST:
+        raise RequestError(message.removeprefix("error: "))
+    if done.returncode != 0:
+        raise HostError(host="here", reason=failed + message, remedy=remedy)
+    return json.loads(done.stdout.strip().rpartition("\n")[2])
 
 
 def ensure(framework: str, say: Say) -> None:

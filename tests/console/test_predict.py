@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from console import predict as predicting
 from contracts.errors import RequestError
@@ -164,7 +165,7 @@ def test_the_latest_run_is_the_latest_that_can_predict_and_of_a_job_the_latest_t
 def test_a_module_that_refuses_is_quoted_and_one_that_breaks_is_told_with_its_last_line(
     runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(environments, "CHECKOUT", tmp_path)
     own = dataclasses.replace(jobs.find("flax_mlm"), name="own")
     asked = {"inputs": ["a"], "second": None}
     module = tmp_path / "jobs/own/predict.py"
