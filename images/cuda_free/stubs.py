@@ -4,9 +4,10 @@
 
 torch from the Python registry is linked against a dozen CUDA libraries, gigabytes that a host with TPUs has no use for
 and that torch cannot be loaded without. For each this makes a small library of the same name beside torch's own,
-with just those functions that torch asks for, under the versions it asks for. They answer as on a machine without a
-device. Any call that is not for asking fails with an error code, which torch raises, and says on standard error which
-function it was. Needs objdump, nm and gcc; standard library alone, because it runs in the build of an image."""
+with just those functions that torch asks for, under the versions it asks for. They answer as NVIDIA's do on a machine
+without a device: a function that needs one returns an error code, which torch raises where it matters. They print
+nothing, because libraries ask for a device where nobody wants CUDA (transformers: whether a graph is captured now).
+Needs objdump, nm and gcc; standard library alone, because it runs in the build of an image."""
 
 from __future__ import annotations
 
@@ -26,19 +27,9 @@ ROOTS = ("_C.*.so", "lib/libtorch_global_deps.so", "lib/libtorch_python.so")
 NVIDIA = re.compile(r"lib(cu[a-zA-Z]+|nccl|nvrtc|nvshmem_host|nvToolsExt|nvJitLink)\.so\.\d+")
 OF_NVIDIA = re.compile(r"(cu|nccl|nv)[a-zA-Z]")
 
-HEAD = """\
-extern long write(int, const void *, unsigned long);
-static const char why[] = "this image has no CUDA: its NVIDIA libraries are stand-ins";
-static int refuse(const char *name, unsigned long length, int *said) {
-  if (!*said) { *said = 1; write(2, name, length); }
-  return 100;
-}
-"""
-# 100 is cudaErrorNoDevice; to all the other libraries it is some error, because only 0 is none.
-REFUSES = (
-    'int {name}(void) {{ static int said; static const char line[] = "{name}: this image has no CUDA\\n";'
-    " return refuse(line, sizeof line - 1, &said); }}"
-)
+HEAD = 'static const char why[] = "this image has no CUDA: its NVIDIA libraries are stand-ins";\n'
+# cudaErrorNoDevice; to all the other libraries it is some error, because only 0 is none.
+REFUSES = "int {name}(void) {{ return 100; }}"
 # Called while torch's libraries are loaded and unloaded, device or none: tables of GPU code are made known.
 REGISTERS = "void *{name}(void) {{ return 0; }}"
 TEXT = "const char *{name}(void) {{ return why; }}"
@@ -46,8 +37,6 @@ TEXT = "const char *{name}(void) {{ return why; }}"
 ANSWERS = {
     "cudaGetDeviceCount": "int {name}(int *count) {{ *count = 0; return 0; }}",
     "cudaDriverGetVersion": "int {name}(int *version) {{ *version = 0; return 0; }}",
-    "cudaGetLastError": "int {name}(void) {{ return 100; }}",
-    "cudaPeekAtLastError": "int {name}(void) {{ return 100; }}",
     "cuptiGetResultString": "int {name}(int code, const char **text) {{ *text = why; return 0; }}",
     "ncclGetLastError": TEXT,
 }

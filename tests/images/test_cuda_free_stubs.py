@@ -114,7 +114,7 @@ def test_a_torch_that_is_not_as_expected_is_an_error_and_no_broken_image(tmp_pat
 
 
 @needs_a_compiler
-def test_stand_ins_say_there_is_no_device_and_name_once_what_else_is_called(tmp_path: Path) -> None:
+def test_stand_ins_answer_that_there_is_no_device_and_print_nothing(tmp_path: Path) -> None:
     made = tmp_path / CUDART.name
     stubs.compile_stub(CUDART, made)
     done = subprocess.run(
@@ -123,7 +123,7 @@ def test_stand_ins_say_there_is_no_device_and_name_once_what_else_is_called(tmp_
     )  # fmt: skip
     assert done.stdout.splitlines()[:2] == ["0 0", "0 100 100"]
     assert "this image has no CUDA" in done.stdout.splitlines()[2]
-    assert done.stderr == "cudaMalloc: this image has no CUDA\n"
+    assert done.stderr == ""
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", "--with-symbol-versions", str(made)],
         capture_output=True, text=True, timeout=60, check=True,
