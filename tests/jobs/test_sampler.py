@@ -77,7 +77,7 @@ def test_a_host_is_sampled_from_attempt_to_attempt_until_the_process_that_starte
             least = len(before) + 3
             until(lambda least=least: len(points(directory, host)) >= least)  # type: ignore[misc]
             (child,) = psutil.Process(process.pid).children()
-            assert child.nice() == sampler.NICENESS
+            assert child.nice() == min(os.nice(0) + sampler.NICENESS, 19)
             process.send_signal(signal.SIGKILL)
             until(lambda child=child: not child.is_running(), 5)  # type: ignore[misc]
         assert points(directory, host)[: len(before)] == before
@@ -95,7 +95,8 @@ def test_a_host_is_sampled_from_attempt_to_attempt_until_the_process_that_starte
 
     files = glob.glob(f"{directory.url}/tensorboard/hosts/{host}/*")
     events = [event for file in files for event in EventFileLoader(file).Load()]
-    assert len(files) == 2 and len(events) >= len(before)
+    # A sample's event is written behind the host's file, so each kill may have cost one.
+    assert len(files) == 2 and len(events) >= len(before) - 2
     assert {value.tag for event in events for value in event.summary.value} >= {
         "host/cpu_pct",
         "host/memory_mib",
