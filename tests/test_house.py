@@ -189,9 +189,9 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
 
 
 def test_every_path_in_the_readmes_tables_exists() -> None:
-    """The map of files, "to change X, edit Y" and the parts of docs/architecture.md; a name in capitals is a blank."""
-    words = (ROOT / "README.md").read_text().partition("## Map of files")[2]
-    words += (ROOT / "docs" / "architecture.md").read_text()
+    """The map of folders, "to change X, edit Y" and docs/architecture.md; a name in capitals is a blank."""
+    pages = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
+    words = "".join((ROOT / page).read_text() for page in pages)
     rooms = "|".join([*ROOMS, "bench", "docs", "requirements", "tests", "tools"])
     paths = set(re.findall(rf"`((?:{rooms})/[\w./-]*)`", words))
     assert len(paths) > 30
