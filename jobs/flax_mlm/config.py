@@ -27,14 +27,15 @@ SIZES = {
     "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512, "vocab_size": 2048},
     "small": {"layers": 4, "width": 256, "heads": 4, "ff_width": 1024, "vocab_size": 8192},
     "base": {"layers": 12, "width": 768, "heads": 12, "ff_width": 3072, "vocab_size": 50265},
+    "large": {"layers": 24, "width": 1024, "heads": 16, "ff_width": 4096, "vocab_size": 50265},
 }
-"""`base` is RoBERTa-base (Liu et al. 2019, table 9); the vocabulary counts where a tokenizer is trained."""
+"""`base` and `large` are RoBERTa's (Liu et al. 2019, table 9); the vocabulary counts where a tokenizer is trained."""
 
 MAX_POSITIONS = 512
 """As RoBERTa (Liu et al. 2019)."""
 
-LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
-"""Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
+LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4, "large": 4e-4}
+"""Peaks: base and large from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
 
 VOCABULARY_MULTIPLE = 128
 """The token table has a multiple of this many rows, as wide as a matrix unit, and --fsdp shares them out evenly."""
@@ -88,7 +89,7 @@ class Config:
     init_from: str | None = None
     """A Hugging Face folder of a RobertaForMaskedLM to continue from (gs://… too; latest:flax_mlm: the export of the
     latest run; a run's id: that run's): weights, tokenizer and sizes come from it."""
-    model: Literal["tiny", "small", "base"] = "tiny"
+    model: Literal["tiny", "small", "base", "large"] = "tiny"
     """The size that the options below start from."""
     vocab_size: int | None = None
     """Tokens of the vocabulary that is trained (default: the model's); of one that is given, the least that the model

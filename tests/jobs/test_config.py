@@ -14,7 +14,7 @@ from jobs.tf_images import config as tf_images
 from jobs.tf_squad import config as tf_squad
 
 
-@pytest.mark.parametrize("model", ["tiny", "small", "base"])
+@pytest.mark.parametrize("model", configs.SIZES)
 def test_every_named_model_can_run_and_a_dimension_that_is_given_counts_instead_of_its_own(
     model: Any,
 ) -> None:

@@ -52,9 +52,9 @@ def test_a_job_that_still_calls_its_framework_a_stack_is_understood(monkeypatch:
     ("typed", "lines"),
     [
         ("--steps x --model huge --lr", ["--steps x: must be a whole number",
-         "--model huge: choose one of tiny, small, base", "--lr: there is no such option"]),
+         "--model huge: choose one of tiny, small, base, large", "--lr: there is no such option"]),
         ("--model smal --sequence_length= --stepz 3", [
-         "--model smal: choose one of tiny, small, base; did you mean small?",
+         "--model smal: choose one of tiny, small, base, large; did you mean small?",
          "--sequence_length '': must be a whole number", "--stepz 3: there is no such option; did you mean --steps?"]),
         ("--steps --seed 1.5 --seed 1e3 --seed 1_0", ["--steps: needs a value", "--seed 1.5: must be a whole number",
          "--seed 1e3: must be a whole number", "--seed 1_0: must be a whole number"]),
@@ -136,7 +136,7 @@ def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_tod
             ),
             "seed": st.integers(0, 2**32 - 1),
             "vocab_size": st.none() | st.integers(300, 10**6),
-            "model": st.sampled_from(["tiny", "small", "base"]),
+            "model": st.sampled_from(["tiny", "small", "base", "large"]),
             "remat": st.booleans(),
         }
     )
