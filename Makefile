@@ -33,7 +33,6 @@ PROGRAMS = @$(MAKE) --no-print-directory programs || echo "make: tests that need
 
 .PHONY: test
 test: install ## run the tests that take seconds
-	$(PROGRAMS)
 	@$(BIN)/pytest $(WORKERS) -m "not slow and not nightly" --durations 10 --durations-min 1
 
 # Beside other work a machine can be slow enough for a real process to miss a test's time: what fails runs once more,

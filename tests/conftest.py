@@ -55,6 +55,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
+GO_BUILDS = {"cli", "control_plane", "plane"}
+"""Fixtures that need a program which no package carries and Go builds in minutes: Pulumi's engine, Kubernetes."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if GO_BUILDS.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The groups come first. Groups with a test that starts JAX in this process come last: a process with its threads
     may no longer be forked, which tests of the agent do."""
