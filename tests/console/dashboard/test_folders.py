@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
 from backends.local.local_backend import agents_here
-from bench.dashboard import make_run, run_id
 from console.dashboard.folders import Look, Place
 from console.dashboard.server import Dashboard
 from contracts.files import DiskFiles
 from jobs.runtime.bucket_files import BucketFiles
 from launch.remote_files import Buckets, HostFiles
 from launch.runs import RunsFolder
+from tests.console.dashboard.run_directories import make_run, run_id
 
 
 def place(folder: Path) -> Place:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from bench.dashboard import line, make_run, run_id
 from tests.console.dashboard.conftest import Serve
+from tests.console.dashboard.run_directories import line, make_run, run_id
 
 pytestmark = pytest.mark.slow
 SOON_MS = 15_000

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from backends.local.local_backend import local
-from bench.dashboard import make_run, run_id
 from console.dashboard import server
 from contracts.errors import RequestError
 from launch.jobs import CHECKOUT
 from tests.console.dashboard.conftest import Serve
+from tests.console.dashboard.run_directories import make_run, run_id
 
 SHA256 = re.compile(r"^\| `(uPlot[\w.]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 
