@@ -38,11 +38,9 @@ class Config:
     """Characters of a text at most."""
     most_connections: int = 1000
     """Connections at a time; others are answered with 503."""
-    receive_s: float = 10.0
-    """Seconds for a request to arrive."""
     wait_s: float = 30.0
     """Seconds that a request waits for its answer."""
-    stop_s: float = 20.0
+    stop_s: int = 20
     """Seconds for the requests under way when the server is stopped."""
 
 
