@@ -1,12 +1,13 @@
 """What the TPU compiler says of the jobs' training steps on slices that are not there: memory, estimated cycles, what
 devices send each other. No time is measured: the figures are the same on every machine, whatever else it does.
 
-Share: the model's own operations in a cycle, over those of a product of 8,192 by 8,192 by 8,192 by the same estimate.
-Kernels in Pallas, which have no estimate, are counted as `fab fit` does (docs/accelerators.md).
+python -m bench.tpu [--only TEXT …] [--ci] [--check | --write] [--peer]
 
-python -m bench.tpu [--only tiny v5litepod-4 | --kept] [--check | --write]
---only: cells whose name has all of these. --kept: those in bench/tpu_cells.json. --check: compare with that file, and
-end with 1 where an estimate rose by more than 3 %, with the operations that grew; --write: put there what was found.
+--only: cells whose name has all of these. --ci: those that CI compiles. --write: put each cell into
+bench/tpu_cells.json as soon as it is compiled, and the tables of all that are there into docs/benchmarks.md; the
+compiler's answers are kept as `fab fit` keeps them, so that a table that was interrupted goes on where it was.
+--check: compare those that are there with what the compiler says now, and end with 1 where an estimate has risen by
+more than 3 %, with what grew. --peer: the step of FlaxRobertaForMaskedLM too, by the compiler of its JAX's time.
 """
 
 from __future__ import annotations
@@ -17,33 +18,45 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from backends.local import environments
+from bench import tpu_product
+from bench.peers import PROGRAMS, run_in_peer
 from console.fit import COMPILER, ENVIRONMENT, GIB, Estimate, Place, measure
+from contracts.errors import DONE, FAILED, WRONG_REQUEST, RequestError
 from infra import catalogue
+from jobs.runtime.jax import hlo
 from launch import jobs
+from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 
-KEPT = Path(__file__).with_name("tpu_cells.json")
+RECORDS = Path(__file__).with_name("tpu_cells.json")
+PAGE = CHECKOUT / "docs" / "benchmarks.md"
 MOST_GROWTH = 0.03
-SPENT_KEPT = 30
-SLICES = (
-    *("v2-8", "v3-8", "v4-8", "v5litepod-4", "v5p-8", "v6e-8", "tpu7x-8"),
-    *("v4-32", "v5litepod-16", "v5p-32", "v6e-16"),
-    *("v4-512", "v5litepod-256", "v5p-512", "v6e-256"),
-)
-"""One host of each generation, 16 chips, 256 chips."""
+MOST_SPENT = 20
+"""Operations of a cell that are recorded, the largest first."""
+MIB = 2**20
+
+ONE_HOST = ("v2-8", "v3-8", "v4-8", "v5litepod-4", "v5p-8", "v6e-4", "tpu7x-8")
+"""Of four chips each."""
+CHIPS_16 = ("v2-32", "v3-32", "v4-32", "v5litepod-16", "v5p-32", "v6e-16", "tpu7x-32")
+CHIPS_256 = ("v2-512", "v3-512", "v4-512", "v5litepod-256", "v5p-512", "v6e-256", "tpu7x-512")
+DROPOUT = ("--dropout", "0.1")
 STEPS = {
-    "tiny 128": ("flax_mlm", 64, ("--model", "tiny", "--sequence-length", "128", "--dropout", "0.1")),
-    "base 128": ("flax_mlm", 64, ("--model", "base", "--sequence-length", "128", "--dropout", "0.1")),
-    "base 512": ("flax_mlm", 16, ("--model", "base", "--sequence-length", "512", "--dropout", "0.1")),
+    "tiny 128": ("flax_mlm", 64, ("--model", "tiny", "--sequence-length", "128", *DROPOUT)),
+    "base 128": ("flax_mlm", 64, ("--model", "base", "--sequence-length", "128", *DROPOUT)),
+    "base 512": ("flax_mlm", 16, ("--model", "base", "--sequence-length", "512", *DROPOUT)),
+    "large 128": ("flax_mlm", 64, ("--model", "large", "--sequence-length", "128", *DROPOUT)),
     "tiny 128 fsdp": ("flax_mlm", 64, ("--model", "tiny", "--sequence-length", "128", "--fsdp", "4")),
     "keras_glue": ("keras_glue", 8, ()),
 }
-"""A name: the job, rows a device, and its other options."""
+"""By name: the job, rows a device, and its other options."""
+EVERYWHERE = ("tiny 128", "base 128", "large 128", "keras_glue")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,128 +75,378 @@ class Cell:
     def name(self) -> str:
         return f"{self.step}, {self.place.name}"
 
-    def measure(self) -> Estimate:
+    @property
+    def rows(self) -> str:
+        return f"{self.step}, {STEPS[self.step][1]} rows a device"
+
+    def record(self) -> dict[str, Any]:
+        """What is recorded of it: the compiler's answer in short, or why there is none."""
         job_name, rows, words = STEPS[self.step]
         job = jobs.find(job_name)
         words = (*words, "--batch-size", str(rows * self.place.devices))
-        return measure(job, job.parse(words), self.place)
+        try:
+            return shortened(measure(job, job.parse(words), self.place).answer)
+        except (RequestError, HostError) as error:
+            return {"problem": str(error)}
+
+    def estimate(self, record: Mapping[str, Any]) -> Estimate:
+        return Estimate(place=self.place, answer=record)
 
 
-CELLS = (
-    *(Cell(step=step, accelerator=accelerator) for step in STEPS for accelerator in SLICES),
-    *(Cell(step=step, accelerator="v5litepod-4", slices=2) for step in ("tiny 128", "base 128")),
+CI = (
+    Cell(step="tiny 128", accelerator="v5litepod-4"),
+    Cell(step="tiny 128", accelerator="v5litepod-4", slices=2),
+    Cell(step="tiny 128 fsdp", accelerator="v6e-16"),  # four processes
+)
+"""One slice, two, and shared parameters on several hosts. As many as CI has time for: tiny takes a minute of processor
+time to compile, base three."""
+CELLS = tuple(
+    dict.fromkeys(
+        (
+            *CI,
+            *(Cell(step="base 512", accelerator=accelerator) for accelerator in ONE_HOST),
+            Cell(step="base 128", accelerator="v5litepod-4", slices=2),
+            *(
+                Cell(step=step, accelerator=accelerator)
+                for accelerators in (ONE_HOST, CHIPS_16, CHIPS_256)
+                for step in EVERYWHERE
+                for accelerator in accelerators
+            ),
+        )
+    )
 )
 
+GOALS = {
+    "base 128, v5litepod-4": 0.65,
+    "base 512, v5litepod-4": 0.65,
+    "large 128, v5p-8": 0.60,
+    "base 128, v6e-4": 0.40,
+    "large 128, v6e-4": 0.50,
+}
+"""Of the rate of the large product. A matrix unit of a v6e is wider than base's shapes fill."""
+PEER = ("v5e:2x2", 64, 128, "bfloat16")
+PEER_CELL = "base 128, v5litepod-4"
 
-def growth(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Say which operations grew where the cycles of a cell rose by more than MOST_GROWTH; None where they did not."""
-    if now["cycles"] <= before["cycles"] * (1 + MOST_GROWTH):
-        return None
-    rise = {name: cycles - before["spent"].get(name, 0) for name, cycles in now["spent"].items()}
-    grown = sorted((name for name in rise if rise[name] > 0), key=lambda name: -rise[name])[:3]
-    said = ", ".join(f"{name} +{rise[name]:,}" for name in grown)
-    percent = 100 * (now["cycles"] / before["cycles"] - 1)
-    return f"{before['cycles']:,} cycles are now {now['cycles']:,}, {percent:+.1f} %: {said}"
+
+# --- records ---------------------------------------------------------------------------------------------------------
 
 
-def kept(found: Estimate) -> dict[str, Any]:
-    """What is kept of a cell."""
-    answer = found.answer
-    spent = {f"{each['scope']}: {each['operation']}": each["cycles"] for each in answer["spent"][:SPENT_KEPT]}
+def shortened(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the compiler's answer what the tables and the comparison need."""
+    kept = ("compiler", "devices", "fits", "memory", "unit", "per_step", "model_operations")
+    record = {name: answer[name] for name in kept}
+    if not answer["fits"]:
+        return record
+    sent: Counter[tuple[str, str, bool]] = Counter()
+    for each in answer["collectives"]:
+        sent[each["kind"], each["reach"], each["is_async"]] += each["sent_bytes"]
     return {
-        "compiler": answer["compiler"],
+        **record,
         "cycles": answer["cycles"],
-        "memory": answer["memory"]["total"],
-        "spent": spent,
+        "memory_bytes": answer["memory_bytes"],
+        "kernels": answer["kernels"],
+        "collectives": [
+            {"kind": kind, "reach": reach, "is_async": is_async, "sent_bytes": size}
+            for (kind, reach, is_async), size in sent.items()
+        ],
+        "spent": {
+            f"{each['scope']}: {each['operation']}": each["cycles"] for each in answer["spent"][:MOST_SPENT]
+        },
     }
 
 
-def products(cells: Sequence[Cell]) -> dict[str, float]:
+def complaints(cell: Cell, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Say what has risen by more than MOST_GROWTH since `before`, and which of its parts the most; what no longer
+    compiles or fits."""
+    if "problem" in before or not before["fits"]:
+        return
+    if "problem" in now:
+        yield f"{cell.name}: {now['problem']}"
+        return
+    yield from _growth(
+        cell,
+        "bytes of memory",
+        before["memory"]["total"],
+        _parts(before),
+        now["memory"]["total"],
+        _parts(now),
+    )
+    if not now["fits"]:
+        return
+    yield from _growth(cell, "cycles", *_cycles(cell, before), *_cycles(cell, now))
+    yield from _growth(cell, "bytes sent", *_sent(before), *_sent(now))
+
+
+def _growth(
+    cell: Cell,
+    unit: str,
+    before: int,
+    parts_before: Mapping[str, int],
+    now: int,
+    parts_now: Mapping[str, int],
+) -> Iterator[str]:
+    if now <= before * (1 + MOST_GROWTH):
+        return
+    rise = {name: size - parts_before.get(name, 0) for name, size in parts_now.items()}
+    grown = sorted((name for name in rise if rise[name] > 0), key=lambda name: -rise[name])[:3]
+    parts = ", ".join(f"{name} +{rise[name]:,}" for name in grown)
+    percent = f"{100 * (now / before - 1):+.1f} %" if before else "from none"
+    yield f"{cell.name}: {before:,} {unit} are now {now:,}, {percent}: {parts}"
+
+
+def _parts(record: Mapping[str, Any]) -> dict[str, int]:
+    return {name: size for name, size in record["memory"].items() if name not in ("total", "limit")}
+
+
+def _cycles(cell: Cell, record: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """Of the whole step, with what is counted beside the compiler's estimate; and of its largest parts."""
+    estimate, clock_hz = cell.estimate(record), cell.place.accelerator.generation.clock_mhz * 1e6
+    counted = {
+        "kernels": round(estimate.kernels_s * clock_hz),
+        "sums between devices": round(estimate.collectives_s * clock_hz),
+    }
+    return record["cycles"] + sum(counted.values()), {**record["spent"], **counted}
+
+
+def _sent(record: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    parts = Counter[str]()
+    for each in record["collectives"]:
+        parts[f"{each['kind']} {each['reach']}"] += each["sent_bytes"]
+    return parts.total(), dict(parts)
+
+
+def read_records() -> dict[str, Any]:
+    records: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
+    return records
+
+
+def write_records(records: Mapping[str, Any]) -> None:
+    """Write them with a cell a line."""
+    cells = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(cell)}" for name, cell in sorted(records["cells"].items())
+    )
+    others = {name: value for name, value in records.items() if name != "cells"}
+    lines = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in sorted(others.items()))
+    RECORDS.write_text(f'{{\n{lines} "cells": {{\n{cells}\n }}\n}}\n', encoding="utf-8")
+
+
+# --- the compiler ----------------------------------------------------------------------------------------------------
+
+
+def products(generations: Sequence[str]) -> dict[str, float]:
     """The operations in a cycle of the large product on a device of each generation."""
-    of_one_host: dict[str, dict[str, Any]] = {}
-    for cell in CELLS:
-        of_one_host.setdefault(cell.place.accelerator.generation.name, cell.place.topology)
-    names = list(dict.fromkeys(cell.place.accelerator.generation.name for cell in cells))
+    hosts = {place.accelerator.generation.name: place for place in map(_one_host, ONE_HOST)}
+    answers = _cycles_of_products([hosts[name].topology for name in generations])
+    return {
+        name: 2 * tpu_product.SIDE**3 / cycles for name, (cycles,) in zip(generations, answers, strict=True)
+    }
+
+
+def products_of_step(cell: Cell) -> list[int]:
+    """The cycles of the products of a flax_mlm step, each by itself, and those of its attention."""
+    _, rows, words = STEPS[cell.step]
+    request = {**cell.place.topology, "model": [*words, "--batch-size", str(rows)]}
+    return _cycles_of_products([request])[0]
+
+
+def _cycles_of_products(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     done = subprocess.run(
-        [
-            *(str(environments.python_of(ENVIRONMENT)), "-P", "-m", "bench.tpu_product"),
-            *(json.dumps(of_one_host[name]) for name in names),
-        ],
+        [str(environments.python_of(ENVIRONMENT)), "-P", "-m", tpu_product.__name__],
+        input=json.dumps(requests),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
         check=True,
         env={**os.environ, **COMPILER, "PYTHONPATH": str(CHECKOUT)},
     )
-    return dict(zip(names, json.loads(done.stdout), strict=True))
+    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
 
+
+def _one_host(accelerator: str) -> Place:
+    return Place(accelerator=catalogue.accelerator(accelerator, "any"), slices=1)
+
+
+def measure_peer() -> dict[str, Any]:
+    """What FlaxRobertaForMaskedLM's step takes, by PEER."""
+    with tempfile.NamedTemporaryFile(mode="r", encoding="utf-8") as file:
+        words = [*map(str, PEER), file.name]
+        printed = run_in_peer("flax_tpu", PROGRAMS / "flax_tpu_step.py", words, limit_s=3600)
+        found = hlo.summary(file.read(), [(0, 0)] * 4)
+    return {"cycles": found.all_cycles, "memory": int(printed.split()[-1])}
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
 
 HEADING = (
-    "| step | slice | GiB a device | M cycles | kernels ms | share | step at least | MFU at most | MiB sent in a host "
-    "| between hosts | between slices | compiled in |\n|---|---|" + "---:|" * 10
+    "| step | slice | GiB a device | M cycles | kernels, ms | share | step at least | MFU at most | MiB sent within a "
+    "host | between hosts | between slices | waited for |\n|---|---|" + "---:|" * 10
+)
+GOALS_HEADING = (
+    "| step | slice | share | goal | its bytes alone | its products alone |\n|---|---|" + "---:|" * 4
 )
 
 
-def row(cell: Cell, found: Estimate, product: float) -> str:
+def share(cell: Cell, record: Mapping[str, Any], product: float) -> float:
+    """The model's own operations in a cycle, over those of the large product. Sums between devices are left out."""
+    clock_hz = cell.place.accelerator.generation.clock_mhz * 1e6
+    cycles = record["cycles"] + cell.estimate(record).kernels_s * clock_hz
+    return float(record["model_operations"] / record["devices"] / cycles / product)
+
+
+def row(cell: Cell, record: Mapping[str, Any], product: float) -> str:
     """A line of the table."""
-    _, rows, _ = STEPS[cell.step]
-    answer = found.answer
-    memory = f"{answer['memory']['total'] / GIB:.2f} of {found.memory_limit / GIB:.0f}"
-    if not found.fits:
-        return f"| {cell.step}, {rows} rows a device | {cell.place.name} | {memory}: does not fit |"
-    clock = cell.place.accelerator.generation.clock_mhz * 1e6
-    cycles = answer["cycles"] + found.kernels_s * clock
-    share = answer["model_operations"] / answer["devices"] / cycles / product
+    begin = f"| {cell.rows} | {cell.place.name} |"
+    if "problem" in record:
+        return f"{begin} {record['problem'].replace('|', '/')} |"
+    estimate = cell.estimate(record)
+    memory = f"{record['memory']['total'] / GIB:.2f} of {estimate.memory_limit / GIB:.0f}"
+    if not record["fits"]:
+        return f"{begin} {memory}: does not fit |"
     sent = [
-        found.sent_bytes(lambda each, reach=reach: each["reach"] == reach) / 2**20  # type: ignore[misc]
+        estimate.sent_bytes(lambda each, reach=reach: each["reach"] == reach) / MIB  # type: ignore[misc]
         for reach in ("within a host", "between hosts", "between slices")
     ]
-    cells = [
-        *(f"{cell.step}, {rows} rows a device", cell.place.name, memory),
-        *(f"{answer['cycles'] / 1e6:.2f}", f"{found.kernels_s * 1e3:.2f}", f"{100 * share:.0f} %"),
-        *(f"{found.step_s * 1e3:.2f} ms", f"{100 * (found.mfu or 0):.0f} %"),
-        *(f"{size:,.1f}" for size in sent),
-        f"{answer['compile_s']:.0f} s",
+    parts = [
+        *(
+            memory,
+            f"{record['cycles'] / 1e6:.2f}",
+            f"{estimate.kernels_s * 1e3:.2f}" if record["kernels"] else "–",
+        ),
+        "–" if record["model_operations"] is None else f"{100 * share(cell, record, product):.0f} %",
+        f"{estimate.step_s * 1e3:.2f} ms",
+        "–" if estimate.mfu is None else f"{100 * estimate.mfu:.0f} %",
+        *(f"{size:,.1f}" if size else "–" for size in sent),
+        f"{100 * estimate.collectives_s / estimate.step_s:.0f} %",
     ]
-    return f"| {' | '.join(cells)} |"
+    return f"{begin} {' | '.join(parts)} |"
 
 
-def chosen(only: Sequence[str]) -> Iterator[Cell]:
-    for cell in CELLS:
-        if all(text in cell.name for text in only):
-            yield cell
+def goal_row(name: str, record: Mapping[str, Any] | None, product: float, alone: Sequence[int] | None) -> str:
+    """A line of the goals' table: beside the share, what the step would take if nothing but memory, or nothing but the
+    matrix units, were in the way. alone: as `products_of_step` has them."""
+    cell = _named(name)
+    begin, goal = f"| {cell.rows} | {cell.place.name} |", f"{100 * GOALS[name]:.0f} %"
+    if record is None or not record.get("fits"):
+        return f"{begin} – | {goal} | – | – | – |"
+    which, estimate = cell.place.accelerator.generation, cell.estimate(record)
+    bandwidth = which.hbm_gb_per_s_per_chip * 1e9 / which.devices_per_chip
+    products_s = "–"
+    if alone is not None:
+        of_model, of_attention = (cycles / (which.clock_mhz * 1e6) for cycles in alone)
+        products_s = f"{1e3 * (of_model + (estimate.kernels_s or of_attention)):.1f} ms"
+    return (
+        f"{begin} {100 * share(cell, record, product):.0f} % | {goal} | "
+        f"{1e3 * (estimate.core_s + estimate.kernels_s):.1f} ms | {products_s} | "
+        f"{1e3 * record['memory_bytes'] / bandwidth:.1f} ms |"
+    )
+
+
+def tables(records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What stands in docs/benchmarks.md between two comments, by the name in them."""
+    cells, rates = records["cells"], records["products"]
+
+    def product(cell: Cell) -> float:
+        return float(rates[cell.place.accelerator.generation.name])
+
+    lines = [row(cell, cells[cell.name], product(cell)) for cell in CELLS if cell.name in cells]
+    missing = Counter(cell.step for cell in CELLS if cell.name not in cells)
+    named = "; ".join(
+        f"{step} on {', '.join(cell.place.name for cell in CELLS if cell.step == step and cell.name not in cells)}"
+        for step in missing
+    )
+    text = f"\n\nNot compiled: {named}." if named else ""
+    yield "cells", f"{HEADING}\n" + "\n".join(lines) + text
+    goals = [
+        goal_row(name, cells.get(name), product(_named(name)), records["goals"].get(name)) for name in GOALS
+    ]
+    peer, ours = records.get("peer"), cells.get(PEER_CELL)
+    yield "goals", f"{GOALS_HEADING}\n" + "\n".join(goals)
+    if peer and ours and ours.get("fits"):
+        yield (
+            "peer",
+            (
+                "| program | M cycles | GiB a device |\n|---|---:|---:|\n"
+                f"| flax_mlm | {ours['cycles'] / 1e6:.1f} | {ours['memory']['total'] / GIB:.2f} |\n"
+                f"| FlaxRobertaForMaskedLM | {peer['cycles'] / 1e6:.1f} | {peer['memory'] / GIB:.2f} |"
+            ),
+        )
+
+
+def _named(name: str) -> Cell:
+    return next(cell for cell in CELLS if cell.name == name)
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """The page with this table between the comments of its name."""
+    begin, end = f"<!-- bench.tpu: {name} -->", f"<!-- bench.tpu: end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise RequestError(f"{PAGE}: has no place for the table {name}, between {begin} and {end}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def write_page(records: Mapping[str, Any]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables(records):
+        page = with_table(page, name, table)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[], metavar="TEXT")
-    parser.add_argument("--kept", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
+    for option in ("ci", "check", "write", "peer"):
+        parser.add_argument(f"--{option}", action="store_true")
+    options = parser.parse_args()
+    records = read_records()
+    cells = [
+        cell
+        for cell in (CI if options.ci else CELLS)
+        if all(text in cell.name for text in options.only)
+        and (cell.name in records["cells"] or not options.check)
+    ]
+    if not cells and not options.peer:
+        print(f"--only {' '.join(options.only)}: no cell of that name", file=sys.stderr)
+        return WRONG_REQUEST
     environments.ensure(ENVIRONMENT, print)
-    before = json.loads(KEPT.read_text())
-    cells = [cell for cell in chosen(asked.only) if cell.name in before or not asked.kept]
-    product, complaints, now = products(cells), [], {}
+    rates = products(list(dict.fromkeys(cell.place.accelerator.generation.name for cell in cells)))
+    grown: list[str] = []
+    if options.write:
+        keep(products=rates)
     print(HEADING)
     for cell in cells:
-        found = cell.measure()
-        print(row(cell, found, product[cell.place.accelerator.generation.name]), flush=True)
-        if not found.fits:
-            continue
-        now[cell.name] = kept(found)
-        was = before.get(cell.name)
-        if was is not None and was["compiler"] == now[cell.name]["compiler"]:
-            said = growth(was, now[cell.name])
-            complaints += [f"{cell.name}: {said}"] if said else []
-    if asked.write:
-        latest = json.loads(KEPT.read_text())  # another one may have written meanwhile
-        KEPT.write_text(json.dumps({**latest, **now}, indent=1, sort_keys=True) + "\n")
-    if asked.check:
+        record = cell.record()
+        print(row(cell, record, rates[cell.place.accelerator.generation.name]), flush=True)
+        if options.write:
+            keep(cells={cell.name: record})
+            if cell.name in GOALS and cell.name not in records["goals"]:
+                keep(goals={cell.name: products_of_step(cell)})
+        if options.check:
+            grown += complaints(cell, records["cells"][cell.name], record)
+    if options.peer:
+        peer = measure_peer()
+        print(f"FlaxRobertaForMaskedLM: {peer['cycles'] / 1e6:.1f} M cycles, {peer['memory'] / GIB:.2f} GiB")
+        if options.write:
+            keep(peer=peer)
+    if options.check:
         print(
-            "\n".join(complaints) or f"no estimate of {len(now)} rose by more than {MOST_GROWTH:.0%}",
+            "\n".join(grown) or f"nothing of {len(cells)} cells rose by more than {MOST_GROWTH:.0%}",
             file=sys.stderr,
         )
-    return 1 if asked.check and complaints else 0
+    return FAILED if grown else DONE
+
+
+def keep(**found: dict[str, Any]) -> None:
+    """Add to the records, and renew the page."""
+    records = read_records()  # another one may have written meanwhile
+    records = {**records, **{name: {**records.get(name, {}), **value} for name, value in found.items()}}
+    write_records(records)
+    write_page(records)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,45 @@ def test_a_loops_operations_count_as_often_as_it_turns_and_those_within_a_fusion
     assert hlo.summary(program(said, before=LOOP), [(0, 0)]).all_cycles == 3 * 10
 
 
+PART_OF_A_STACK = """%take.1 (s: f32[12,8,128], i: s32[]) -> f32[8,128] {
+  %s = f32[12,8,128]{2,1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  ROOT %cut = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%s, %i), dynamic_slice_sizes={1,8,128}
+}
+%renew.1 (s: f32[12,8,128], n: f32[1,8,128]) -> f32[12,8,128] {
+  %s = f32[12,8,128]{2,1,0:T(8,128)} parameter(0)
+  %n = f32[1,8,128]{2,1,0:T(8,128)} parameter(1)
+  ROOT %put = f32[12,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%s, %n)
+}"""
+MATRIX_BYTES = 4 * 8 * 128
+STACK = "  %stack = f32[12,8,128]{2,1,0:T(8,128)} parameter(2)"
+
+
+@pytest.mark.parametrize(
+    ("line", "moved_bytes"),
+    [
+        (operation("reads_memory_and_writes_beside_the_core", 1), MATRIX_BYTES),
+        (
+            operation("reads_both", 1).replace("S(1)", "").replace("(%p)", "(%p, %q)"),
+            2 * MATRIX_BYTES + 4 * 6 * 2,
+        ),
+        (
+            "  %c = (f32[8,128]{1,0:T(8,128)S(1)}, f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%p)",
+            MATRIX_BYTES + 4,
+        ),
+        (f"  %cut = f32[8,128]{{1,0}} fusion(%stack, %p), calls=%take.1, {ESTIMATE % 1}", 3 * MATRIX_BYTES),
+        (
+            f"  %put = f32[12,8,128]{{2,1,0}} fusion(%stack, %p), calls=%renew.1, {ESTIMATE % 1}",
+            2 * MATRIX_BYTES,
+        ),
+    ],
+)
+def test_what_an_operation_moves_to_and_from_memory_is_the_part_that_it_takes_or_renews(
+    line: str, moved_bytes: int
+) -> None:
+    assert hlo.summary(program(STACK, line, before=PART_OF_A_STACK), [(0, 0)]).memory_bytes == moved_bytes
+
+
 @pytest.mark.parametrize(
     ("op_name", "label"),
     [

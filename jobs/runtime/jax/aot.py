@@ -202,6 +202,7 @@ def _compile(lowered: jax.stages.Lowered, step: TrainStep, devices: Sequence[jax
         "memory": {**held, "total": total, "limit": None},
         "compile_s": compile_s,
         "cycles": found.all_cycles,
+        "memory_bytes": found.memory_bytes,
         "program_operations": round(max(0.0, costs.get("flops", 0.0))),
         "kernels": kernels(step.traced.jaxpr.jaxpr),
         "without_estimate": {

@@ -23,11 +23,15 @@ REDUCE_SCATTER = "all-reduce-scatter"
 MEGASCALE = "_xla_megascale_transfer_type"
 """Marks what the slices of a multislice run send each other through their hosts."""
 FREE_CUSTOM_CALLS = frozenset({"ConcatBitcast", "AllocateBuffer", "Sharding", "AssumeGatherIndicesInBound"})
+COPIES_BESIDE = ("copy-start", "slice-start")
+"""Between the chip's memory and what a core keeps beside it, while the core computes."""
 SLOW_WITHOUT_ESTIMATE = ("sort", "custom-call")
 """Operations that take time though the compiler estimates none."""
 
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*)$")
 _ARRAY = re.compile(r"(pred|bf16|f8\w*|[sufc]\d+)\[([\d,]*)\]")
+_BESIDE_CORE = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)\}")
+"""An array that is kept in another memory than the chip's large one."""
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
@@ -46,11 +50,13 @@ class Instruction(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An instruction that is carried out `times` in a step; `operand_bytes` it reads."""
+    """An instruction that is carried out `times` in a step. operand_bytes: of all that it is given. memory_bytes: what
+    it reads from the chip's memory and writes there."""
 
     instruction: Instruction
     times: int
     operand_bytes: int
+    memory_bytes: int
 
 
 class Collective(NamedTuple):
@@ -65,10 +71,12 @@ class Collective(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a step takes on one device. cycles: by (scope, operation) as `label` names them. without_estimate: how many
-    of the SLOW_WITHOUT_ESTIMATE there are, by opcode or target."""
+    """What a step takes on one device. cycles: by (scope, operation) as `label` names them. memory_bytes: what all
+    operations with an estimate, and copies beside them, read from the chip's memory and write there.
+    without_estimate: how many of the SLOW_WITHOUT_ESTIMATE there are, by opcode or target."""
 
     cycles: Mapping[tuple[str, str], int]
+    memory_bytes: int
     collectives: Sequence[Collective]
     without_estimate: Mapping[str, int]
 
@@ -83,11 +91,13 @@ def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
     places: (slice, host) of each device, in the order of the program's mesh.
     """
     cycles: Counter[tuple[str, str]] = Counter()
-    collectives, without = [], Counter[str]()
+    collectives, without, memory_bytes = [], Counter[str](), 0
     for operation in operations(text):
-        instruction, times, _ = operation
+        instruction, times, _, moved_bytes = operation
         estimate = _CYCLES.search(instruction.attributes)
         found = collective(operation, places)
+        if estimate or instruction.opcode in COPIES_BESIDE:
+            memory_bytes += times * moved_bytes
         if estimate:
             cycles[label(instruction)] += times * int(estimate[1])
         elif found is not None:
@@ -97,7 +107,7 @@ def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
             name = target[1] if target else instruction.opcode
             if name not in FREE_CUSTOM_CALLS:
                 without[name] += times
-    return Summary(cycles, collectives, without)
+    return Summary(cycles, memory_bytes, collectives, without)
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
@@ -149,6 +159,40 @@ def bytes_of(shape: str) -> int:
     return total
 
 
+def memory_bytes(
+    instruction: Instruction, shapes: Mapping[str, str], found: Mapping[str, Sequence[Instruction]]
+) -> int:
+    """What an operation reads from the chip's memory and writes there. Of an array of which a fusion takes or renews
+    only a part, as a loop over layers does, that part."""
+    if instruction.opcode in COPIES_BESIDE:
+        return bytes_of(" ".join(_BESIDE_CORE.findall(instruction.shape)))
+    called = _called(instruction) if instruction.opcode == "fusion" else []
+    inner = found.get(called[0], ()) if called else ()
+    read = sum(
+        _taken_bytes(inner, index, bytes_of(_BESIDE_CORE.sub("", shapes.get(operand, ""))))
+        for index, operand in enumerate(instruction.operands)
+    )
+    written = bytes_of(_BESIDE_CORE.sub("", instruction.shape))
+    if inner and inner[-1].opcode == _RENEWED:
+        inner_shapes = {each.name: each.shape for each in inner}
+        written = min(written, bytes_of(inner_shapes.get(inner[-1].operands[1], "")))
+    return read + written
+
+
+_TAKEN, _RENEWED = ("dynamic-slice", "slice", "gather"), "dynamic-update-slice"
+
+
+def _taken_bytes(inner: Sequence[Instruction], index: int, size: int) -> int:
+    """What a fusion takes of its operand of that number and size."""
+    names = {each.name for each in inner if each.opcode == "parameter" and each.operands == (str(index),)}
+    users = [each for each in inner if names & set(each.operands)]
+    if users and all(each.opcode in _TAKEN and each.operands[0] in names for each in users):
+        return min(size, sum(bytes_of(each.shape) for each in users))
+    if users and all(each.opcode == _RENEWED and each.operands[0] in names for each in users):
+        return 0
+    return size
+
+
 def operations(text: str) -> Iterator[Operation]:
     """Every operation of a step, those of loops as often as they are carried out, and collectives inside of fusions."""
     found, entry = computations(text)
@@ -160,9 +204,8 @@ def operations(text: str) -> Iterator[Operation]:
             if is_collective and name.startswith(REDUCE_SCATTER):
                 each = each._replace(opcode="reduce-scatter")
             if is_collective or not only_collectives:
-                yield Operation(
-                    each, times, sum(bytes_of(shapes.get(operand, "")) for operand in each.operands)
-                )
+                operand_bytes = sum(bytes_of(shapes.get(operand, "")) for operand in each.operands)
+                yield Operation(each, times, operand_bytes, memory_bytes(each, shapes, found))
             if is_collective:
                 continue  # what it calls is how two values are added
             inner = only_collectives or each.opcode not in ("while", "call", "conditional", "async-start")
@@ -260,7 +303,7 @@ def _unwrapped(part: str) -> str:
 
 def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Collective | None:
     """What an operation makes devices send each other; None where it is no collective."""
-    instruction, times, operand_bytes = operation
+    instruction, times, operand_bytes, _ = operation
     kind = instruction.opcode.removesuffix("-start")
     if instruction.opcode == "send" and MEGASCALE in instruction.attributes:
         slices = len({place[0] for place in places})
