@@ -8,14 +8,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jax.experimental import multihost_utils
 
+from contracts.errors import JobFailed
 from contracts.run_directory import RunDirectory
+from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import Tokens
 from jobs.flax_mlm.tokenizer import open_tokenizer
+from jobs.runtime.process import Run
 
 WINDOW = 50
 """Steps that say what is usual; nothing is called a leap before so many have been seen."""
@@ -77,9 +81,10 @@ class LossGuard:
     useless: int = 0
 
     @classmethod
-    def from_notes(cls, notes: Mapping[str, Any] | None) -> LossGuard:
-        """The guard as it was when `notes` were taken; a new one without them, as in checkpoints of older code."""
-        return cls(**notes) if notes else cls()
+    def from_notes(cls, notes: Mapping[str, Any]) -> LossGuard:
+        """The guard as it was when `notes` were taken, whatever else they hold; a new one where they say nothing."""
+        names = (field.name for field in dataclasses.fields(cls))
+        return cls(**{name: notes[name] for name in names if name in notes})
 
     def notes(self) -> dict[str, Any]:
         """The state as JSON can hold it."""
@@ -151,6 +156,58 @@ class LossGuard:
             why = "the text repeats itself and nothing is left to learn"
             return f"{seen}: {why}", "look at --data, or take fewer --steps"
         return None
+
+
+class Watch:
+    """What a training does about outliers, as the guard of its loop (`jobs.runtime.loop.Guard`): rank 0 keeps the batch
+    of one that is the first of several, and of the one too many, which ends the run unless that is not wanted."""
+
+    def __init__(
+        self, run: Run, config: Config, tokens: Tokens, batch_of: Callable[[int], np.ndarray]
+    ) -> None:
+        """batch_of: the (B, S) tokens of a step, on this host."""
+        self.losses = LossGuard()
+        self._run, self._ends_run = run, config.on_trouble == "stop"
+        self._tokens, self._batch_of = tokens, batch_of
+        self._outlier: Outlier | None = None
+        self._row_before = 0
+
+    def restore(self, notes: Mapping[str, Any]) -> None:
+        self.losses = LossGuard.from_notes(notes)
+
+    def notes(self) -> dict[str, Any]:
+        return self.losses.notes()
+
+    @property
+    def holds_back(self) -> bool:
+        return bool(self.losses.row)
+
+    def judge(self, step: int, values: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002 - of the protocol
+        self._row_before = self.losses.row
+        self._outlier = self.losses.check(values)
+        if self._outlier is None or not (self._outlier.ends or self.losses.outliers <= MOST_WRITTEN):
+            return {}
+        return {"outliers": self.losses.outliers}
+
+    def respond(self, step: int, values: Mapping[str, float]) -> None:
+        run, outlier = self._run, self._outlier
+        if outlier is None:
+            if self._row_before:
+                run.say(
+                    f"step {step}: the loss is {values['loss']:.4g}, as usual, after {self._row_before} outliers"
+                )
+            return
+        message, is_end = f"step {step}: {outlier}", outlier.ends and self._ends_run
+        if is_end or (outlier.row == 1 and self.losses.series <= MOST_KEPT):
+            message += f"; its batch is in {run.directory.path(batch_file(step))}"
+            if run.environment.is_first:
+                save_batch(run.directory, step, str(outlier), self._tokens, self._batch_of(step))
+        if is_end:
+            # Or whoever ends first takes rank 0 along.
+            multihost_utils.sync_global_devices("the batch is saved")
+            raise JobFailed(f"{message}. To go on all the same: --on-trouble warn")
+        if outlier.row == 1:
+            run.warn(message)
 
 
 def batch_file(step: int) -> str:

@@ -6,8 +6,9 @@ import optax
 
 from jobs.jax_hello.config import Config
 from jobs.jax_hello.data import points
-from jobs.runtime import metrics, preemption, process
+from jobs.runtime import process
 from jobs.runtime.jax import aot, checkpoints, distributed
+from jobs.runtime.loop import Loop
 
 ADAM = optax.adam(1e-2)
 
@@ -28,22 +29,21 @@ def take_step(state: Any, x_B: jax.Array, y_B: jax.Array) -> tuple[Any, jax.Arra
 
 
 def train(run: process.Run, config: Config) -> process.Final:
-    everywhere, saved = distributed.Devices(), checkpoints.Checkpoints(run, keep_last=2)
-    state, step_on = everywhere.jit(first_state)(), everywhere.jit(take_step)
-    done, state = saved.restore_latest(state) or (0, state)
-    with metrics.recording(run.directory, run.environment, done) as record:
-        for step in range(done + 1, config.steps + 1):
-            state, error = step_on(state, *map(everywhere.rows, points(step, config.batch_size)))
-            run.heartbeat.step(step)
-            record(step, {"loss": float(error)})
-            leaving = step < config.steps and preemption.notified(step)
-            if leaving or step % config.save_every == 0 or step == config.steps:
-                saved.save(step, state)
-            if leaving:
-                saved.wait()
-                raise preemption.Preempted(step)
-    saved.close()
-    return {"steps": config.steps}
+    everywhere = distributed.Devices()
+    state, step_on = checkpoints.Tree(everywhere.jit(first_state)()), everywhere.jit(take_step)
+    loop = Loop(
+        run=run,
+        checkpoints=checkpoints.Checkpoints(run, state, keep_last=2),
+        steps=config.steps,
+        unit="points",
+        per_step=config.batch_size,
+        checkpoint_every=config.save_every,
+    )
+    loop.resume()
+    for step in loop:
+        state.tree, error = step_on(state.tree, *map(everywhere.rows, points(step, config.batch_size)))
+        loop.record({"loss": error})
+    return loop.finish()
 
 
 def lower_step(config: Config, devices: Any) -> aot.TrainStep:

@@ -6,11 +6,10 @@ t computes is a function of the state, the seed and t: dropout's seeds are varia
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,15 @@ from jobs.glue.options import learning_rate, scheduled
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
-from jobs.runtime import preemption, processor
+from jobs.runtime import processor
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.jax import aot, distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.profile import Tracer
-from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.loop import Loop, callback
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
-from jobs.runtime.profile import Profile, read_steps
 
 type Array = np.ndarray[Any, Any]
 
@@ -59,9 +57,62 @@ def train(run: Run, config: Config) -> Final:
     beginning = export.prepare(config, dataset, Path(run.environment.cache_dir), run.prepare)
     distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint)
     training = Training(run, config, dataset, beginning)
-    training.restore()
-    training.fit()
-    return training.finish()
+    batches = training.batches
+    run.decide(
+        {
+            **vars(config),
+            "steps": training.steps,
+            "eval_every": training.eval_every,
+            "learning_rate": training.peak_rate,
+            "dtype": training.dtype,
+            "padded_to": batches.lengths,
+            "labels": list(dataset.labels),
+        }
+    )
+    parameters = training.model.count_params()
+    run.say(
+        f"{parameters:,} parameters on {jax.device_count()} × {jax.devices()[0].device_kind}, in {training.dtype}; "
+        f"{batches.described()}"
+    )
+    loop = Loop(
+        run=run,
+        checkpoints=Checkpoints(run, training, keep_last=config.keep_checkpoints),
+        steps=training.steps,
+        unit="rows",
+        per_step=config.batch_size,
+        flops_per_step=round(6 * parameters * batches.tokens_per_step),
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+        evaluations=Evaluations(
+            run, "eval_score", training.score, every=training.eval_every, patience=config.patience
+        ),
+        profile=config.profile,
+        tracer=Tracer(),
+        wait=lambda: jax.block_until_ready(training.tree),
+        read=training.numbers,
+        notes={"began_from": beginning.fingerprint},
+    )
+    if notes := loop.resume():
+        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
+    training.warm_up()
+    loop.start()
+    if not loop.is_over:
+        training.fit(loop)
+
+    final = loop.finish(best=config.best)
+    warning = predictions.no_better_than_chance(dataset, final)
+    if warning is not None:
+        run.warn(warning)
+    if run.environment.is_first:
+        export.write(run.directory, training.model, beginning)
+        predictions.write_predictions(run.directory, dataset, training.logits_NC)
+    return {
+        **final,
+        "baseline": dataset.baseline,
+        "best_step": loop.best_step,
+        "exported_step": loop.exported_step,
+        "padding": round(batches.padding, 4),
+    }
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -176,37 +227,20 @@ def placed_rows(batch: Batch, settings: model.Settings, *, is_regression: bool) 
 class Steps(keras.utils.PyDataset):  # type: ignore[misc]
     """This process's rows of the steps that an attempt takes."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, loop: Loop) -> None:
         super().__init__()
-        self._training = training
+        self._training, self._loop, self._done = training, loop, loop.done
 
     def __len__(self) -> int:
-        return self._training.steps - self._training.done
+        return self._loop.steps - self._done
 
     def __getitem__(self, index: int) -> Any:
-        training = self._training
-        with training.rates.input(lambda: False):
-            return training.placed(training.batches.step(training.done + index + 1))
-
-
-class EachStep(keras.callbacks.Callback):  # type: ignore[misc]
-    """Metrics, heartbeat, evaluation, checkpoint and preemption, where they are due."""
-
-    def __init__(self, training: Training) -> None:
-        super().__init__()
-        self._training, self._traced = training, contextlib.ExitStack()
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras gives it
-        self._traced.enter_context(self._training.profile.step(self._training.done + batch + 1))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._traced.close()
-        training = self._training
-        training.step_done(min(training.done + batch + 1, training.steps), logs)
+        with self._loop.input():
+            return self._training.placed(self._training.batches.step(self._done + index + 1))
 
 
 class Training:
-    """One process's part of a training: what it is made of, and the state that its steps change."""
+    """One process's part of a training: the rows, the model and its optimizer, its fit and its evaluation."""
 
     def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: export.Beginning) -> None:
         self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
@@ -219,45 +253,29 @@ class Training:
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / each)) * each
         self.peak_rate = learning_rate(config, self.settings["hidden_size"])
-        dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
-        self.build(dtype)
-        parameters = self.model.count_params()
-        self.rates = Rates(
-            run.time,
-            name="rows_per_s",
-            per_step=config.batch_size,
-            flops_per_step=round(6 * parameters * self.batches.tokens_per_step),
-            peak_flops_per_s=run.environment.peak_flops_per_s,
-        )
-        run.decide(
-            {
-                **vars(config),
-                "steps": self.steps,
-                "eval_every": self.eval_every,
-                "learning_rate": self.peak_rate,
-                "dtype": dtype,
-                "padded_to": self.batches.lengths,
-                "labels": list(dataset.labels),
-            }
-        )
-        run.say(
-            f"{parameters:,} parameters on {jax.device_count()} × {jax.devices()[0].device_kind}, in {dtype}; "
-            f"{self.batches.described()}"
-        )
+        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
+        self.build()
 
-    def build(self, dtype: str) -> None:
+    def build(self) -> None:
         """The model and its optimizer, whole on every device of every process."""
         config = self.config
         keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
         schedule = Schedule(config, self.peak_rate, self.steps)
-        self.model = trainable(config, self.settings, dtype, schedule, is_regression=self.is_regression)
+        self.model = trainable(config, self.settings, self.dtype, schedule, is_regression=self.is_regression)
         if self.beginning.weights is not None:
             model.load(self.model, self.settings, str(config.init_from), self.beginning.weights)
 
-    def state(self) -> dict[str, list[jax.Array]]:
+    @property
+    def tree(self) -> dict[str, list[jax.Array]]:
         """All that a step changes, as it is after the last one."""
         self.model.jax_state_sync()
-        return {name: [each.value for each in found] for name, found in self.variables().items()}
+        return {name: [each.value for each in variables] for name, variables in self.variables().items()}
+
+    @tree.setter
+    def tree(self, tree: dict[str, list[jax.Array]]) -> None:
+        for name, variables in self.variables().items():
+            for variable, value in zip(variables, tree[name], strict=True):
+                variable.assign(value)
 
     def variables(self) -> dict[str, list[keras.Variable]]:
         return {
@@ -265,35 +283,6 @@ class Training:
             "others": self.model.non_trainable_variables,
             "optimizer": self.model.optimizer.variables,
         }
-
-    def take(self, state: dict[str, list[jax.Array]], *names: str) -> None:
-        """Give the model these parts of a state."""
-        of = self.variables()
-        for name in names or of:
-            for variable, value in zip(of[name], state[name], strict=True):
-                variable.assign(value)
-
-    def restore(self) -> None:
-        """Continue from the newest checkpoint, else from the beginning; compile what the steps need."""
-        run, config = self.run, self.config
-        self.checkpoints = Checkpoints(
-            run, keep_last=config.keep_checkpoints, headline="eval_score", better="higher"
-        )
-        self.done, self.evaluations = 0, Evaluations(run, "eval_score", patience=config.patience)
-        restored = self.checkpoints.restore_latest(self.state())
-        if restored is not None:
-            self.done, state = restored
-            self.take(state)
-            notes = self.checkpoints.notes or {}
-            require_unchanged(config.init_from, notes["began_from"], self.beginning.fingerprint)
-            self.evaluations.restore(notes)
-            run.say(f"resumed after step {self.done}")
-        self.last = self.done
-        self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
-        wanted = read_steps(config.profile, steps=self.steps)
-        self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.wait)
-        self.warm_up()
-        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
 
     def placed(self, batch: Batch) -> Any:
         """This process's rows of a batch, as Keras takes them."""
@@ -315,7 +304,7 @@ class Training:
         environment = self.run.environment
         kept = executables.Executables(environment.cache_dir, jax.devices(), environment.shared_cache)
         whole = self.model
-        state = (*self.state().values(), [each.value for each in whole.metrics_variables])
+        state = (*self.tree.values(), [each.value for each in whole.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)
         step = jax.jit(whole.train_step, donate_argnums=0, out_shardings=(None, shardings))
         forward = jax.jit(
@@ -338,60 +327,20 @@ class Training:
 
         whole.train_function = execution  # which `fit` would compile at the first step of each length
 
-    def fit(self) -> None:
+    def fit(self, loop: Loop) -> None:
         """Take the steps that are left."""
-        self.run.heartbeat.say(None)
-        if self.done < self.steps and not self.evaluations.is_over:
-            with warnings.catch_warnings():  # the last execution may have fewer steps
-                warnings.filterwarnings("ignore", message="Your input ran out of data")
-                self.model.fit(Steps(self), epochs=1, shuffle=False, verbose=0, callbacks=[EachStep(self)])
-        self.steps = self.last
+        with warnings.catch_warnings():  # the last execution may have fewer steps
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            after_steps = callback(keras, loop, self.config.steps_per_execution)
+            self.model.fit(Steps(self, loop), epochs=1, shuffle=False, verbose=0, callbacks=[after_steps])
 
-    def step_done(self, step: int, told: dict[str, float]) -> None:
-        """What is due after `step`; called once an execution."""
-        run, config = self.run, self.config
-        run.heartbeat.step(step)
-        for _ in range(step - self.last):
-            self.rates.step_done()
-        if self.last == self.done:
-            run.heartbeat.state("stepping")
-            self.rates.start()
-        self.last = step
-        if step % config.log_every == 0 or step == self.steps:
-            self.log(step, told)
-        if step == self.steps:
-            return
-        leaving = preemption.notified(step)
-        evaluating = step % self.eval_every == 0 and not leaving
-        if leaving or evaluating or step % config.checkpoint_every == 0:
-            self.save(step)
-            if leaving:
-                run.leave(step, self.checkpoints, self.metrics, self.profile)
-            run.heartbeat.state("stepping")
-        if evaluating:
-            self.evaluate(step)
-            run.heartbeat.say(None)
-            self.model.stop_training = self.evaluations.is_over
+    def numbers(self, step: int, results: Mapping[str, float]) -> dict[str, float]:
+        """What is written down of a step."""
+        return {**results, "learning_rate": scheduled(self.config, self.peak_rate, step, self.steps)}
 
-    def wait(self) -> None:
-        """Wait for the devices."""
-        jax.block_until_ready(self.state())
-
-    def log(self, step: int, told: dict[str, float]) -> None:
-        if self.metrics is not None:
-            with self.run.time.part("logging"):
-                rate = scheduled(self.config, self.peak_rate, step, self.steps)
-                self.metrics.write(step, {**told, "learning_rate": rate, **self.rates.take()})
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate on the held-out rows, and write it down as of `step`."""
-        found = self.evaluations.evaluate(step, self.score, self.metrics)
-        self.checkpoints.evaluated(step, found["eval_score"])
-        return found
-
-    def score(self) -> dict[str, float]:
+    def score(self, _step: int) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
-        state = self.state()
+        state = self.tree
         rows, logits = [], []
         for batch in self.batches.held_out():
             inputs, _ = self.on_devices(batch)
@@ -401,42 +350,3 @@ class Training:
             self.run.heartbeat.tick()
         self.logits_NC = in_order(np.concatenate(rows), np.concatenate(logits))
         return predictions.evaluation(self.dataset, self.logits_NC)
-
-    def save(self, step: int) -> None:
-        """Begin a checkpoint of the state after `step`."""
-        with self.run.time.part("checkpoint"):
-            self.run.begin_saving()
-            notes = {"began_from": self.beginning.fingerprint, **self.evaluations.notes()}
-            self.checkpoints.save(step, self.state(), notes=notes)
-            self.run.heartbeat.tick()
-
-    def finish(self) -> Final:
-        """Write the last checkpoint, evaluate, export; returns the final metrics."""
-        config, run = self.config, self.run
-        run.time.enter("finish")
-        self.save(self.steps)
-        final = self.evaluate(self.steps)
-        exported, best = self.steps, self.evaluations.best_step
-        if config.best and best != self.steps:
-            exported = best
-            self.take(self.checkpoints.restore(exported, self.state()), "trainable")
-            final = self.score()
-        self.checkpoints.close()
-        self.profile.close()
-        warning = predictions.no_better_than_chance(self.dataset, final)
-        if warning is not None:
-            run.warn(warning)
-        run.heartbeat.say("export")
-        if self.metrics is not None:
-            export.write(run.directory, self.model, self.beginning)
-            predictions.write_predictions(run.directory, self.dataset, self.logits_NC)
-            self.metrics.close()
-        return {
-            "steps": self.steps,
-            "rows_per_s": self.rates.overall(),
-            **final,
-            "baseline": self.dataset.baseline,
-            "best_step": best,
-            "exported_step": exported,
-            "padding": round(self.batches.padding, 4),
-        }

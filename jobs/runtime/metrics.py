@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from contracts import run_records
-from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.preemption import watch
@@ -96,21 +95,6 @@ class Metrics:
         self.flush()
         self._is_closed = True
         self._events.close()
-
-
-@contextlib.contextmanager
-def recording(
-    directory: RunDirectory, environment: ProcessEnvironment, resumed_step: int
-) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """`record(step, values)`, which every rank may call and rank 0 carries out; complete however the loop is left."""
-    if not environment.is_first:
-        yield lambda _step, _values: None
-        return
-    metrics = Metrics(directory, resumed_step)
-    try:
-        yield metrics.write
-    finally:
-        metrics.close()
 
 
 class _EventFile:
@@ -189,6 +173,16 @@ class TimeSplit:
             self._count(around if unless() else part)
             self._open.pop()
 
+    def has(self, part: Part) -> bool:
+        """Whether there was such a part so far, however short."""
+        return part in self._spent_s
+
+    def move(self, seconds: float, part: Part) -> None:
+        """Count seconds of the part which is open to another one: it knows by itself how long it was."""
+        self._count()
+        self._spent_s[self._open[-1]] -= seconds
+        self._spent_s[part] = self._spent_s.get(part, 0.0) + seconds
+
     def spent_s(self, *parts: Part) -> float:
         """Seconds of these parts so far."""
         self._count()
@@ -219,7 +213,7 @@ class Rates:
         time: where the seconds come from; `start` enters its part "compute".
         name: what the rate is called in the metrics, as "tokens_per_s".
         per_step: how many of what it counts are in a step, over all hosts.
-        flops_per_step: what the model's arithmetic of a step comes to, over all hosts.
+        flops_per_step: what the model's arithmetic of a step comes to, over all hosts; None where it is not known.
         peak_flops_per_s: what the devices together could do; None where it is not known, and then there is no mfu.
     """
 
@@ -229,10 +223,10 @@ class Rates:
         *,
         name: str,
         per_step: int,
-        flops_per_step: int = 0,
+        flops_per_step: int | None = None,
         peak_flops_per_s: float | None = None,
     ) -> None:
-        self._time, self._name, self._per_step = time, name, per_step
+        self._time, self.name, self._per_step = time, name, per_step
         self._flops_per_step, self._peak_flops_per_s = flops_per_step, peak_flops_per_s
         self._started = False
         self.steps, self._total_steps, self._total_s = 0, 0, 0.0
@@ -262,7 +256,7 @@ class Rates:
             yield
 
     def take(self) -> dict[str, float]:
-        """The rate, step_s, input_wait_s (per step) and, where the peak is known, mfu (0 to 1) since the last call.
+        """The rate, step_s, and where they are known input_wait_s (per step) and mfu (0 to 1) since the last call.
 
         Empty where no step was counted. mfu: model FLOPs utilisation, Chowdhery et al. 2022, appendix B.
         """
@@ -274,11 +268,12 @@ class Rates:
         self.steps = 0
         self._total_steps, self._total_s = self._total_steps + steps, self._total_s + seconds
         taken = {
-            self._name: round(steps * self._per_step / seconds, 1),
+            self.name: round(steps * self._per_step / seconds, 1),
             "step_s": round(seconds / steps, 6),
-            "input_wait_s": round(input_wait_s / steps, 6),
         }
-        if self._peak_flops_per_s is not None:
+        if self._time.has("input_wait"):
+            taken["input_wait_s"] = round(input_wait_s / steps, 6)
+        if self._peak_flops_per_s is not None and self._flops_per_step is not None:
             taken["mfu"] = round(steps * self._flops_per_step / seconds / self._peak_flops_per_s, 4)
         return taken
 

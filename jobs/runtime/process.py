@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol, TextIO
+from typing import Any, NoReturn, TextIO
 
 from contracts import process as process_environment
 from contracts import run_directory
@@ -50,14 +50,6 @@ RUNTIMES = {"pytorch": "torch", "pytorch_xla": "torch"}
 
 type Final = Mapping[str, Any]
 """What a job has measured in the end, of what JSON can hold: it becomes part of result.json."""
-
-
-class _Writes(Protocol):
-    def wait(self) -> None: ...
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,18 +93,6 @@ class Run:
         is resumed from it takes those steps no more."""
         self.heartbeat.state("saving")
         preemption.watch.flush()
-
-    def leave(self, step: int, checkpoints: _Writes, *records: _Closes | None) -> NoReturn:
-        """End this process, as a host was told to stop; the checkpoint after `step` has begun.
-
-        records: what else is written to its end: metrics, where this process has them, and a trace.
-        """
-        with self.time.part("checkpoint"):
-            checkpoints.wait()
-        for record in records:
-            if record is not None:
-                record.close()
-        raise preemption.Preempted(step)
 
     def prepare(self, text: str) -> None:
         """Say what is done before the first step: a line in every host's log, shown to whoever follows the run."""
@@ -200,6 +180,8 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
         return DONE
     except Exception as error:
         preemption.watch.claim()
+        with contextlib.suppress(Exception):  # the first failure says why
+            preemption.watch.flush()
         return _fail(run, error)
 
 

@@ -50,7 +50,7 @@ class Profile:
     """
 
     def __init__(
-        self, run: Run, wanted: Steps | None, tracer: Tracer, *, done: int, settle: Callable[[], None]
+        self, run: Run, wanted: Steps | None, tracer: Tracer | None, *, done: int, settle: Callable[[], None]
     ) -> None:
         self._run, self._tracer, self._settle = run, tracer, settle
         self._wanted = wanted
@@ -64,18 +64,26 @@ class Profile:
                 self._wanted = Steps(first=done + 1, last=wanted.last)
                 run.say(f"--profile: steps up to {done} were taken before this attempt; the rest is traced")
 
+    def steps_together(self, done: int, most: int) -> int:
+        """How many of the `most` steps after `done` may be given to the devices in one call: a step that is traced has
+        a call of its own."""
+        if self._wanted is None or done >= self._wanted.last:
+            return most
+        return max(1, min(most, self._wanted.first - 1 - done))
+
     @contextlib.contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """What happens inside is the host's part of `step`, which the trace names."""
-        if self._wanted is None or not self._wanted.first <= step <= self._wanted.last:
+    def step(self, steps: range) -> Iterator[None]:
+        """What happens inside is the host's part of these steps, which the trace names by the last one."""
+        wanted, tracer = self._wanted, self._tracer
+        if wanted is None or tracer is None or steps[-1] < wanted.first or wanted.last < steps[0]:
             yield
             return
         if self._traced is None:
-            self._start()
-        with self._tracer.step(step):
+            self._start(tracer)
+        with tracer.step(steps[-1]):
             yield
-        self._traced = Steps(first=self._wanted.first, last=step)
-        if step == self._wanted.last:
+        self._traced = Steps(first=wanted.first, last=min(steps[-1], wanted.last))
+        if steps[-1] >= wanted.last:
             self._settle()
             self.close()
 
@@ -86,7 +94,7 @@ class Profile:
             OSError: it cannot be written; a bucket's library has kinds of its own too.
         """
         folder, traced, directory = self._folder, self._traced, self._run.directory
-        if folder is None or traced is None:
+        if folder is None or traced is None or self._tracer is None:
             return
         self._folder = None
         with self._run.time.part("profile"):
@@ -105,8 +113,8 @@ class Profile:
             self._run.heartbeat.say(None)
         self._run.say(f"steps {traced} are traced in {directory.path(PROFILE)}")
 
-    def _start(self) -> None:
+    def _start(self, tracer: Tracer) -> None:
         self._settle()
         with self._run.time.part("profile"):
             self._folder = tempfile.mkdtemp(prefix="profile-")
-            self._tracer.start(self._folder)
+            tracer.start(self._folder)

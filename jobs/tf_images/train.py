@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ import tf_keras as keras
 
 from contracts.errors import RequestError
 from contracts.run_directory import SAMPLES
-from jobs.runtime import preemption, processor
+from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.evaluations import Evaluations
-from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.loop import Loop, callback
 from jobs.runtime.process import Final, Run
-from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.tensorflow import distributed
 from jobs.runtime.tensorflow.checkpoints import State
 from jobs.runtime.tensorflow.profile import Tracer
@@ -50,21 +49,80 @@ def train(run: Run, config: Config) -> Final:
         run.prepare("reading all shards for what is damaged")
         whole = data.verified(index, "skip")
     training = Training(run, config, index, whole)
-    training.restore()
+    run.decide(
+        {
+            **vars(config),
+            "steps": training.steps,
+            "eval_every": training.eval_every,
+            "image_size": training.size,
+            "peak_learning_rate": training.peak_rate,
+            "dtype": training.dtype,
+            "labels": list(index.labels),
+        }
+    )
+    count, held_out = (sum(whole[shard.name] for shard in index.of(split)) for split in ("train", "eval"))
+    run.say(
+        f"{training.network.count_params():,} parameters on {training.cores} × {run.environment.platform}, in "
+        f"{training.dtype}; {count:,} pictures to learn from, {held_out:,} held out, of {len(index.labels)} classes; "
+        f"{training.size} × {training.size} × {index.channels}"
+    )
+    shards, hosts = len(index.of("train")), distributed.size()
+    if hosts > 1 and shards % hosts:
+        run.say(
+            f"{shards} shards cannot be shared out evenly among {hosts} hosts: each reads all of them, and keeps "
+            f"every {hosts}th record; shards made with --multiple-of {hosts} are read by one host each"
+        )
+    state = State({"model": training.network, "optimizer": training.network.optimizer}, training.even_out)
+    loop = Loop(
+        run=run,
+        checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
+        steps=training.steps,
+        unit="images",
+        per_step=training.step_pictures,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+        evaluations=Evaluations(run, "accuracy", training.score, every=training.eval_every),
+        profile=config.profile,
+        tracer=Tracer(),
+        wait=training.count_waiting,
+        read=training.numbers,
+        notes={"data": index.fingerprint},
+    )
+    notes = loop.resume()
+    if notes and notes["data"] != index.fingerprint:
+        raise RequestError(
+            f"--data {config.data}: has other shards than when the run began; bring the old ones back, or "
+            "start a new run"
+        )
     try:
-        training.fit()
-        return training.finish()
+        loop.start()
+        if not loop.is_over:
+            run.heartbeat.say("compiling the step")
+            training.fit(loop)
+        final = loop.finish(best=config.best)
     except tf.errors.DataLossError:
         run.heartbeat.say("looking for the damaged record")
         data.verified(index, "refuse")
         raise
+    baseline = index.baseline()
+    if final["accuracy"] <= baseline:
+        run.warn(
+            f"accuracy {final['accuracy']:.3f}: no better than naming the most frequent class ({baseline:.3f}); "
+            "train for longer, or with another --learning-rate"
+        )
+    training.export()
+    return {
+        **final,
+        "baseline": baseline,
+        "best_step": loop.best_step,
+        "exported_step": loop.exported_step,
+    }
 
 
-class Training(keras.callbacks.Callback):  # type: ignore[misc]
-    """One process's part of a training: what it is made of, and what it does between two calls of Keras' steps."""
+class Training:
+    """One process's part of a training: the pictures, the network and its optimizer, its fit and its evaluation."""
 
     def __init__(self, run: Run, config: Config, index: data.Index, whole: dict[str, int]) -> None:
-        super().__init__()
         self.run, self.config, self.index = run, config, index
         self.strategy = distributed.strategy()
         self.cores = self.strategy.num_replicas_in_sync
@@ -100,35 +158,6 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.logits = tf.function(
             lambda images: self.strategy.run(lambda mine: self.network(mine, training=False), (images,))
         )
-        self.rates = Rates(
-            run.time,
-            name="images_per_s",
-            per_step=self.step_pictures,
-            peak_flops_per_s=None,
-        )
-        run.decide(
-            {
-                **vars(config),
-                "steps": self.steps,
-                "eval_every": self.eval_every,
-                "image_size": self.size,
-                "peak_learning_rate": self.peak_rate,
-                "dtype": self.dtype,
-                "labels": list(index.labels),
-            }
-        )
-        held_out = sum(whole[shard.name] for shard in index.of("eval"))
-        run.say(
-            f"{self.network.count_params():,} parameters on {self.cores} × {run.environment.platform}, in "
-            f"{self.dtype}; {count:,} pictures to learn from, {held_out:,} held out, of {len(index.labels)} classes; "
-            f"{self.size} × {self.size} × {index.channels}"
-        )
-        shards, hosts = len(index.of("train")), distributed.size()
-        if hosts > 1 and shards % hosts:
-            run.say(
-                f"{shards} shards cannot be shared out evenly among {hosts} hosts: each reads all of them, and keeps "
-                f"every {hosts}th record; shards made with --multiple-of {hosts} are read by one host each"
-            )
 
     def compile(self) -> None:
         """The network and its optimizer, the same on all devices."""
@@ -162,101 +191,43 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             dtype=dtype,
         )
 
-    def restore(self) -> None:
-        """Continue from the newest checkpoint, else from the beginning."""
-        run, config = self.run, self.config
-        state = State({"model": self.network, "optimizer": self.network.optimizer})
-        self.checkpoints = Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints)
-        self.done, self.evaluations = 0, Evaluations(run, "accuracy")
-        restored = self.checkpoints.restore_latest()
-        if restored is not None:
-            self.done, notes = restored
-            if notes["data"] != self.index.fingerprint:
-                raise RequestError(
-                    f"--data {config.data}: has other shards than when the run began; bring the old ones back, or "
-                    "start a new run"
-                )
-            self.evaluations.restore(notes)
-            self.checkpoints.best = self.evaluations.best_step
-            run.say(f"resumed after step {self.done}")
-        self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
-        self.traced = read_steps(config.profile, steps=self.steps)
-        self.profile = Profile(run, self.traced, Tracer(), done=self.done, settle=lambda: None)
-        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
-
-    def fit(self) -> None:
+    def fit(self, loop: Loop) -> None:
         """Take the steps that are left."""
-        if self.done == self.steps:
-            return
         with tf.device("/CPU:0"):
             self.wait_s = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        self.waited_s = 0.0
+        self.waited_s: float | None = None
         batches = self.strategy.distribute_datasets_from_function(
             lambda _context: self.pictures.train(
                 host=distributed.rank(),
                 hosts=distributed.size(),
                 batch=self.config.batch_per_core,
-                done=self.done * self.own_cores,
+                done=loop.done * self.own_cores,
                 wait_s=self.wait_s,
             ),
             tf.distribute.InputOptions(experimental_fetch_to_device=not self.is_waiting_seen),
         )
-        self.run.heartbeat.say("compiling the step")
-        self.step = self.done
+        # The loss is that of one call.
+        reset = keras.callbacks.LambdaCallback(on_batch_begin=lambda *_, **__: self.network.reset_metrics())
         self.network.fit(
-            batches, epochs=1, steps_per_epoch=self.steps - self.done, callbacks=[self], verbose=0
+            batches,
+            epochs=1,
+            steps_per_epoch=self.steps - loop.done,
+            callbacks=[reset, callback(keras, loop, self.config.steps_per_execution)],
+            verbose=0,
         )
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras gives it
-        """Before a call of Keras' train function, which takes --steps-per-execution steps."""
-        self.network.reset_metrics()  # the loss is that of one call
-        last = self.done + batch + self.config.steps_per_execution
-        wanted = self.traced
-        if wanted is not None and self.done + batch < wanted.last <= last:
-            last = wanted.last
-        self.tracing = contextlib.ExitStack()
-        self.tracing.enter_context(self.profile.step(last))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After it: what is due after the last of its steps."""
-        self.tracing.close()
-        config, run = self.config, self.run
-        is_first, step = self.step == self.done, self.done + batch + 1
-        run.heartbeat.step(step)
-        for _ in range(step - self.step):
-            self.rates.step_done()
-        self.step = step
-        if is_first:
-            run.heartbeat.say(None)
-            run.heartbeat.state("stepping")
-            self.rates.start()
-            self.waited_s = float(self.wait_s)
-        if step % config.log_every == 0 or step == self.steps:
-            self.log(step, float(logs["loss"]) / self.cores)
-        if step == self.steps:
+    def count_waiting(self) -> None:
+        """Count what was waited for batches since the last call as such."""
+        if not self.is_waiting_seen:
             return
-        leaving = preemption.notified(step)
-        evaluating = step % self.eval_every == 0 and not leaving
-        if leaving or evaluating or step % config.checkpoint_every == 0:
-            self.save(step)
-            if leaving:
-                run.leave(step, self.checkpoints, self.metrics, self.profile)
-            run.heartbeat.state("stepping")
-        if evaluating:
-            self.evaluate(step)
-            run.heartbeat.say(None)
+        waited_s, self.waited_s = self.waited_s, float(self.wait_s)
+        if waited_s is not None:
+            self.run.time.move(self.waited_s - waited_s, "input_wait")
 
-    def log(self, step: int, loss: float) -> None:
-        if self.metrics is None:
-            return
-        with self.run.time.part("logging"):
-            steps, rates = self.rates.steps, self.rates.take()
-            if rates:
-                waited_s, self.waited_s = self.waited_s, float(self.wait_s)
-                rates["input_wait_s"] = round((self.waited_s - waited_s) / steps, 6)
-            if not self.is_waiting_seen:
-                rates.pop("input_wait_s", None)
-            self.metrics.write(step, {"loss": loss, "learning_rate": float(self.rate(step - 1)), **rates})
+    def numbers(self, step: int, results: Mapping[str, float]) -> dict[str, float]:
+        """What is written down of a step."""
+        self.count_waiting()
+        return {"loss": float(results["loss"]) / self.cores, "learning_rate": float(self.rate(step - 1))}
 
     def even_out(self) -> None:
         """Give all devices the mean of what each has for itself: the running means of norms.
@@ -270,13 +241,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 if variable.synchronization == tf.VariableSynchronization.ON_READ:
                     variable.assign(variable.read_value())
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate on the held-out pictures, and write it down as of `step`."""
-        found = self.evaluations.evaluate(step, self.score, self.metrics)
-        self.checkpoints.best = self.evaluations.best_step
-        return found
-
-    def score(self) -> dict[str, float]:
+    def score(self, _step: int) -> dict[str, float]:
         """Accuracy and loss of all held-out pictures, the same in all processes; keeps the confusion matrix, and what
         this process saw wrongly classified."""
         self.even_out()
@@ -313,51 +278,15 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         count = int(self.confusion_KK.sum())
         return {"accuracy": float(np.trace(self.confusion_KK)) / count, "eval_loss": loss / count}
 
-    def save(self, step: int) -> None:
-        """Begin a checkpoint of the state after `step`."""
-        with self.run.time.part("checkpoint"):
-            self.run.begin_saving()
-            self.even_out()
-            self.checkpoints.save(step, {"data": self.index.fingerprint, **self.evaluations.notes()})
-            self.run.heartbeat.tick()
-
-    def finish(self) -> Final:
-        """Write the last checkpoint, evaluate, export; returns the final metrics."""
-        config, run = self.config, self.run
-        run.time.enter("finish")
-        self.save(self.steps)
-        final = self.evaluate(self.steps)
-        exported, best = self.steps, self.evaluations.best_step
-        if config.best and best != self.steps:
-            exported = best
-            self.checkpoints.restore_model(exported)
-            final = self.score()
-        self.checkpoints.close()
-        self.profile.close()
-        baseline = self.index.baseline()
-        if final["accuracy"] <= baseline:
-            run.warn(
-                f"accuracy {final['accuracy']:.3f}: no better than naming the most frequent class ({baseline:.3f}); "
-                "train for longer, or with another --learning-rate"
-            )
-        run.heartbeat.say("export")
+    def export(self) -> None:
+        """Write the export and samples.json, by rank 0."""
         with tf.device("/CPU:0"):
             plain = self.build("float32")  # which every CPU computes alike
             model.copy(self.network, plain)
-            if self.metrics is not None:
+            if self.run.environment.is_first:
                 self.write(plain)
-                self.metrics.close()
-        return {
-            "steps": self.steps,
-            "images_per_s": self.rates.overall(),
-            **final,
-            "baseline": baseline,
-            "best_step": best,
-            "exported_step": exported,
-        }
 
     def write(self, plain: Any) -> None:
-        """Write the export, and samples.json."""
         names = self.index.labels
         pictures = self.pictures.held_out(host=0, hosts=1, batch=8, batches=1)
         examples_BHWC = next(iter(pictures))[0].numpy()

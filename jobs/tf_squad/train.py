@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import tensorflow as tf
 import tf_keras
 
 from contracts.errors import RequestError
-from contracts.run_directory import SAMPLES
-from jobs.runtime import preemption, processor
+from contracts.run_directory import SAMPLES, RunDirectory
+from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.evaluations import Evaluations
-from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.loop import Loop
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
-from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.tensorflow import distributed
 from jobs.runtime.tensorflow.checkpoints import State
 from jobs.runtime.tensorflow.profile import Tracer
@@ -50,9 +50,64 @@ def train(run: Run, config: Config) -> Final:
     beginning = model.prepare(config, dataset.train, Path(run.environment.cache_dir), run.prepare)
     distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint, run.prepare)
     training = Training(run, config, dataset, beginning)
-    training.restore()
-    training.loop()
-    return training.finish()
+    run.decide(
+        {
+            **vars(config),
+            "epochs": training.epochs,
+            "steps": training.steps,
+            "eval_every": training.eval_every,
+            "learning_rate": training.peak_rate,
+            "dtype": training.dtype,
+            "padded_to": training.length,
+        }
+    )
+    cut = training.train_windows
+    run.say(
+        f"{training.parameters:,} parameters on {training.strategy.num_replicas_in_sync} × {run.environment.platform}, "
+        f"in {training.dtype}; {len(dataset.train):,} questions in {len(cut):,} windows to learn from, "
+        f"{len(dataset.eval):,} held out; padded to {training.length} tokens, "
+        f"{1 - cut.tokens.mean() / training.length:.1%} of them padding"
+    )
+    state = State({"model": training.model, "optimizer": training.optimizer})
+    loop = Loop(
+        run=run,
+        checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
+        steps=training.steps,
+        unit="windows",
+        per_step=config.batch_size,
+        flops_per_step=6 * training.parameters * config.batch_size * training.length,
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+        evaluations=Evaluations(run, "f1", training.score, every=training.eval_every),
+        profile=config.profile,
+        tracer=Tracer(),
+        read=training.numbers,
+        notes={"began_from": beginning.fingerprint},
+    )
+    if notes := loop.resume():
+        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
+    else:
+        model.begin(training.model, beginning, config.seed)
+    run.heartbeat.say("compiling")
+
+    for steps in loop.calls(config.steps_per_call):
+        with loop.input():
+            batches = training.batches(steps)
+        results = training.take_steps(batches, tf.constant(steps[0] - 1), tf.constant(len(steps)))
+        loop.record({name: float(value) for name, value in results.items()})  # waits for the devices
+
+    final = loop.finish()
+    if final["f1"] <= dataset.baseline:
+        run.warn(
+            f"F1 {final['f1']:.3f}: no better than always answering with the most frequent place "
+            f"({dataset.baseline:.3f}); begin with a model that is pre-trained (--init-from), or train for longer"
+        )
+    if run.environment.is_first:
+        names = ("max_length", "stride", "answer_length", "best_spans", "null_threshold")
+        options = {name: getattr(config, name) for name in names} | {"may_be_none": dataset.has_unanswerable}
+        model.export(run.directory, beginning, training.model.weights_by_name(), options)
+        write_answers(run.directory, dataset, training.answers)
+    return {**final, "baseline": dataset.baseline}
 
 
 class Rate(tf_keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -71,10 +126,10 @@ class Rate(tf_keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
 
 class Training:
-    """One process's part of a training: what it is made of, and the state that its steps change."""
+    """One process's part of a training: the windows, the model and its optimizer, its steps and its evaluation."""
 
     def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: model.Beginning) -> None:
-        self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
+        self.run, self.config, self.dataset = run, config, dataset
         self.strategy = distributed.strategy()
         run.prepare("cutting texts into windows")
         self.train_windows, self.eval_windows = (
@@ -87,14 +142,14 @@ class Training:
             )
         self.length = windows.shared_length(self.train_windows, self.eval_windows)
         steps_per_epoch = len(self.train_windows) // config.batch_size
-        epochs = config.epochs or (8 if config.init_from is None else 3)
-        self.steps = config.steps or max(1, round(epochs * steps_per_epoch))
+        self.epochs = config.epochs or (8 if config.init_from is None else 3)
+        self.steps = config.steps or max(1, round(self.epochs * steps_per_epoch))
         self.eval_every = config.eval_every or steps_per_epoch
-        peak = learning_rate(config, beginning.settings["hidden_size"])
-        dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
+        self.peak_rate = learning_rate(config, beginning.settings["hidden_size"])
+        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
         with self.strategy.scope():
-            self.model = model.build(beginning.settings, dtype)
-            self.rate = Rate(peak, self.steps, config.warmup_share)
+            self.model = model.build(beginning.settings, self.dtype)
+            self.rate = Rate(self.peak_rate, self.steps, config.warmup_share)
             self.optimizer = tf_keras.optimizers.AdamW(
                 self.rate, weight_decay=config.weight_decay, epsilon=1e-8, jit_compile=False
             )
@@ -103,91 +158,12 @@ class Training:
                 [each for each in self.model.trainable_variables if id(each) not in decayed]
             )
             self.optimizer.build(self.model.trainable_variables)
-        parameters = sum(int(np.prod(each.shape)) for each in self.model.trainable_variables)
-        self.rates = Rates(
-            run.time,
-            name="windows_per_s",
-            per_step=config.batch_size,
-            flops_per_step=6 * parameters * config.batch_size * self.length,
-            peak_flops_per_s=run.environment.peak_flops_per_s,
-        )
-        decided: dict[str, Any] = {"epochs": epochs, "steps": self.steps, "eval_every": self.eval_every}
-        decided |= {"learning_rate": peak, "dtype": dtype}
-        run.decide({**vars(config), **decided, "padded_to": self.length})
-        run.say(
-            f"{parameters:,} parameters on {self.strategy.num_replicas_in_sync} × {run.environment.platform}, in "
-            f"{dtype}; {len(dataset.train):,} questions in {len(self.train_windows):,} windows to learn from, "
-            f"{len(dataset.eval):,} held out; padded to {self.length} tokens, "
-            f"{1 - self.train_windows.tokens.mean() / self.length:.1%} of them padding"
-        )
+        self.parameters = sum(int(np.prod(each.shape)) for each in self.model.trainable_variables)
 
-    def restore(self) -> None:
-        """Continue from the newest checkpoint, else from the beginning."""
-        run, config, beginning = self.run, self.config, self.beginning
-        state = State({"model": self.model, "optimizer": self.optimizer})
-        self.checkpoints = Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints)
-        self.done, self.evaluations = 0, Evaluations(run, "f1")
-        restored = self.checkpoints.restore_latest()
-        if restored is None:
-            model.begin(self.model, beginning, config.seed)
-        else:
-            self.done, notes = restored
-            require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
-            run.say(f"resumed after step {self.done}")
-        self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
-        self.profiled = read_steps(config.profile, steps=self.steps)
-        self.profile = Profile(run, self.profiled, Tracer(), done=self.done, settle=lambda: None)
-        run.heartbeat.say("compiling")
-        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
-
-    def loop(self) -> None:
-        """Take the steps, with evaluations and checkpoints where they are due."""
-        config, run, step, began = self.config, self.run, self.done, self.done
-        while step < self.steps:
-            before, step = step, self.until(step)
-            with self.profile.step(step):
-                with self.rates.input(lambda: False):
-                    batches = self.batches(before, step)
-                told = self.take_steps(batches, tf.constant(before), tf.constant(step - before))
-                loss, norm = (float(each) for each in told)  # the devices are done
-            run.heartbeat.step(step)
-            for _ in range(before, step):
-                self.rates.step_done()
-            if before == began:
-                run.heartbeat.say(None)
-                run.heartbeat.state("stepping")
-                self.rates.start()
-            if step % config.log_every == 0 or step == self.steps:
-                self.log(step, loss, norm)
-            if step == self.steps:
-                break
-            leaving = preemption.notified(step)
-            evaluating = step % self.eval_every == 0 and not leaving
-            if leaving or evaluating or step % config.checkpoint_every == 0:
-                self.save(step)
-                if leaving:
-                    run.leave(step, self.checkpoints, self.metrics, self.profile)
-                run.heartbeat.state("stepping")
-            if evaluating:
-                self.evaluate(step)
-                run.heartbeat.say(None)
-
-    def until(self, step: int) -> int:
-        """The last step of the next call: before anything is due that Python has to do, and one by one in a trace."""
-        config, traced = self.config, self.profiled
-        if traced is not None and traced.first - 1 <= step < traced.last:
-            return step + 1
-        due = [
-            -step % every or every for every in (config.log_every, self.eval_every, config.checkpoint_every)
-        ]
-        if traced is not None and step < traced.first:
-            due.append(traced.first - 1 - step)
-        return step + min(config.steps_per_call, self.steps - step, *due)
-
-    def batches(self, done: int, until: int) -> windows.Batch:
-        """The windows of each replica for the steps after `done`: (steps per call, windows of a replica, …)."""
-        steps = [min(step, until) for step in range(done + 1, done + 1 + self.config.steps_per_call)]
-        rows_KB = np.stack([self.rows(step) for step in steps])
+    def batches(self, steps: range) -> windows.Batch:
+        """The windows of each replica for these steps: (steps per call, windows of a replica, …)."""
+        most = self.config.steps_per_call
+        rows_KB = np.stack([self.rows(step) for step in (*steps, *[steps[-1]] * (most - len(steps)))])
         each = self.config.batch_size // self.strategy.num_replicas_in_sync
 
         def of_replica(context: Any) -> windows.Batch:
@@ -213,13 +189,13 @@ class Training:
         return found
 
     @tf.function  # type: ignore[untyped-decorator]
-    def take_steps(self, batches: windows.Batch, done: Any, steps: Any) -> tuple[Any, Any]:
+    def take_steps(self, batches: windows.Batch, done: Any, steps: Any) -> dict[str, Any]:
         """Take `steps` steps after `done` on the devices; the last one's loss, and the norm of its gradient."""
         loss, norm = tf.constant(0.0), tf.constant(0.0)
         for place in tf.range(steps):
             losses, norms = self.strategy.run(self.take_step, args=(batches, place, done + place + 1))
             loss, norm = (self.strategy.experimental_local_results(each)[0] for each in (losses, norms))
-        return loss, norm
+        return {"loss": loss, "grad_norm": norm}
 
     def take_step(self, batches: windows.Batch, place: Any, step: Any) -> tuple[Any, Any]:
         """One step on a replica's windows: the gradient is that of all replicas together, and so is its norm."""
@@ -256,18 +232,11 @@ class Training:
         )
         return (first_B + last_B) / 2
 
-    def log(self, step: int, loss: float, norm: float) -> None:
-        if self.metrics is not None:
-            with self.run.time.part("logging"):
-                rate = float(self.rate(step - 1))
-                values = {"loss": loss, "learning_rate": rate, "grad_norm": norm}
-                self.metrics.write(step, {**values, **self.rates.take()})
+    def numbers(self, step: int, results: Mapping[str, float]) -> dict[str, float]:
+        """What is written down of a step."""
+        return {**results, "learning_rate": float(self.rate(step - 1))}
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate on the held-out questions, and write it down as of `step`."""
-        return self.evaluations.evaluate(step, self.answer, self.metrics)
-
-    def answer(self) -> dict[str, float]:
+    def score(self, _step: int) -> dict[str, float]:
         """Answer the held-out questions; the scores and the loss."""
         loss, start_NS, end_NS = self.predict()
         self.answers = windows.answers(
@@ -290,7 +259,7 @@ class Training:
                 return self.eval_windows.take(rows_B[first : first + each], self.length)
 
             batch = self.strategy.experimental_distribute_values_from_function(of_replica)
-            loss_B, start_BS, end_BS = (found.numpy() for found in self.score(batch))
+            loss_B, start_BS, end_BS = (found.numpy() for found in self.evaluate(batch))
             losses.append(loss_B)
             starts.append(start_BS)
             ends.append(end_BS)
@@ -299,7 +268,7 @@ class Training:
         return float(loss_N.mean()), start_NS, end_NS
 
     @tf.function  # type: ignore[untyped-decorator]
-    def score(self, batch: windows.Batch) -> Any:
+    def evaluate(self, batch: windows.Batch) -> Any:
         def of_replica(batch: windows.Batch) -> Any:
             start_BS, end_BS = self.model(batch.ids_BS)
             return self._surprise(batch, start_BS, end_BS), start_BS, end_BS
@@ -307,51 +276,22 @@ class Training:
         found = self.strategy.run(of_replica, args=(batch,))
         return [self.strategy.gather(each, axis=0) for each in found]
 
-    def save(self, step: int) -> None:
-        """Write a checkpoint of the state after `step`."""
-        with self.run.time.part("checkpoint"):
-            self.run.begin_saving()
-            self.checkpoints.save(step, {"began_from": self.beginning.fingerprint})
-            self.run.heartbeat.tick()
 
-    def finish(self) -> Final:
-        """Write the last checkpoint, evaluate, export; returns the final metrics."""
-        run, baseline = self.run, self.dataset.baseline
-        run.time.enter("finish")
-        self.save(self.steps)
-        final = self.evaluate(self.steps)
-        self.checkpoints.close()
-        if final["f1"] <= baseline:
-            run.warn(
-                f"F1 {final['f1']:.3f}: no better than always answering with the most frequent place ({baseline:.3f}); "
-                "begin with a model that is pre-trained (--init-from), or train for longer"
-            )
-        run.heartbeat.say("export")
-        if self.metrics is not None:
-            names = ("max_length", "stride", "answer_length", "best_spans", "null_threshold")
-            notes = {name: getattr(self.config, name) for name in names}
-            notes["may_be_none"] = self.dataset.has_unanswerable
-            model.export(run.directory, self.beginning, self.model.weights_by_name(), notes)
-            self.write_answers()
-            self.metrics.close()
-        return {"steps": self.steps, "windows_per_s": self.rates.overall(), **final, "baseline": baseline}
-
-    def write_answers(self) -> None:
-        """Write the answers to the held-out questions in SQuAD's format, and some for the report."""
-        asked = list(zip(self.dataset.eval, self.answers, strict=True))
-        directory = self.run.directory
-        directory.write_json(PREDICTIONS, {each.id: answer.text for each, answer in asked})
-        if self.dataset.has_unanswerable:
-            directory.write_json(NULL_ODDS, {each.id: answer.null_odds for each, answer in asked})
-        shown = asked[:: max(1, len(asked) // MOST_SAMPLES)][:MOST_SAMPLES]
-        samples = [
-            {
-                "question": each.question,
-                "context": each.text,
-                "truth": list(each.answers),
-                "answer": answer.text,
-                "probability": dict(answer.best).get(answer.text, 0.0),
-            }
-            for each, answer in shown
-        ]
-        directory.write_json(SAMPLES, {"questions": samples})
+def write_answers(directory: RunDirectory, dataset: data.Dataset, answers: list[windows.Answer]) -> None:
+    """Write the answers to the held-out questions in SQuAD's format, and some for the report."""
+    asked = list(zip(dataset.eval, answers, strict=True))
+    directory.write_json(PREDICTIONS, {each.id: answer.text for each, answer in asked})
+    if dataset.has_unanswerable:
+        directory.write_json(NULL_ODDS, {each.id: answer.null_odds for each, answer in asked})
+    shown = asked[:: max(1, len(asked) // MOST_SAMPLES)][:MOST_SAMPLES]
+    samples = [
+        {
+            "question": each.question,
+            "context": each.text,
+            "truth": list(each.answers),
+            "answer": answer.text,
+            "probability": dict(answer.best).get(answer.text, 0.0),
+        }
+        for each, answer in shown
+    ]
+    directory.write_json(SAMPLES, {"questions": samples})

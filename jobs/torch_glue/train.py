@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from contracts.errors import RequestError
 from jobs.glue import data, predictions
 from jobs.glue.batches import Batch, in_order, make_batches
 from jobs.glue.options import learning_rate, problems, scheduled
-from jobs.runtime import preemption, processor
+from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.evaluations import Evaluations
-from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.loop import Loop
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
-from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.torch import distributed
 from jobs.runtime.torch.checkpoints import State
 from jobs.runtime.torch.profile import Tracer
@@ -51,9 +51,70 @@ def train(run: Run, config: Config) -> Final:
     beginning = model.prepare(config, dataset, Path(run.environment.cache_dir), run.prepare)
     distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint, run.prepare)
     training = Training(run, config, dataset, beginning)
-    training.restore(beginning)
-    training.loop()
-    return training.finish()
+    batches = training.batches
+    run.decide(
+        {
+            **vars(config),
+            "steps": training.steps,
+            "eval_every": config.eval_every or batches.steps_per_epoch,
+            "learning_rate": training.peak_rate,
+            "dtype": training.dtype_name,
+            "compile": "yes" if training.is_compiled else "no",
+            "padded_to": batches.lengths,
+            "labels": list(dataset.labels),
+        }
+    )
+    run.say(
+        f"{training.parameters:,} parameters on {distributed.size()} × {training.device.hardware}, in "
+        f"{training.dtype_name}{', compiled' if training.is_compiled else ''}; {batches.described()}"
+    )
+    state = State(training.model, training.optimizer)
+    loop = Loop(
+        run=run,
+        checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
+        steps=training.steps,
+        unit="rows",
+        per_step=config.batch_size,
+        flops_per_step=round(6 * training.parameters * batches.tokens_per_step),
+        checkpoint_every=config.checkpoint_every,
+        log_every=config.log_every,
+        evaluations=Evaluations(
+            run,
+            "eval_score",
+            training.score,
+            every=config.eval_every or batches.steps_per_epoch,
+            patience=config.patience,
+        ),
+        profile=config.profile,
+        tracer=Tracer(),
+        wait=training.device.wait,
+        read=training.numbers,
+        notes={"began_from": beginning.fingerprint},
+    )
+    if notes := loop.resume():
+        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
+    training.warm_up()
+
+    for step in loop:
+        with loop.input():
+            batch = batches.step(step).share(distributed.rank(), distributed.size())
+        loop.record(training.take_step(step, batch))
+
+    final = loop.finish(best=config.best)
+    warning = predictions.no_better_than_chance(dataset, final)
+    if warning is not None:
+        run.warn(warning)
+    weights = state.weights()
+    if run.environment.is_first:
+        model.export(run.directory, training.model, weights, training.tokenizer)
+        predictions.write_predictions(run.directory, dataset, training.logits_NC)
+    return {
+        **final,
+        "baseline": dataset.baseline,
+        "best_step": loop.best_step,
+        "exported_step": loop.exported_step,
+        "padding": round(batches.padding, 4),
+    }
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -62,25 +123,23 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 class Training:
-    """One process's part of a training: what it is made of, and the state that its steps change."""
+    """One process's part of a training: the rows, the model and its optimizer, a step and an evaluation."""
 
     def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: model.Beginning) -> None:
         self.run, self.config, self.dataset = run, config, dataset
         self.tokenizer, self.device = beginning.tokenizer, distributed.device()
-        self.is_regression = dataset.task == "regression"
         backend, pad_id = self.tokenizer.backend_tokenizer, self.tokenizer.pad_token_id
         self.batches = make_batches(config, dataset, backend, pad_id)
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
-        self.eval_every = config.eval_every or self.batches.steps_per_epoch
         self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
-        chosen = processor.dtype(config.dtype, self.device.type, distributed.everywhere)
-        self.dtype: torch.dtype = getattr(torch, chosen)
+        self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.everywhere)
+        self.dtype: torch.dtype = getattr(torch, self.dtype_name)
 
         self.model = model.build(beginning, config.seed)
-        is_compiled = self.decide_compile()
+        self.is_compiled = self.decide_compile()
         self.model.train()
         layers = self.model.base_model.encoder.layer
-        self.replica = self.device.parallel(self.model, layers, fsdp=config.fsdp, compiled=is_compiled)
+        self.replica = self.device.parallel(self.model, layers, fsdp=config.fsdp, compiled=self.is_compiled)
         matrices, others = (
             [each for each in self.model.parameters() if (each.dim() > 1) is is_matrix]
             for is_matrix in (True, False)
@@ -91,31 +150,7 @@ class Training:
                 {"params": others, "weight_decay": 0.0},
             ]
         )
-        parameters = sum(each.numel() for each in self.model.parameters())
-        self.rates = Rates(
-            run.time,
-            name="rows_per_s",
-            per_step=config.batch_size,
-            flops_per_step=round(6 * parameters * self.batches.tokens_per_step),
-            peak_flops_per_s=run.environment.peak_flops_per_s,
-        )
-        dtype = str(self.dtype).removeprefix("torch.")
-        run.decide(
-            {
-                **vars(config),
-                "steps": self.steps,
-                "eval_every": self.eval_every,
-                "learning_rate": self.peak_rate,
-                "dtype": dtype,
-                "compile": "yes" if is_compiled else "no",
-                "padded_to": self.batches.lengths,
-                "labels": list(dataset.labels),
-            }
-        )
-        run.say(
-            f"{parameters:,} parameters on {distributed.size()} × {self.device.hardware}, in {dtype}"
-            f"{', compiled' if is_compiled else ''}; {self.batches.described()}"
-        )
+        self.parameters = sum(each.numel() for each in self.model.parameters())
 
     def decide_compile(self) -> bool:
         """Whether to compile, as --compile says or as it pays here."""
@@ -124,26 +159,6 @@ class Training:
             raise RequestError(f"--compile yes: {reason} on this host; install one, or leave --compile out")
         pays = self.device.type != "cpu" or self.steps >= COMPILED_FROM_STEPS
         return reason is None and (self.config.compile == "yes" or (self.config.compile == "auto" and pays))
-
-    def restore(self, beginning: model.Beginning) -> None:
-        """Continue from the newest checkpoint, else from the beginning; compile what the steps need."""
-        run, config = self.run, self.config
-        self.state = State(self.model, self.optimizer)
-        self.checkpoints = Checkpoints(run, self.state, distributed, keep_last=config.keep_checkpoints)
-        self.done, self.evaluations = 0, Evaluations(run, "eval_score", patience=config.patience)
-        restored = self.checkpoints.restore_latest()
-        if restored is not None:
-            self.done, notes = restored
-            require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
-            self.evaluations.restore(notes)
-            self.checkpoints.best = self.evaluations.best_step
-            run.say(f"resumed after step {self.done}")
-        self.notes: dict[str, Any] = {"began_from": beginning.fingerprint}
-        self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
-        wanted = read_steps(config.profile, steps=self.steps)
-        self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.device.wait)
-        self.warm_up()
-        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
 
     def warm_up(self) -> None:
         """Compile what the steps need, before a step is late for it. Takes no step."""
@@ -155,40 +170,7 @@ class Training:
             self.loss(batch.share(distributed.rank(), distributed.size())).backward()
             self.optimizer.zero_grad()
 
-    def loop(self) -> None:
-        """Take the steps, with evaluations and checkpoints where they are due."""
-        config, run = self.config, self.run
-        run.heartbeat.say(None)
-        for step in range(self.done + 1, self.steps + 1):
-            if self.evaluations.is_over:
-                self.steps = step - 1
-                break
-            with self.profile.step(step):
-                with self.rates.input(lambda: False):
-                    batch = self.batches.step(step).share(distributed.rank(), distributed.size())
-                loss, norm = self.take_step(step, batch)
-            run.heartbeat.step(step)
-            self.rates.step_done()
-            if step == self.done + 1:
-                self.device.wait()
-                run.heartbeat.state("stepping")
-                self.rates.start()
-            if step % config.log_every == 0 or step == self.steps:
-                self.log(step, loss, norm)
-            if step == self.steps:
-                break
-            leaving = preemption.notified(step)
-            evaluating = step % self.eval_every == 0 and not leaving
-            if leaving or evaluating or step % config.checkpoint_every == 0:
-                self.save(step)
-                if leaving:
-                    run.leave(step, self.checkpoints, self.metrics, self.profile)
-                run.heartbeat.state("stepping")
-            if evaluating:
-                self.evaluate(step)
-                run.heartbeat.say(None)
-
-    def take_step(self, step: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def take_step(self, step: int, batch: Batch) -> dict[str, torch.Tensor]:
         """One step on this process's rows; the loss of these and the norm of the gradient, on the device."""
         config, device = self.config, self.device
         device.seed(dropout_seed(config.seed, step, distributed.rank()))
@@ -200,7 +182,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         device.step_done()
-        return loss.detach(), norm
+        return {"loss": loss.detach(), "grad_norm": norm}
 
     def rate(self, step: int) -> float:
         return scheduled(self.config, self.peak_rate, step, self.steps)
@@ -217,25 +199,18 @@ class Training:
     def loss(self, batch: Batch) -> torch.Tensor:
         """The mean over the rows of this process."""
         logits, labels_B = self.logits(batch), self.device.place(batch.labels_B)
-        if self.is_regression:
+        if self.dataset.task == "regression":
             return functional.mse_loss(logits[:, 0], labels_B)
         return functional.cross_entropy(logits, labels_B)
 
-    def log(self, step: int, loss: torch.Tensor, norm: torch.Tensor) -> None:
+    def numbers(self, step: int, results: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """What is written down of a step: the loss is the mean over all processes."""
+        norm = results["grad_norm"]
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        mean = float(distributed.exchange_on_host(loss.cpu()).mean())
-        if self.metrics is not None:
-            with self.run.time.part("logging"):
-                values = {"loss": mean, "learning_rate": self.rate(step), "grad_norm": float(whole)}
-                self.metrics.write(step, {**values, **self.rates.take()})
+        mean = float(distributed.exchange_on_host(results["loss"].cpu()).mean())
+        return {"loss": mean, "learning_rate": self.rate(step), "grad_norm": float(whole)}
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate on the held-out rows, and write it down as of `step`."""
-        found = self.evaluations.evaluate(step, self.score, self.metrics)
-        self.checkpoints.best = self.evaluations.best_step
-        return found
-
-    def score(self) -> dict[str, float]:
+    def score(self, _step: int) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
         self.logits_NC = self.predict()
         return predictions.evaluation(self.dataset, self.logits_NC)
@@ -255,42 +230,3 @@ class Training:
             distributed.exchange_on_host(torch.cat(each)).flatten(0, 1).numpy() for each in (rows, logits)
         )
         return in_order(rows_N, logits_NC)
-
-    def save(self, step: int) -> None:
-        """Begin a checkpoint of the state after `step`."""
-        with self.run.time.part("checkpoint"):
-            self.run.begin_saving()
-            self.checkpoints.save(step, {**self.notes, **self.evaluations.notes()})
-            self.run.heartbeat.tick()
-
-    def finish(self) -> Final:
-        """Write the last checkpoint, evaluate, export; returns the final metrics."""
-        config, run = self.config, self.run
-        run.time.enter("finish")
-        self.save(self.steps)
-        final = self.evaluate(self.steps)
-        exported, best = self.steps, self.evaluations.best_step
-        if config.best and best != self.steps:
-            exported = best
-            self.checkpoints.restore_model(exported)
-            final = self.score()
-        self.checkpoints.close()
-        self.profile.close()
-        warning = predictions.no_better_than_chance(self.dataset, final)
-        if warning is not None:
-            run.warn(warning)
-        run.heartbeat.say("export")
-        weights = self.state.weights()
-        if self.metrics is not None:
-            model.export(run.directory, self.model, weights, self.tokenizer)
-            predictions.write_predictions(run.directory, self.dataset, self.logits_NC)
-            self.metrics.close()
-        return {
-            "steps": self.steps,
-            "rows_per_s": self.rates.overall(),
-            **final,
-            "baseline": self.dataset.baseline,
-            "best_step": best,
-            "exported_step": exported,
-            "padding": round(self.batches.padding, 4),
-        }

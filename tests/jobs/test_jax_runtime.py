@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import math
 import os
 import shutil
 import threading
@@ -28,7 +27,7 @@ from jobs.runtime import processor
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.checkpoints import TORN
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.jax.checkpoints import Checkpoints, checksum
+from jobs.runtime.jax.checkpoints import Checkpoints, Tree, checksum
 from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Tracer
@@ -227,7 +226,7 @@ def take_steps(run: Run, wanted: Steps | None, *, first: int = 1, last: int = 8,
     jax.block_until_ready(latest)
     profile = Profile(run, wanted, Tracer(), done=done, settle=lambda: jax.block_until_ready(latest))
     for step in range(first, last + 1):
-        with profile.step(step):
+        with profile.step(range(step, step + 1)):
             latest = product(latest)
     profile.close()
 
@@ -343,7 +342,7 @@ def directory(resumed_run: Run) -> RunDirectory:
 
 @pytest.fixture
 def checkpoints(resumed_run: Run) -> Iterator[Checkpoints]:
-    opened = Checkpoints(resumed_run, keep_last=2)
+    opened = Checkpoints(resumed_run, Tree(state(0)), keep_last=2)
     yield opened
     opened.close()
 
@@ -353,17 +352,21 @@ def state(step: int) -> dict[str, Any]:
     return {"params": {"layers": {0: layer}}, "step": jnp.asarray(step, jnp.int32)}
 
 
-def saved(checkpoints: Checkpoints, losses: dict[int, float | None]) -> None:
-    for step, loss in losses.items():
-        checkpoints.save(step, state(step))
-        checkpoints.evaluated(step, loss)
+def saved(checkpoints: Checkpoints, *steps: int, values: int | None = None) -> None:
+    """values: the step whose state is taken for all of them."""
+    for step in steps:
+        checkpoints._state.tree = state(step if values is None else values)
+        checkpoints.save(step, {"row": step})
     checkpoints.wait()
 
 
-def reopened(run: Run) -> tuple[int, Any] | None:
-    again = Checkpoints(run, keep_last=2)
+def reopened(run: Run, like: Any = None) -> tuple[int, dict[str, Any], Any] | None:
+    """The step, the notes and the state."""
+    held = Tree(state(0) if like is None else like)
+    again = Checkpoints(run, held, keep_last=2)
     try:
-        return again.restore_latest(state(0))
+        restored = again.restore_latest()
+        return None if restored is None else (*restored, held.tree)
     finally:
         again.close()
 
@@ -372,38 +375,30 @@ def test_what_was_saved_is_restored_to_the_bit_with_what_was_noted_beside_it(
     resumed_run: Run, checkpoints: Checkpoints
 ) -> None:
     notes = {"losses": [0.1 + 0.2, 1e-300], "row": 3}
-    assert checkpoints.restore_latest(state(0)) is None
-    checkpoints.save(5, state(5))
-    checkpoints.save(10, state(10), notes=notes)
-    checkpoints.save(10, state(99))  # a step that is there is not written again
-    checkpoints.wait()
-    again = Checkpoints(resumed_run, keep_last=2)
-    for expected, noted in ((10, notes), (5, None)):
-        restored = again.restore_latest(state(0))
+    assert checkpoints.restore_latest() is None
+    saved(checkpoints, 5)
+    checkpoints._state.tree = state(10)
+    checkpoints.save(10, notes)
+    saved(checkpoints, 10, values=99)  # a step that is there is not written again
+    for expected, noted in ((10, notes), (5, {"row": 5})):
+        restored = reopened(resumed_run)
         assert restored is not None
-        step, tree = restored
-        assert (step, again.notes) == (expected, noted)
+        step, found, tree = restored
+        assert (step, found) == (expected, noted)
         assert str(jax.tree.structure(tree)) == str(jax.tree.structure(state(step)))
         for mine, theirs in zip(jax.tree.leaves(tree), jax.tree.leaves(state(step)), strict=True):
             assert mine.dtype == theirs.dtype
             np.testing.assert_array_equal(mine, theirs)
         shutil.rmtree(resumed_run.directory.path(f"checkpoints/{step}"))
-    again.close()
 
 
-@pytest.mark.parametrize(
-    ("losses", "kept"),
-    [
-        ({1: 3.0, 2: 1.0, 3: None, 4: 2.0, 5: 2.5, 6: None}, [2, 5, 6]),
-        ({1: math.nan, 2: 4.0, 3: math.nan, 4: 5.0, 5: 6.0}, [2, 4, 5]),
-        ({1: -math.inf, 2: 4.0, 3: 5.0, 4: 6.0}, [2, 3, 4]),
-    ],
-)
-def test_the_latest_are_kept_and_the_best_besides_which_is_a_finite_one(
-    checkpoints: Checkpoints, losses: dict[int, float | None], kept: list[int]
-) -> None:
-    saved(checkpoints, losses)
-    assert checkpoints.steps() == kept
+def test_the_latest_are_kept_and_the_best_besides_which_can_be_brought_back(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1, 2)
+    checkpoints.best = 2
+    saved(checkpoints, 3, 4, 5)
+    assert checkpoints._run.directory.checkpoint_steps() == [2, 4, 5]
+    checkpoints.restore_model(2)
+    assert int(checkpoints._state.tree["step"]) == 2
 
 
 def truncate(path: Path) -> None:
@@ -443,15 +438,13 @@ def test_a_torn_checkpoint_is_put_aside_with_a_warning_and_the_one_before_it_use
     resumed_run: Run, checkpoints: Checkpoints, damage: str
 ) -> None:
     directory = resumed_run.directory
-    for step in (5, 10):
-        checkpoints.save(step, state(step), notes={"row": step})
-    checkpoints.wait()
+    saved(checkpoints, 5, 10)
     newest = Path(directory.path("checkpoints/10"))
     shutil.copytree(newest, newest.with_name("15.orbax-checkpoint-tmp-0"))  # of a write that was cut off
     DAMAGES[damage](newest)
     restored = reopened(resumed_run)
     assert restored is not None
-    assert (restored[0], int(restored[1]["step"])) == (5, 5)
+    assert (restored[:2], int(restored[2]["step"])) == ((5, {"row": 5}), 5)
     (warning,) = resumed_run.heartbeat.warnings
     assert warning.startswith("checkpoint 10 cannot be read (")
     assert warning.endswith(f"it is put aside in {TORN}/ and 5 is used")
@@ -462,11 +455,9 @@ def test_a_torn_checkpoint_is_put_aside_with_a_warning_and_the_one_before_it_use
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_and_nothing_is_moved(
     resumed_run: Run, checkpoints: Checkpoints
 ) -> None:
-    saved(checkpoints, {5: None, 10: None})
-    again = Checkpoints(resumed_run, keep_last=2)
+    saved(checkpoints, 5, 10)
     with pytest.raises(RequestError, match="none of the run's 2 checkpoints can be read by this code"):
-        again.restore_latest({**state(0), "came_with_new_code": jnp.zeros(2)})
-    again.close()
+        reopened(resumed_run, {**state(0), "came_with_new_code": jnp.zeros(2)})
     assert resumed_run.directory.list("checkpoints") == ["10", "5"]
     assert resumed_run.directory.list(TORN) == []
 
@@ -478,7 +469,7 @@ def test_a_resumed_run_whose_checkpoints_are_gone_warns_that_it_begins_anew(
     if had_come_so_far:
         resumed_run.directory.write_text("metrics.jsonl", '{"step": 9, "loss": 2.5}\n{"step": 10}\n{"st')
     Path(resumed_run.directory.path("checkpoints/15.orbax-checkpoint-tmp-0")).mkdir(parents=True)
-    assert checkpoints.restore_latest(state(0)) is None
+    assert checkpoints.restore_latest() is None
     begins_anew = (
         f"there is no complete checkpoint in {resumed_run.directory.url}/checkpoints: the run begins anew"
     )

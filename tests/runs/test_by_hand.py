@@ -104,14 +104,15 @@ def train(run, config):
     mark = lambda: open(done, "a").write(str(me))
     distributed.first_then_others(mark, what="marking", say=run.prepare)
     everywhere = distributed.Devices()
-    state = {"x": everywhere.jit(lambda: jnp.arange(6.0))()}
+    state = checkpoints.Tree({"x": everywhere.jit(lambda: jnp.arange(6.0))()})
     assert float(everywhere.jit(lambda x_B: x_B.sum())(everywhere.rows(jnp.arange(6.0)))) == 15
-    kept = checkpoints.Checkpoints(run, keep_last=1)
-    kept.save(1, state)
-    kept.save(2, {"x": state["x"] + 1})
+    kept = checkpoints.Checkpoints(run, state, keep_last=1)
+    kept.save(1, {})
+    state.tree = {"x": state.tree["x"] + 1}
+    kept.save(2, {"saved": "second"})
     kept.wait()
-    step, restored = kept.restore_latest(state)
-    assert step == 2 and kept.steps() == [2] and float(restored["x"][5]) == 6
+    assert kept.restore_latest() == (2, {"saved": "second"})
+    assert run.directory.checkpoint_steps() == [2] and float(state.tree["x"][5]) == 6
     assert distributed.everywhere(True) and not distributed.everywhere(me != 1)
     distributed.agree("what is the same", "ab" * 32)
     distributed.agree("the data", ("cd" if me == 2 else "ab") * 32)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,27 +29,28 @@ CHECKSUM = "checksum"
 """In the notes: `checksum` of the state. Orbax's files have checksums only of what says where the values lie."""
 
 
+class State(Protocol):
+    """What is kept: a tree of jax.Array, the same on all processes, whose values each step replaces."""
+
+    tree: Any
+
+
+@dataclasses.dataclass
+class Tree:
+    """A state that its training loop replaces as a whole."""
+
+    tree: Any
+
+
 class Checkpoints:
-    """The checkpoints of one run: the last `keep_last` of them and the one with the best `headline`.
+    """The checkpoints of one run: the last `keep_last` of them and the one that `best` names. Every process makes the
+    same calls."""
 
-    A state is a tree of jax.Array, the same on all processes; every process makes the same calls.
-
-    headline: the metric of an evaluation that says how good a state is.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        *,
-        keep_last: int,
-        headline: str = "eval_loss",
-        better: Literal["lower", "higher"] = "lower",
-    ) -> None:
-        self.notes: dict[str, Any] | None = None
-        """What was noted beside the state that has been restored."""
-        self._best, self._better = _Best(), better
-        policies = [keep.LatestN(keep_last), self._best]
-        self._run = run
+    def __init__(self, run: Run, state: State, *, keep_last: int) -> None:
+        self.best: int | None = None
+        """The step whose checkpoint is kept whatever comes after it."""
+        self._run, self._state = run, state
+        policies = [keep.LatestN(keep_last), _Best(self)]
         self._manager = ocp.CheckpointManager(
             run.directory.path(CHECKPOINTS),
             options=ocp.CheckpointManagerOptions(
@@ -61,19 +62,9 @@ class Checkpoints:
                 async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
             ),
         )
-        for line in run.directory.read_metrics() if self._manager.all_steps() else ():
-            if "step" in line:
-                self.evaluated(int(line["step"]), line.get(headline))
 
-    def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, in order."""
-        self._manager.reload()
-        return sorted(self._manager.all_steps())
-
-    def save(self, step: int, state: Any, *, notes: Mapping[str, Any] | None = None) -> None:
+    def save(self, step: int, notes: Mapping[str, Any]) -> None:
         """Begin to write the state after `step`; a step that is already there is left as it is.
-
-        A state is saved before it is evaluated: what happens meanwhile, it is not lost.
 
         notes: what else a resumed run has to know, of what JSON can hold; the same on all processes.
 
@@ -83,19 +74,13 @@ class Checkpoints:
         """
         watch.about_to_save(step)
         if step not in self._manager.all_steps():
-            noted = {**(notes or {}), CHECKSUM: checksum(state)}
-            both = ocp.args.Composite(
-                **{STATE: ocp.args.StandardSave(state), NOTES: ocp.args.JsonSave(noted)}
-            )
+            tree = self._state.tree
+            noted = {**notes, CHECKSUM: checksum(tree)}
+            both = ocp.args.Composite(**{STATE: ocp.args.StandardSave(tree), NOTES: ocp.args.JsonSave(noted)})
             self._manager.save(step, args=both, force=True)
         if watch.save_begun(step, self.wait):
             self.wait()
             raise Preempted(step)
-
-    def evaluated(self, step: int, value: float | None) -> None:
-        """Take in the headline metric of the state after `step`: the checkpoint with the best one is kept."""
-        if value is not None and math.isfinite(value):
-            self._best.losses[step] = value if self._better == "lower" else -value
 
     def wait(self) -> None:
         """Wait until everything that was begun is on the disk.
@@ -106,48 +91,47 @@ class Checkpoints:
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
 
-    def restore_latest(self, like: Any) -> tuple[int, Any] | None:
-        """The newest state that can be read, with its step; None where there is no checkpoint at all. Its notes, where
-        there are any, are then in `notes`.
+    def restore_latest(self) -> tuple[int, dict[str, Any]] | None:
+        """Restore the newest state that can be read; its step and notes, or None where there is none.
 
         Checkpoints that cannot be read are put aside under checkpoints-torn/ with a warning, and the one before them
         is used, by all processes alike. A resumed run without a checkpoint is warned of too.
 
-        Args:
-            like: a tree of jax.Array (or ShapeDtypeStruct with shardings) of the state's structure.
-
         Raises:
             RequestError: there are checkpoints and none can be read; they are left where they are.
         """
-        abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, like)
+        abstract = self._abstract()
         torn: dict[int, str] = {}
         for step in reversed(self._run.directory.checkpoint_steps()):
-            restored, notes, reason = self._restore(step, abstract)
+            restored, notes, reason = self._read(step, abstract)
             read_by_all = multihost_utils.process_allgather(np.asarray(reason is None))
             if np.asarray(read_by_all).all():
                 self._put_aside(torn, step)
-                self.notes = notes
+                self._state.tree = restored
                 watch.restored(step)
-                return step, restored
+                return step, notes
             torn[step] = reason or "another host could not read it"
         if torn:
             raise none_readable(torn)
         warn_of_a_new_beginning(self._run)
         return None
 
-    def restore(self, step: int, like: Any) -> Any:
-        """The state after `step`, on the way: what a resumed run begins with stays as it is.
+    def restore_model(self, step: int) -> None:
+        """Restore the state as it was after `step`.
 
         Raises:
-            RequestError: it cannot be read.
+            RequestError: that checkpoint cannot be read.
         """
         self.wait()
-        found, _, reason = self._restore(step, jax.tree.map(ocp.tree.to_shape_dtype_struct, like))
+        restored, _, reason = self._read(step, self._abstract())
         if not np.asarray(multihost_utils.process_allgather(np.asarray(reason is None))).all():
             raise RequestError(f"checkpoint {step} cannot be read: {reason or 'by another host'}")
-        return found
+        self._state.tree = restored
 
-    def _restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any] | None, str | None]:
+    def _abstract(self) -> Any:
+        return jax.tree.map(ocp.tree.to_shape_dtype_struct, self._state.tree)
+
+    def _read(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any], str | None]:
         """The state of `step` and its notes, or why it cannot be read."""
         state: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
         try:
@@ -159,9 +143,9 @@ class Checkpoints:
             expected = notes.pop(CHECKSUM, None)  # older code wrote none
             if expected is not None and expected != checksum(found[STATE]):
                 raise ValueError("its values are not those that were written: their checksum differs")
-            return found[STATE], notes or None, None
+            return found[STATE], notes, None
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
-            return None, None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            return None, {}, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
     def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
         if not torn:
@@ -233,10 +217,10 @@ def _unfinished_path(directory: RunDirectory, attempt: int) -> type[atomicity.Te
 
 
 class _Best:
-    """A preservation policy: keeps the checkpoint with the lowest evaluation loss, known long after it was written."""
+    """A preservation policy: keeps the checkpoint that is named as the best one, known long after it was written."""
 
-    def __init__(self) -> None:
-        self.losses: dict[int, float] = {}
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
 
     def should_preserve(
         self,
@@ -244,9 +228,7 @@ class _Best:
         *,
         context: keep.PreservationContext,  # noqa: ARG002 - Orbax gives it
     ) -> Sequence[bool]:
-        known = [info.step for info in checkpoints if info.step in self.losses]
-        best = min(known, key=self.losses.__getitem__, default=None)
-        return [info.step == best for info in checkpoints]
+        return [info.step == self._checkpoints.best for info in checkpoints]
 
 
 def _meet(*, key: str, timeout_ms: int) -> None:

@@ -25,7 +25,9 @@ class State:
     All their variables are there already (an optimizer's after `build`).
     """
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], prepare: Callable[[], None] = lambda: None) -> None:
+        """prepare: called before the state is written."""
+        self._prepare = prepare
         self._model = tf.train.Checkpoint(**{MODEL: objects[MODEL]})
         self._all = tf.train.Checkpoint(**objects)
 
@@ -35,6 +37,7 @@ class State:
         Raises:
             OSError: the disk is full.
         """
+        self._prepare()
         try:
             self._all.write(os.path.join(folder, STATE), _options())
         except tf.errors.ResourceExhaustedError as error:

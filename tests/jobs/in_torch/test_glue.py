@@ -184,7 +184,6 @@ run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(dire
 dataset = read(config)
 beginning = prepare(config, dataset, directory.path("cache"), print)
 training = Training(run, config, dataset, beginning)
-training.restore(beginning)
 batch = training.batches.step(1).share(distributed.rank(), distributed.size())
 loss = training.loss(batch)
 loss.backward()

@@ -1,0 +1,342 @@
+"""The loop of a training, the same in every framework: resume, step, evaluate, save, leave at a preemption, finish.
+
+    loop = Loop(run=run, checkpoints=checkpoints, steps=1000, unit="rows", per_step=32, checkpoint_every=100)
+    loop.resume()
+    for step in loop:
+        with loop.input():
+            batch = batch_of(step)
+        loop.record(take_step(batch))
+    return loop.finish()
+
+Between two rounds of `for` the loop does what is due after the step, in all processes alike. Where the framework has
+the loop (`fit` of Keras), it calls the loop's `callback`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from contracts.errors import JobFailed
+from jobs.runtime import preemption
+from jobs.runtime.evaluations import Evaluations
+from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.process import Run
+from jobs.runtime.profile import Profile, Tracer, read_steps
+
+type Results = Mapping[str, Any]
+"""What a step returns by name; `Loop.read` makes numbers of it."""
+
+
+class Checkpoints(Protocol):
+    """The checkpoints of a state, by its framework. All processes make the same calls."""
+
+    best: int | None
+
+    def save(self, step: int, notes: Mapping[str, Any]) -> None: ...
+
+    def restore_latest(self) -> tuple[int, dict[str, Any]] | None: ...
+
+    def restore_model(self, step: int) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Guard(Protocol):
+    """Sees the numbers of every step."""
+
+    def notes(self) -> dict[str, Any]:
+        """What is to be saved beside a state."""
+        ...
+
+    def restore(self, notes: Mapping[str, Any]) -> None: ...
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the state is doubtful, so that no checkpoint is written unless the process leaves."""
+        ...
+
+    def judge(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Numbers to write down besides; where there are any, the step is written down out of turn."""
+        ...
+
+    def respond(self, step: int, values: Mapping[str, float]) -> None:
+        """Called when they are written. Raises JobFailed: training has to end."""
+        ...
+
+
+def numbers(_step: int, results: Results) -> dict[str, float]:
+    """The results of a step as they are; waits until they are computed."""
+    return {name: float(value) for name, value in results.items()}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Loop:
+    """One process's loop over the steps of a training, which are counted from 1.
+
+    steps: the last step. unit, per_step: what is counted, and how many of it a step has over all hosts. flops_per_step:
+    what the model's arithmetic of a step comes to, over all hosts. log_every: steps between two lines of metrics.
+    profile: the steps to trace, as A:B. wait: until the devices have computed all that they were given. read: makes the
+    numbers of a step of its results; called for steps that are written down, in all processes. notes: what each
+    checkpoint has to keep besides, of what JSON can hold. in_flight: steps whose results, jax.Arrays then, the host
+    does not wait for, so that the devices always have the next step at hand.
+
+    done: the last step that was taken. exported_step: the step whose model `finish` has left in place.
+    """
+
+    run: Run
+    checkpoints: Checkpoints
+    steps: int
+    unit: str
+    per_step: int
+    flops_per_step: int | None = None
+    checkpoint_every: int
+    log_every: int = 1
+    evaluations: Evaluations | None = None
+    profile: str | None = None
+    tracer: Tracer | None = None
+    wait: Callable[[], object] = lambda: None
+    read: Callable[[int, Results], dict[str, float]] = numbers
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    guard: Guard | None = None
+    in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        self.rates = Rates(
+            self.run.time,
+            name=f"{self.unit}_per_s",
+            per_step=self.per_step,
+            flops_per_step=self.flops_per_step,
+            peak_flops_per_s=self.run.environment.peak_flops_per_s,
+        )
+        self.done = self.exported_step = self._resumed_step = self._saved_step = 0
+        self._is_held_back = False
+        self._metrics: Metrics | None = None
+        self._profile: Profile | None = None
+        self._call: tuple[range, Results] = (range(0), {})
+        self._pending: deque[tuple[range, Results]] = deque()
+        self._tracing = contextlib.ExitStack()
+
+    def resume(self) -> dict[str, Any]:
+        """Restore the newest checkpoint; the notes in it, none where there is no checkpoint.
+
+        Raises:
+            RequestError: there are checkpoints and none can be read.
+        """
+        restored = self.checkpoints.restore_latest()
+        if restored is None:
+            return {}
+        step, notes = restored
+        self.done = self._resumed_step = self._saved_step = step
+        if self.evaluations is not None:
+            self.evaluations.restore(notes)
+            self.checkpoints.best = self.best_step
+        if self.guard is not None:
+            self.guard.restore(notes)
+        self.run.say(f"resumed after step {step}")
+        return notes
+
+    def __iter__(self) -> Iterator[int]:
+        """The steps that are left, one after the other."""
+        return (steps[-1] for steps in self.calls(1))
+
+    def calls(self, most: int) -> Iterator[range]:
+        """The same, for devices that take up to `most` steps in a call: as many as there are until something is due
+        that is not theirs to do, and one in each call that is traced."""
+        self.start()
+        while not self.is_over:
+            yield self.begin(self._steps_until_due(most))
+            self.end()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left, or further ones are of no use."""
+        return self.done >= self.steps or (self.evaluations is not None and self.evaluations.is_over)
+
+    @property
+    def best_step(self) -> int:
+        """The step with the best evaluation so far; 0 before the first."""
+        return self.evaluations.best_step if self.evaluations is not None else 0
+
+    def start(self) -> None:
+        """Open the metrics and the trace, and evaluate the restored state where it was left to do.
+
+        A state is saved before it is evaluated, so a run that ended in between, or was preempted, has no evaluation of
+        it. Called by the first of the other methods that needs it.
+        """
+        if self._profile is not None:
+            return
+        if self.run.environment.is_first:
+            self._metrics = Metrics(self.run.directory, self.done)
+        wanted = read_steps(self.profile, steps=self.steps)
+        self._profile = Profile(self.run, wanted, self.tracer, done=self.done, settle=self._settle_all)
+        if 0 < self.done < self.steps and self._is_evaluation_due():
+            self.evaluate()
+
+    def input(self) -> contextlib.AbstractContextManager[None]:
+        """What happens inside makes the batch of a step."""
+        return self.rates.input(self._is_busy)
+
+    def record(self, results: Results) -> None:
+        """What the devices return of the last step of this call."""
+        self._call = self._call[0], results
+
+    def begin(self, count: int) -> range:
+        """Before `count` steps are given to the devices; returns their numbers."""
+        assert self._profile is not None, "start() comes before begin()"
+        steps = range(self.done + 1, min(self.done + count, self.steps) + 1)
+        self._call = steps, {}
+        self._tracing.enter_context(self._profile.step(steps))
+        return steps
+
+    def end(self) -> None:
+        """Do what is due after the steps that were begun.
+
+        Raises:
+            Preempted: a host was told to stop; the state is saved.
+            JobFailed: the guard says so.
+        """
+        self._pending.append(self._call)
+        self._tracing.close()
+        is_first, step = self.done == self._resumed_step, self._call[0][-1]
+        self.done = step
+        if is_first:
+            self._settle_all()
+            self.run.heartbeat.state("stepping")
+            self.rates.start()
+        self._settle(but=self.in_flight)
+        if step == self.steps:
+            self._settle()
+            return
+        leaving = preemption.notified(step)
+        evaluating = self._is_evaluation_due()
+        was_held_back = self._is_held_back and not self._is_doubtful()
+        if not (leaving or evaluating or was_held_back or step % self.checkpoint_every == 0):
+            return
+        self._settle()
+        # While the state is doubtful only who leaves saves: the newest checkpoint is to be from before a trouble.
+        self._is_held_back = self._is_doubtful() and not leaving
+        if not self._is_held_back:
+            self._save()
+        if leaving:
+            with self.run.time.part("checkpoint"):
+                self.checkpoints.wait()
+            self._close()
+            raise preemption.Preempted(step)
+        self.run.heartbeat.state("stepping")
+        if evaluating:
+            self.evaluate()
+            self.run.heartbeat.say(None)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the state as it is, and write that down as of the last step."""
+        assert self.evaluations is not None
+        self.start()
+        found = self.evaluations.evaluate(self.done, self._metrics, is_saved=self._saved_step == self.done)
+        self.checkpoints.best = self.best_step
+        return found
+
+    def finish(self, *, best: bool = False) -> dict[str, Any]:
+        """Save the last state and evaluate it, and where `best` is true put the model of the best evaluation in its
+        place; returns what result.json says of it."""
+        self.start()
+        self.run.time.enter("finish")
+        self._save()
+        final = self.evaluate() if self.evaluations is not None else {}
+        self.exported_step = self.done
+        if best and self.evaluations is not None and self.best_step != self.done:
+            self.exported_step = self.best_step
+            self.checkpoints.restore_model(self.exported_step)
+            final = self.evaluations.score(self.exported_step)
+        with self.run.time.part("checkpoint"):
+            self.checkpoints.close()
+        self._close()
+        self.run.heartbeat.say("export")
+        return {"steps": self.done, self.rates.name: self.rates.overall(), **final}
+
+    def _steps_until_due(self, most: int) -> int:
+        assert self._profile is not None
+        every = [
+            self.log_every,
+            self.checkpoint_every,
+            *([self.evaluations.every] if self.evaluations else []),
+        ]
+        due = [period - self.done % period for period in every]
+        return self._profile.steps_together(self.done, min(most, *due))
+
+    def _is_evaluation_due(self) -> bool:
+        return self.evaluations is not None and self.done % self.evaluations.every == 0
+
+    def _is_doubtful(self) -> bool:
+        return self.guard is not None and self.guard.holds_back
+
+    def _is_busy(self) -> bool:
+        """Whether the devices still have a step to compute."""
+        return bool(self._pending) and not all(value.is_ready() for value in self._pending[-1][1].values())
+
+    def _settle_all(self) -> None:
+        self._settle()
+        self.wait()
+
+    def _settle(self, but: int = 0) -> None:
+        """Wait for the steps that were begun, all but the last `but` calls, and write down those that are due."""
+        while len(self._pending) > but:
+            steps, results = self._pending.popleft()
+            step = steps[-1]
+            is_due = step % self.log_every == 0 or step == self.steps
+            values = self.read(step, results) if is_due or self.guard is not None else {}
+            self.run.heartbeat.step(step)
+            for _ in steps:
+                self.rates.step_done()
+            besides = self.guard.judge(step, values) if self.guard is not None else {}
+            if self._metrics is not None and (is_due or besides):
+                with self.run.time.part("logging"):
+                    rates = self.rates.take() if is_due else {}
+                    self._metrics.write(step, {**values, **rates, **besides})
+            if self.guard is not None:
+                self._respond(self.guard, step, values)
+
+    def _respond(self, guard: Guard, step: int, values: Mapping[str, float]) -> None:
+        try:
+            guard.respond(step, values)
+        except JobFailed:
+            self.checkpoints.wait()
+            self._close()
+            raise
+
+    def _save(self) -> None:
+        """Begin a checkpoint of the state as it is."""
+        with self.run.time.part("checkpoint"):
+            self.run.begin_saving()
+            notes = {**self.notes}
+            for part in (self.evaluations, self.guard):
+                notes |= part.notes() if part is not None else {}
+            self.checkpoints.save(self.done, notes)
+            self._saved_step = self.done
+            self.run.heartbeat.tick()
+
+    def _close(self) -> None:
+        """Complete the metrics and the trace."""
+        for record in (self._metrics, self._profile):
+            if record is not None:
+                record.close()
+
+
+def callback(keras: Any, loop: Loop, steps_per_execution: int) -> Any:
+    """The loop as a callback of `fit`, after `loop.start()`. keras: Keras 3 or tf_keras."""
+
+    class Callback(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras gives them
+            loop.begin(steps_per_execution)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            loop.record(logs)
+            loop.end()
+            self.model.stop_training = loop.is_over
+
+    return Callback()
