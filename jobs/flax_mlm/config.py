@@ -74,10 +74,10 @@ class Config:
     """Pre-train a RoBERTa masked language model on text."""
 
     data: str = "stdlib"
-    """Text to learn from: "stdlib" (the docstrings of Python's standard library), a file, a folder, a glob,
-    .jsonl, any of these .gz, or the same in a bucket (gs://…)."""
+    """Text to learn from: "stdlib" (the docstrings of Python's standard library), a file, a folder or a glob, of prose,
+    JSON lines, a JSON list, CSV, TSV or Parquet, also compressed, or the same in a bucket (gs://…)."""
     text_field: str = "text"
-    """The field of a .jsonl line that holds the text."""
+    """The column of rows that holds the text."""
     tokenizer: str | None = None
     """An existing tokenizer.json; none: a byte-level BPE is trained on the data."""
     eval_fraction: float = 0.1

@@ -1,7 +1,7 @@
 """The corpus that `--data` names: its files, read as a stream of documents of which some are held out.
 
-A text file is cut into blocks, .jsonl is read by line, a module by its docstrings. Everything streams: no
-function holds more than one document.
+Prose is cut into blocks, of rows (JSON lines, a table, Parquet) one column is read, of a module its docstrings. All but
+a JSON list streams: no function holds more than one document.
 
 Light on purpose: the launching side opens a corpus to find mistakes before anything starts.
 """
@@ -28,7 +28,18 @@ from typing import Any, Literal, get_args
 from contracts.errors import RequestError
 from contracts.files import is_url
 from jobs.runtime.bucket_files import open_url, place_error
-from jobs.runtime.text_files import UNDECODABLE, check_text, ending, open_text, stdlib_modules, stdlib_root
+from jobs.runtime.data_files import (
+    MOST_LISTED,
+    UNDECODABLE,
+    Format,
+    NotData,
+    Number,
+    listing,
+    open_text,
+    read_rows,
+    recognise,
+)
+from jobs.runtime.standard_library import stdlib_modules, stdlib_root
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -38,16 +49,17 @@ RULE_VERSION = 1
 
 STDLIB = "stdlib"
 
-_FORMAT = 1  # part of the fingerprint: raise it when the same files give other documents
+_FORMAT = 1  # part of the fingerprint: raise it when the same modules give other documents
+_FILES_FORMAT = 2  # raise it when the same files do
 # What object stores and file systems say of a file's content, the surest first.
 _VERSION_KEYS = ("md5Hash", "crc32c", "ETag", "etag", "mtime", "LastModified", "updated", "created")
 
 _MOST_NAMED = 3
 _MOST_LOOKED_AT = 1000
+_CHECK_BYTES = 1 << 25
 
 _LOG = logging.getLogger(__name__)
 
-ENDINGS = (".txt", ".md", ".rst", ".text", ".jsonl")
 DOCUMENT_CHARACTERS = 2_000
 DOCUMENT_LIMIT_CHARACTERS = 100_000
 
@@ -77,14 +89,15 @@ class Corpus:
     @property
     def text_bytes(self) -> int:
         """About how much text the files hold: prose is up to four times as long as its .gz."""
-        return sum(file.size_bytes * (4 if file.path.lower().endswith(".gz") else 1) for file in self.files)
+        packed = (".gz", ".bz2", ".xz", ".zst", ".parquet")
+        return sum(file.size_bytes * (4 if file.path.lower().endswith(packed) else 1) for file in self.files)
 
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 that is the same wherever the same documents would be read in the same order.
 
-        Local files count by content and ending, not by path; URLs by what their file system says of the
-        content, without a download; "stdlib" by the Python version and its modules' names and sizes.
+        Local files count by content, not by path; URLs by what their file system says of the content, without a
+        download; "stdlib" by the Python version and its modules' names and sizes.
         Computed on first use: local files are read once for it.
         """
         identity: list[Any] = [_FORMAT]
@@ -93,36 +106,53 @@ class Corpus:
             identity += ["{}.{}.{}".format(*sys.version_info)]
             identity += [[os.path.relpath(file.path, root), file.size_bytes] for file in self.files]
         else:
-            if any(is_jsonl(file.path) for file in self.files):
-                identity.append(self.text_field)
-            identity += [[ending(file.path), file.version or _sha256(file.path)] for file in self.files]
+            identity += [_FILES_FORMAT, self.text_field]
+            identity += [file.version or _sha256(file.path) for file in self.files]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def documents(self, *, warn: Callable[[str], None] = _LOG.warning) -> Iterator[str]:
         """The documents in a fixed order, as a stream: memory holds one document, not the corpus.
 
-        - A line of a .jsonl file is a document: its field `text_field`.
-        - Any other text file is cut where a blank line follows at least 2,000 characters, so that one large
-          file still has many documents to hold some out from; a text without blank lines is cut at the first
-          line end after 100,000 characters.
+        - A row of JSON lines, a JSON list, a table or Parquet is a document: its column `text_field`.
+        - Any other text is cut where a blank line follows at least 2,000 characters, so that one large file still has
+          many documents to hold some out from; a text without blank lines is cut at the first line end after 100,000
+          characters.
         - "stdlib": the docstrings of one module.
 
         Documents of nothing but white space are left out. Bytes that are no UTF-8 become U+FFFD (one for each run of
-        them) and are counted; `warn` is called once, at the end. Raises RequestError for a .jsonl line that is no JSON
-        object with such a field, for a damaged .gz file, and for a file that is not text.
+        them) and are counted; files of several that hold neither text nor rows with such a column are skipped. Of both,
+        `warn` is told once, at the end.
+
+        Raises:
+            RequestError: rows that have no such text, up to ten of them; a damaged file; no file that can be read.
         """
         replaced: Counter[str] = Counter()
+        skipped: list[str] = []
+        wrong: list[str] = []
         documents = damaged = 0
         for file in self.files:
-            for raw in self._read(file.path):
-                text = raw
-                if not raw.isascii() and (bad := sum(map(len, UNDECODABLE.findall(raw)))):
-                    text = UNDECODABLE.sub("\ufffd", raw)
-                    replaced[file.path] += bad
-                    damaged += 1
-                if text and not text.isspace():
-                    documents += 1
-                    yield text
+            try:
+                for raw in self._read(file.path, wrong):
+                    text = raw
+                    if not raw.isascii() and (bad := sum(map(len, UNDECODABLE.findall(raw)))):
+                        text = UNDECODABLE.sub("\ufffd", raw)
+                        replaced[file.path] += bad
+                        damaged += 1
+                    if text and not text.isspace() and not wrong:
+                        documents += 1
+                        yield text
+            except NotData as error:
+                if len(self.files) == 1:
+                    raise
+                skipped.append(f"{file.path} ({error.reason})")
+        if wrong:
+            raise RequestError(f"{listing(wrong)}; mend or remove the rows")
+        if len(skipped) == len(self.files):
+            raise RequestError(f"--data {self.source}: none of its files can be read: {listing(skipped)}")
+        if skipped:
+            warn(
+                f"{len(skipped):,} of {len(self.files):,} files of {self.source} are skipped: {listing(skipped)}"
+            )
         if replaced:
             worst = ", ".join(f"{path} ({count:,})" for path, count in replaced.most_common(_MOST_NAMED))
             more = len(replaced) - _MOST_NAMED
@@ -132,16 +162,52 @@ class Corpus:
                 "-t UTF-8`) if they should be something else"
             )
 
-    def check_text(self) -> None:
-        """Look at the beginning of files on this machine; raises RequestError for the first that is not text."""
-        here = [file.path for file in self.files if file.size_bytes and not is_url(file.path)]
-        for path in here[:_MOST_LOOKED_AT] if self.source != STDLIB else ():
-            check_text(path)
+    def check(self) -> None:
+        """Look through files on this machine: all that is in a small corpus, the beginnings of a large one's files.
 
-    def _read(self, path: str) -> Iterator[str]:
+        Raises:
+            RequestError: as `documents`.
+        """
+        here = [file.path for file in self.files if not is_url(file.path)]
+        if self.source == STDLIB or not here:
+            return
+        if self.size_bytes <= _CHECK_BYTES:
+            for _ in self.documents(warn=lambda _: None):
+                pass
+            return
+        wrong: list[str] = []
+        for path in here[:_MOST_LOOKED_AT]:
+            try:
+                recognise(path, column=self.text_field)
+            except NotData as error:
+                wrong.append(str(error))
+        if len(wrong) == len(self.files):
+            raise RequestError(listing(wrong))
+
+    def _read(self, path: str, wrong: list[str]) -> Iterator[str]:
+        """The texts of a file; what is wrong with rows is added to `wrong`.
+
+        Raises:
+            RequestError: there is more of it than is listed, or the file is damaged.
+        """
         if self.source == STDLIB:
-            return iter([docstrings(path)])
-        return json_lines(path, self.text_field) if is_jsonl(path) else blocks(path)
+            yield docstrings(path)
+            return
+        form = recognise(path, column=self.text_field)
+        if form.kind == "text":
+            yield from blocks(path, form)
+            return
+        for number, (line, record) in enumerate(read_rows(path, form, column=self.text_field)):
+            try:
+                yield _text(record, self.text_field)
+            except ValueError as error:
+                if number == 0 and not isinstance(record, str) and self.text_field not in record:
+                    raise NotData(
+                        f"{path}:{line}", str(error), "name the one with the text with --text-field"
+                    ) from None
+                wrong.append(f"{path}:{line}: {error}")
+                if len(wrong) == MOST_LISTED:
+                    raise RequestError(f"{listing(wrong)}; mend or remove the rows") from None
 
 
 def split_documents(
@@ -182,9 +248,8 @@ def open_corpus(source: str, *, text_field: str = "text") -> Corpus:
     """Find the files that `source` names.
 
     `source` is "stdlib" (the docstrings of Python's own standard library; ./stdlib is a folder of that name),
-    a file, a folder (its .txt .md .rst .text .jsonl files and these with .gz, at any depth, without hidden
-    ones and without following links to folders), a glob (`**` for any depth), or one of these under a URL
-    (where `*`, `?` and `[` always make a glob).
+    a file, a folder (its files at any depth, without hidden ones and editors' backups, and without following links to
+    folders), a glob (`**` for any depth), or one of these under a URL (where `*`, `?` and `[` always make a glob).
     Raises RequestError when there is nothing to read, or no permission or driver to read it.
     """
     if not source:
@@ -228,10 +293,14 @@ def _folder(path: str) -> Iterator[str]:
         raise error
 
     for folder, folders, names in os.walk(path, onerror=unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (
-            os.path.join(folder, name) for name in names if not name.startswith(".") and is_readable(name)
-        )
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        files = (os.path.join(folder, name) for name in names if not _is_hidden(name))
+        # Others are links to nothing, pipes and the like; a file that is named itself is refused for it.
+        yield from (file for file in files if os.path.isfile(file))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.endswith("~")
 
 
 def _local_file(path: str) -> CorpusFile:
@@ -264,9 +333,7 @@ def _remote_files(source: str) -> list[CorpusFile]:
             path=file_system.unstrip_protocol(name), size_bytes=info["size"] or 0, version=_version(info)
         )
         for name, info in found.items()
-        if info["type"] == "file"
-        and (kind != "folder" or is_readable(name))
-        and not any(part.startswith(".") for part in name[base:].split("/"))
+        if info["type"] == "file" and not any(map(_is_hidden, name[base:].split("/")))
     ]
     return _found(source, kind, files)
 
@@ -281,10 +348,7 @@ def _found(source: str, kind: str, files: list[CorpusFile]) -> list[CorpusFile]:
         return files
     if kind == "glob":
         raise RequestError(f"--data {source}: no file matches; check the pattern (** stands for any depth)")
-    raise RequestError(
-        f"--data {source}: no readable file in this folder or below; give one with files that end in "
-        f"{' '.join(ENDINGS)} (each also with .gz), or name a file of another ending itself"
-    )
+    raise RequestError(f"--data {source}: no file in this folder or below; give one with files")
 
 
 def _sha256(path: str) -> str:
@@ -292,22 +356,13 @@ def _sha256(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_readable(path: str) -> bool:
-    """Whether a file found in a folder counts as text: one of ENDINGS, also with .gz."""
-    return ending(path).removesuffix(".gz") in ENDINGS
-
-
-def is_jsonl(path: str) -> bool:
-    return ending(path).removesuffix(".gz") == ".jsonl"
-
-
-def blocks(path: str) -> Iterator[str]:
+def blocks(path: str, form: Format) -> Iterator[str]:
     """Yield a text file in documents, cut where a blank line follows at least DOCUMENT_CHARACTERS.
 
     A text without blank lines is cut at the first line end after DOCUMENT_LIMIT_CHARACTERS, and a longer line
     in the line, so that no file has to fit in memory.
     """
-    with open_text(path) as text:
+    with open_text(path, form) as text:
         lines: list[str] = []
         characters = 0
         while line := text.readline(DOCUMENT_LIMIT_CHARACTERS):
@@ -321,39 +376,16 @@ def blocks(path: str) -> Iterator[str]:
         yield "".join(lines).strip("\n")
 
 
-def json_lines(path: str, text_field: str) -> Iterator[str]:
-    """Yield the field `text_field` of each line's JSON object; lines of white space are skipped."""
-    with open_text(path) as text:
-        for number, line in enumerate(text, 1):
-            if not line.isspace():
-                yield _field(line, text_field, place=f"{path}:{number}")
-
-
-def _field(line: str, text_field: str, *, place: str) -> str:
-    try:
-        record: Any = json.loads(line.rstrip())
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise RequestError(
-            f"{place}: not JSON ({reason}); a .jsonl file has one JSON object a line: mend or remove the line"
-        ) from None
-    if not isinstance(record, dict):
-        raise RequestError(
-            f"{place}: a JSON {type(record).__name__}, but each line of a .jsonl file is an object with the "
-            f"text in a field, as in {json.dumps({text_field: '…'}, ensure_ascii=False)}"
-        )
+def _text(record: Mapping[str, Any] | str, text_field: str) -> str:
+    """The text of a row. Raises ValueError: why it has none."""
+    if isinstance(record, str):
+        raise ValueError(record)
     if text_field not in record:
         there = ", ".join(map(repr, sorted(record)[:20])) or "none"
-        raise RequestError(
-            f"{place}: no field {text_field!r}; the fields there are {there}: name the one with the text "
-            "with --text-field"
-        )
+        raise ValueError(f"no field {text_field!r}; the fields there are {there}")
     value = record[text_field]
-    if not isinstance(value, str):
-        raise RequestError(
-            f"{place}: field {text_field!r} is a {type(value).__name__}, not a string; name the field with "
-            "the text with --text-field, or mend or remove the line"
-        )
+    if not isinstance(value, str) or isinstance(value, Number):
+        raise ValueError(f"field {text_field!r} is no text: {value!r:.60}")
     return value
 
 

@@ -81,7 +81,7 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
 
             config, _ = hugging_face.adopt(config, cache_dir, say=lambda _: None)
         found = open_corpus(config.data, text_field=config.text_field)
-        found.check_text()
+        found.check()
         if config.tokenizer is not None:
             load_tokenizer(Path(config.tokenizer))
         if found.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:

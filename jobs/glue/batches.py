@@ -48,6 +48,7 @@ class Encoded:
     ) -> None:
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_length)
+        tokenizer.encode_special_tokens = True  # a text that speaks of </s> does not bring the token in
         texts = list(zip(rows.texts_a, rows.texts_b, strict=True)) if rows.texts_b else list(rows.texts_a)
         told = tokenizer.encode_batch(texts)
         self._ids = [each.ids for each in told]

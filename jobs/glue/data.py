@@ -5,16 +5,16 @@ Light: the launching side calls `problems` before anything is started.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,8 +23,11 @@ from contracts.files import is_url
 from jobs.glue import docstrings
 from jobs.glue.options import Options
 from jobs.glue.pretrained import open_pretrained
-from jobs.runtime.bucket_files import place_error
-from jobs.runtime.text_files import UNDECODABLE, ending, open_binary, open_text
+from jobs.runtime.bucket_files import open_url, place_error
+from jobs.runtime.data_files import UNDECODABLE, listing, read_rows, recognise
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 type Task = Literal["classification", "regression"]
 type Fields = tuple[str, str | None, str]
@@ -50,8 +53,6 @@ LABELS = (
 )
 """Usual names of columns, in the order in which they are looked for; upper and lower case are the same."""
 
-COLA = ("source", "judgement", "mark", "sentence")
-"""CoLA's columns, which its files do not name."""
 GLUE: Mapping[str, Fields] = {
     "mrpc": ("#1 String", "#2 String", "Quality"),
     "stsb": ("sentence1", "sentence2", "score"),
@@ -64,7 +65,6 @@ GLUE: Mapping[str, Fields] = {
 }
 """The tasks are told apart by their columns, in this order; WNLI's are RTE's, but its labels are 0 and 1."""
 
-MOST_SHOWN = 10
 FEW_FRACTIONS = 4
 """More different labels than these that are not whole are numbers, and not names of classes."""
 MANY_CLASSES = 20
@@ -174,10 +174,20 @@ def _place(name: str) -> str:
     return os.path.expanduser(name.removeprefix("file://"))
 
 
+def _is_folder(place: str) -> bool:
+    """Raises RequestError: the place cannot be looked at."""
+    if not is_url(place):
+        return os.path.isdir(place)
+    file_system, path = open_url(place, option="--data")
+    try:
+        return bool(file_system.isdir(path))
+    except Exception as error:  # drivers of URLs have exceptions of their own
+        raise place_error(error, f"--data {place}", "check the address and your permission there") from error
+
+
 def _is_whole(options: Options) -> bool:
     """Whether `--data` names columns, held-out rows and task too. Raises RequestError where options name others."""
-    place = _place(options.data)
-    if options.data != DOCSTRINGS and not os.path.isdir(place) and (not is_url(place) or ending(place)):
+    if options.data != DOCSTRINGS and not _is_folder(_place(options.data)):
         return False
     of_files = {
         "eval_data": None,
@@ -260,15 +270,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
-def _some(lines: Sequence[str]) -> str:
-    more = [f"and {len(lines) - MOST_SHOWN} more like these"] if len(lines) > MOST_SHOWN else []
-    return "\n".join([*lines[:MOST_SHOWN], *more])
-
-
 # --- files -------------------------------------------------------------------------------------------------
-
-type _Record = tuple[int, Mapping[str, Any] | str]
-"""The line of a row, and its columns; or why it cannot be read."""
 
 
 def _read(
@@ -279,34 +281,36 @@ def _read(
     are_left_out: such rows are only warned of. QQP has some, and its files are nobody's to mend.
     """
     place = f"{option} {path}"
-    if ending(path) not in _FORMATS:
-        raise RequestError(
-            f"{place}: choose {DOCSTRINGS!r}, a folder with GLUE's train.tsv and dev.tsv, or a file that ends in "
-            f"{', '.join(_FORMATS)}"
-        )
     fields: Fields | None = None
-    rows: list[_Row] = []
-    wrong: list[tuple[int, str]] = []
-    with _named(place, path):
-        for line, record in _FORMATS[ending(path)](path):
-            if isinstance(record, str):
-                wrong.append((line, record))
-                continue
+    kept: list[_Row] = []
+    wrong: list[str] = []
+    try:
+        if not is_url(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise RequestError("not a regular file, and every process reads it; save it in one")
+        for line, record in read_rows(path, recognise(path)):
             try:
+                if isinstance(record, str):
+                    raise ValueError(record)
                 fields = fields or fields_of(tuple(record))
-            except RequestError as error:
-                raise RequestError(f"{place}: {error}") from None
-            try:
-                rows.append(_row(line, record, fields))
+                kept.append(_row(line, record, fields))
             except ValueError as error:
-                wrong.append((line, str(error)))
-    said = [f"{path}:{line}: {reason}" for line, reason in wrong]
-    if wrong and not (are_left_out and rows):
-        raise RequestError(_some([f"{option} {each}" for each in said]) + "; mend or remove what is wrong")
-    if fields is None or not rows:
+                wrong.append(f"{path}:{line}: {error}")
+    except Unreachable:
+        raise
+    except RequestError as error:
+        reason = str(error).removeprefix("--data ").removeprefix(f"{path}: ")
+        raise RequestError(f"{place}: {reason}") from None
+    except Exception as error:  # drivers of URLs have exceptions of their own
+        if not (is_url(path) or isinstance(error, OSError)):
+            raise
+        remedy = "name a file that can be read, or a folder with GLUE's train.tsv and dev.tsv"
+        raise place_error(error, place, remedy) from error
+    if wrong and not (are_left_out and kept):
+        raise RequestError(listing([f"{option} {each}" for each in wrong]) + "; mend or remove what is wrong")
+    if fields is None or not kept:
         raise RequestError(f"{place}: holds no rows; name a file with texts and labels")
-    left_out = f"rows left out: {len(wrong)}, as {'; '.join(said[:3])}"
-    return _Table(place=place, fields=fields, rows=rows, warnings=(left_out,) if wrong else ())
+    left_out = f"rows left out: {len(wrong)}, as {'; '.join(wrong[:3])}"
+    return _Table(place=place, fields=fields, rows=kept, warnings=(left_out,) if wrong else ())
 
 
 def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
@@ -318,7 +322,7 @@ def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
         value = "" if field is None else record[field]
         if isinstance(value, bool):
             value = str(value).lower()
-        elif isinstance(value, int | float):
+        elif isinstance(value, int | float | Decimal):
             value = "" if value != value else str(value)  # NaN is what programs write for none
         if not isinstance(value, str | None):
             raise ValueError(f"{field!r} is no text and no number: {value!r:.60}")
@@ -328,92 +332,7 @@ def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
             raise ValueError(f"{field!r} is not UTF-8; convert the file (`iconv -f ENCODING -t UTF-8`)")
         texts.append(value or "")
     text, second, label = texts
-    return _Row(line, text, second, label.strip())
-
-
-@contextlib.contextmanager
-def _named(place: str, path: str) -> Iterator[None]:
-    """What a file system says of a file, as a RequestError; drivers of URLs have exceptions of their own."""
-    try:
-        if not is_url(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise RequestError(f"{place}: not a regular file, and every process reads it; save it in one")
-        yield
-    except Exception as error:
-        if isinstance(error, RequestError) or not (is_url(path) or isinstance(error, OSError)):
-            raise
-        remedy = "name a file that can be read, or a folder with GLUE's train.tsv and dev.tsv"
-        raise place_error(error, place, remedy) from error
-
-
-def _csv(path: str) -> Iterator[_Record]:
-    """Comma-separated, with the quotes of RFC 4180: a field in quotes may hold commas and line ends."""
-    with open_text(path, newline="") as text:
-        reader = csv.reader(text, strict=True)
-        columns: list[str] = []
-        line = 1
-        try:
-            for values in reader:
-                if columns and values:
-                    yield line, _record(columns, values)
-                columns, line = columns or [name.strip() for name in values], reader.line_num + 1
-        except csv.Error as error:  # what follows cannot be told apart any more
-            is_open = "unexpected end of data" in str(error) or "field limit" in str(error)
-            yield line, "a quote that opens in this row never closes" if is_open else f"not CSV: {error}"
-
-
-def _tsv(path: str) -> Iterator[_Record]:
-    """Tab-separated: a line is a row, and quotes mean nothing, as in GLUE's files."""
-    with open_text(path, newline="\n") as text:
-        columns: Sequence[str] = ()
-        for line, content in enumerate(text, 1):
-            values = content.rstrip("\r\n").split("\t")
-            if not columns and len(values) == len(COLA) and values[1] in ("0", "1"):
-                columns = COLA
-            if columns and values != [""]:
-                yield line, _record(columns, values)
-            columns = columns or [name.strip() for name in values if values != [""]]
-
-
-def _record(columns: Sequence[str], values: Sequence[str]) -> dict[str, str] | str:
-    if len(values) != len(columns):
-        return f"{len(values)} columns, and the first line has {len(columns)}"
-    record = dict(zip(columns, values, strict=True))
-    if len(record) < len(columns) and max(map(columns.count, filter(None, columns))) > 1:
-        return "the first line names a column twice"
-    return record
-
-
-def _jsonl(path: str) -> Iterator[_Record]:
-    """A JSON object a line."""
-    with open_text(path, newline="\n") as text:
-        for line, content in enumerate(text, 1):
-            if content.isspace():
-                continue
-            try:
-                record = json.loads(content)
-                yield line, record if isinstance(record, dict) else "JSON, but no object with columns"
-            except (ValueError, RecursionError) as error:
-                yield line, f"not JSON ({getattr(error, 'msg', error)})"
-
-
-def _parquet(path: str) -> Iterator[_Record]:
-    """Parquet; its rows count from 1."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise RequestError(
-            f"{path}: needs pyarrow, which is not installed; install it where the job runs, or save the rows as .jsonl"
-        ) from None
-    with open_binary(path) as file:
-        try:
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches()
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-        except pyarrow.ArrowInvalid as error:
-            raise RequestError(f"{path}: not Parquet, or damaged ({error}); save it again") from None
-
-
-_TEXT = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl}
-_FORMATS = {**_TEXT, **{f"{kind}.gz": read for kind, read in _TEXT.items()}, ".parquet": _parquet}
+    return _Row(line, text, second, label)
 
 
 # --- labels ------------------------------------------------------------------------------------------------
@@ -439,7 +358,7 @@ def _dataset(
             _checked(splits, numbers, "no number", "--task classification takes labels as names"),
         )
     else:
-        names, values = _classes(splits, numbers, names)
+        names, values = _classes(splits, names)
     if len({*values[0]}) < 2:
         raise RequestError(
             f"{splits[0].place}: every row to train on has the label {splits[0].rows[0].label!r:.60}; bring rows of "
@@ -454,6 +373,8 @@ def _dataset(
             digest.update(json.dumps(row).encode())
         digest.update(b"\n")
     warnings = [*splits[0].warnings, *splits[1].warnings]
+    if len({name.strip() for name in names}) < len(names):
+        warnings.append(f"labels that differ only in blanks are different classes: {_listed(names)}")
     both = len({row[1:3] for row in splits[0].rows} & {row[1:3] for row in splits[1].rows})
     if both and options.eval_data is not None:
         warnings.append(f"--eval-data {options.eval_data}: rows that are trained on too: {both}")
@@ -471,18 +392,13 @@ def _dataset(
 
 
 def _classes(
-    splits: tuple[_Table, _Table], numbers: list[list[float | None]], names: tuple[str, ...]
+    splits: tuple[_Table, _Table], names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], list[tuple[float, ...]]]:
-    """The names of the classes, by number where all of them are whole, and of each row the index of its class."""
-    are_whole = all(number is not None and not number % 1 for found in numbers for number in found)
-    classes = [
-        [
-            str(round(number or 0)) if are_whole else row.label
-            for row, number in zip(table.rows, found, strict=True)
-        ]
-        for table, found in zip(splits, numbers, strict=True)
-    ]
-    names = names or tuple(sorted({*classes[0]}, key=int if are_whole else None))
+    """The names of the classes, ordered as numbers where all of them are whole, and of each row the index of its class.
+    A name is the label's text: 01 and 1 are two classes."""
+    classes = [[row.label for row in table.rows] for table in splits]
+    numbers = all(_WHOLE.fullmatch(label) for label in {*classes[0]})
+    names = names or tuple(sorted({*classes[0]}, key=lambda label: (Decimal(label if numbers else 0), label)))
     if len(names) > MANY_CLASSES and 2 * len(names) > len(classes[0]):
         raise RequestError(
             f"{splits[0].place}: {len(names)} different labels in {len(classes[0])} rows, as {_listed(names[:3])}; "
@@ -505,13 +421,11 @@ def _checked(
         if value is None
     ]
     if said:
-        raise RequestError(f"{_some(said)}; mend or remove the rows: {rule}")
+        raise RequestError(f"{listing(said)}; mend or remove the rows: {rule}")
     return [tuple(value for value in found if value is not None) for found in values]
 
 
 def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
+    """The number that a text writes in digits; Python itself takes `1_1`, `infinity` and `nan` for numbers too."""
+    number = float(text) if _NUMBER.fullmatch(text.strip()) else math.inf
     return number if math.isfinite(number) else None

@@ -47,7 +47,7 @@ class Options:
 
     data: str = "docstrings"
     """Rows to learn from: "docstrings" (does this function return a value? Of Python's standard library),
-    a file (.csv, .tsv, .jsonl, .parquet) or a folder of a GLUE task; gs://… too."""
+    a file of CSV, TSV, JSON lines, a JSON list or Parquet, or a folder of a GLUE task; gs://… too."""
     eval_data: str | None = None
     """A file of rows to evaluate on; none: a share of the rows is held out."""
     eval_fraction: float = 0.1

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from contracts.errors import RequestError
 from jobs.glue.options import SIZES, Options
+from jobs.glue.tokenizer import size_of
 from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, PARTS, TOKENIZER, WEIGHTS, WORDPIECES, open_folder
 
 KINDS = ("roberta", "bert")
@@ -27,7 +28,8 @@ def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callabl
     """The folder of a model that this job can go on with.
 
     Raises:
-        RequestError: there is no such folder, it lacks a file, its model is of another kind, or has too few positions.
+        RequestError: there is no such folder, it lacks a file, its model is of another kind, or has too few positions
+            or tokens.
     """
     folder = open_folder(source, cache_dir, say, (*BYTE_LEVEL, (WORDPIECES,)))
     try:
@@ -45,6 +47,12 @@ def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callabl
     if options.max_length > longest:
         raise RequestError(
             f"--max-length {options.max_length}: the model has {longest} positions; choose at most {longest}"
+        )
+    tokens = size_of(folder)
+    if tokens > told.get("vocab_size", tokens):
+        raise RequestError(
+            f"--init-from {source}: its tokenizer has {tokens:,} tokens and its model {told['vocab_size']:,}; the two "
+            "are not of one model"
         )
     return folder
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
-from jobs.glue.data import Rows
 from jobs.glue.options import VOCAB_SIZE
-from jobs.runtime.model_folder import PARTS, TOKENIZER, WORDPIECES
+from jobs.runtime.model_folder import ADDED, PARTS, SETTINGS, TOKENIZER, WORDPIECES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from jobs.glue.data import Rows
+
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 """RoBERTa's, with the ids from 0 on in a tokenizer that is trained here."""
-SETTINGS = "tokenizer_config.json"
 
 
 def train_tokenizer(rows: Rows, folder: Path) -> None:
@@ -30,7 +31,8 @@ def train_tokenizer(rows: Rows, folder: Path) -> None:
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, which makes of a text the tokens that transformers makes of it.
+    """The tokenizer of a folder, which makes of a text the tokens that transformers makes of it, but for special tokens
+    such as </s>: in a text, these are text.
 
     Raises:
         RequestError: its files are no tokenizer.
@@ -39,12 +41,35 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
     try:
         if (folder / TOKENIZER).exists():
-            return Tokenizer.from_file(str(folder / TOKENIZER))
-        return _wordpieces(folder) if (folder / WORDPIECES).exists() else _byte_level(folder)
+            tokenizer: Tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        else:
+            tokenizer = _wordpieces(folder) if (folder / WORDPIECES).exists() else _byte_level(folder)
     except Exception as error:  # the library raises nothing narrower
         raise RequestError(
             f"--init-from {folder}: its files are no tokenizer ({error}); save it with transformers again"
         ) from None
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def size_of(folder: Path) -> int:
+    """The highest id that the tokenizer of a folder gives, plus 1, with the tokens that transformers adds to it.
+
+    Raises:
+        RequestError: its files are no tokenizer.
+    """
+    ids = [*open_tokenizer(folder).get_vocab().values()]
+    try:
+        for name, added in ((ADDED, lambda content: content.values()), (SETTINGS, _added)):
+            if (folder / name).exists():
+                ids += map(int, added(json.loads((folder / name).read_bytes())))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RequestError(f"--init-from {folder}: its {name} is damaged ({error}); save it again") from None
+    return max(ids, default=-1) + 1
+
+
+def _added(settings: dict[str, Any]) -> Iterable[str]:
+    return settings.get("added_tokens_decoder") or ()
 
 
 def _byte_level(folder: Path) -> Tokenizer:

@@ -19,16 +19,16 @@ from contracts.run_directory import EXPORT, RunDirectory
 from jobs.glue.answers import KEY, rows_of
 from jobs.glue.data import Dataset
 from jobs.glue.pretrained import drawn_settings, fingerprint, open_pretrained, settings_of
-from jobs.glue.tokenizer import SETTINGS, open_tokenizer, train_tokenizer
+from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.keras_glue import model
 from jobs.keras_glue.config import Config, unfit
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.cache import build_once
-from jobs.runtime.model_folder import CONFIG, PARTS, TOKENIZER, WEIGHTS, WORDPIECES
+from jobs.runtime.model_folder import ADDED, CONFIG, PARTS, SETTINGS, TOKENIZER, WEIGHTS, WORDPIECES
 
 ARCHITECTURES = {"roberta": "RobertaForSequenceClassification", "bert": "BertForSequenceClassification"}
 KERAS = "model.keras"
-TOKENIZERS = (TOKENIZER, *PARTS, WORDPIECES, SETTINGS, "special_tokens_map.json")
+TOKENIZERS = (TOKENIZER, *PARTS, WORDPIECES, SETTINGS, ADDED, "special_tokens_map.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,9 @@ def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[st
         told: dict[str, Any] = {"model_type": "roberta", **drawn_settings(config, tokens)}
     else:
         folder = open_pretrained(config, config.init_from, cache_dir, say)
-        told, tokens = settings_of(folder), open_tokenizer(folder).get_vocab_size()
+        told = settings_of(folder)
         if unfit(told):
             raise RequestError(f"--init-from {config.init_from}: {'; '.join(unfit(told))}")
-    if tokens > told["vocab_size"]:
-        raise RequestError(
-            f"--init-from {config.init_from}: its tokenizer has {tokens:,} tokens and its model "
-            f"{told['vocab_size']:,}; the two are not of one model"
-        )
     if config.dropout is not None:
         shares = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
         told |= dict.fromkeys(shares, config.dropout)

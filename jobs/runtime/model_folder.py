@@ -20,7 +20,8 @@ PARTS = ("vocab.json", "merges.txt")
 WEIGHTS = "model.safetensors"
 WORDPIECES = "vocab.txt"
 """BERT's vocabulary, of which transformers makes a tokenizer."""
-WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS, WORDPIECES, "tokenizer_config.json", "special_tokens_map.json")
+SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
+WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS, WORDPIECES, SETTINGS, ADDED, "special_tokens_map.json")
 
 type Tokenizers = tuple[tuple[str, ...], ...]
 """Files of which one group has to be there."""

@@ -39,7 +39,11 @@ from jobs.tf_images.data import DIGITS, FOOTER, HEADER, INDEX, INDEX_VERSION, SP
 EVAL_NAMES = ("test", "val", "valid", "validation", "eval")
 IDX = {"train": "train", "t10k": "eval"}
 JPEG_QUALITY = 95
+MOST_TEXT_BYTES = 1 << 28
+"""Of what else stands in a PNG."""
 MOST_SHOWN = 10
+PNG_DEPTH = 24
+"""The byte of a PNG that holds its bits for each colour."""
 
 Say = Callable[[str], None]
 
@@ -73,10 +77,11 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where pictures come from; labels: of the classes, by index."""
+    """Where pictures come from; labels: of the classes, by index. skipped: folders that are no classes, and why."""
 
     labels: tuple[str, ...]
     pictures: Sequence[Picture]
+    skipped: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,14 @@ def source_of(folder: str) -> Source:
     roots: dict[str | None, Path] = {None: root}
     if held_out is not None and (root / "train").is_dir():
         roots = {"train": root / "train", "eval": held_out}
-    labels = sorted({path.name for each in roots.values() for path in each.iterdir() if path.is_dir()})
+    labels, skipped = [], []
+    for name in sorted({path.name for each in roots.values() for path in each.iterdir() if path.is_dir()}):
+        if name.startswith("."):
+            skipped.append(f"{name}: a hidden folder")
+        elif any(_is_picture(entry.path) for each in roots.values() for entry in _files(each / name)):
+            labels.append(name)
+        else:
+            skipped.append(f"{name}: no picture is in it")
     pictures = [
         Picture(key=entry.path, what=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
         for split, each in roots.items()
@@ -119,22 +131,35 @@ def source_of(folder: str) -> Source:
     if len({each.label for each in pictures}) < 2:
         raise RequestError(
             f"FOLDER {folder}: has pictures of {len({each.label for each in pictures})} classes; put those of each "
-            "class into a folder of its own"
+            "class into a folder of its own" + "".join(f"; {reason}" for reason in skipped)
         )
-    return Source(labels=tuple(labels), pictures=pictures)
+    return Source(labels=tuple(labels), pictures=pictures, skipped=tuple(skipped))
 
 
 def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
     """All files under a class's folder, but for hidden ones."""
     if not folder.is_dir():
         return
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _files(Path(entry.path))
-        else:
-            yield entry
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _files(Path(entry.path))
+            else:
+                yield entry
+
+
+def _is_picture(path: str) -> bool:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        Image.open(path).close()
+    except (UnidentifiedImageError, OSError):
+        return False
+    except Image.DecompressionBombError:
+        return True
+    return True
 
 
 def _idx(root: Path) -> Source:
@@ -287,7 +312,10 @@ def plan(source: Source, destination: str, options: Options) -> list[_Task]:
 def _write_shard(task: _Task) -> dict[str, Any]:
     """Write one shard, and what the index says of it beside it."""
     from google_crc32c import value
+    from PIL import Image, PngImagePlugin
 
+    # Pillow's limits are for pictures of strangers.
+    Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = None, MOST_TEXT_BYTES
     counts, sides, channels = [0] * task.classes, set(), 1
     left_out: list[list[str]] = []
     sha256 = hashlib.sha256()
@@ -359,13 +387,13 @@ def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[by
         image.load()
         kind, upright = image.format, ImageOps.exif_transpose(image)
         is_turned = upright.size != image.size or image.getexif().get(0x0112, 1) != 1
-        grey = upright.mode in ("1", "L", "LA", "I;16")
-        fitting = upright if upright.mode in ("L", "RGB") else upright.convert("L" if grey else "RGB")
+        fitting = _of_8_bits(upright, kind)
         if size and min(fitting.size) > size:
             share = size / min(fitting.size)
             width, height = (max(1, round(side * share)) for side in fitting.size)
             fitting = fitting.resize((width, height), Image.Resampling.BICUBIC)
-        if kept is None or kind not in ("JPEG", "PNG") or fitting is not upright or is_turned:
+        has_8_bits = kind == "JPEG" or (kind == "PNG" and kept is not None and kept[PNG_DEPTH] == 8)
+        if kept is None or not has_8_bits or fitting is not upright or is_turned:
             made = io.BytesIO()
             if kind == "JPEG":
                 fitting.save(made, "JPEG", quality=JPEG_QUALITY)
@@ -374,6 +402,38 @@ def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[by
             kept = made.getvalue()
         side = fitting.size[0] if fitting.size[0] == fitting.size[1] else None
         return kept, side, 1 if fitting.mode == "L" else 3
+
+
+def _of_8_bits(image: Any, kind: str | None) -> Any:
+    """A picture in 8 bits of grey ("L") or of each colour ("RGB"); of more bits, or of floats, all shades count.
+
+    Raises:
+        ValueError: its values are of no depth that is known.
+    """
+    from PIL import Image, ImageCms
+
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode == "LAB":
+        profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        return ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
+    if image.mode in ("La", "RGBa"):  # a colour times its opacity
+        return _of_8_bits(image.convert(image.mode.upper()), kind)
+    if image.mode[0] not in "IF":
+        return image.convert("L" if image.mode in ("1", "LA") else "RGB")
+    values_HW = np.asarray(image)
+    lowest, highest = float(values_HW.min()), float(values_HW.max())
+    depths = (
+        [65535] if image.mode != "F" and (len(image.mode) > 1 or kind in ("PNG", "PPM")) else [255, 65535]
+    )
+    if image.mode == "F":
+        depths = [1, *depths]
+    most = next((most for most in depths if lowest >= 0 and highest <= most), None)
+    if most is None:
+        raise ValueError(
+            f"its values, {lowest:g} to {highest:g}, are of no depth that is known; bring them to 0 to 1, 255 or 65535"
+        )
+    return Image.fromarray(np.round(values_HW * (255 / most)).astype(np.uint8))
 
 
 def example(data: bytes, label: int) -> bytes:
@@ -420,7 +480,10 @@ def main(
         destination: a folder, or gs://….
     """
     try:
-        index = write(source_of(folder), destination, options, lambda text: print(text, flush=True))
+        source = source_of(folder)
+        for reason in source.skipped:
+            print(f"no class: {reason}", flush=True)
+        index = write(source, destination, options, lambda text: print(text, flush=True))
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(WRONG_REQUEST)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from jobs.runtime.bucket_files import place_error
-from jobs.runtime.text_files import UNDECODABLE, ending, open_text
+from jobs.runtime.data_files import UNDECODABLE, Number, Row, listing, read_rows, recognise
 from jobs.tf_squad import scores, topics
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.pretrained import open_pretrained
 
 TOPICS = "topics"
-MOST_SHOWN = 10
 
 
 class Question(NamedTuple):
@@ -146,34 +145,31 @@ def _baseline(train: Sequence[Question], held_out: Sequence[Question]) -> float:
 def _read(option: str, path: str) -> list[Question]:
     """The questions of a file. Raises RequestError with all that is wrong in it."""
     place = f"{option} {path}"
-    if ending(path) not in (".json", ".json.gz"):
-        raise RequestError(f"{place}: choose {TOPICS!r}, or a file of SQuAD that ends in .json or .json.gz")
     try:
-        with open_text(path) as text:
-            told = json.load(text)
-    except RequestError:
+        rows = [*read_rows(path, recognise(path))]
+    except Unreachable:
         raise
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"{place}: not JSON ({error}); name a file as SQuAD's are, with all questions in one JSON object"
-        ) from None
+    except RequestError as error:
+        reason = str(error).removeprefix("--data ").removeprefix(f"{path}: ")
+        raise RequestError(f"{place}: {reason}") from None
     except Exception as error:  # drivers of URLs have exceptions of their own
         if not (is_url(path) or isinstance(error, OSError)):
             raise
         raise place_error(error, place, "name a file that can be read") from error
     reader = _Reader(option)
-    questions = list(reader.questions(told))
-    wrong = reader.wrong
-    if wrong:
-        more = [f"{option}: and {len(wrong) - MOST_SHOWN} more like these"] if len(wrong) > MOST_SHOWN else []
-        raise RequestError("\n".join([*wrong[:MOST_SHOWN], *more]) + "; mend or remove what is wrong")
+    is_nested = len(rows) == 1 and isinstance(rows[0][1], dict) and "data" in rows[0][1]
+    questions = list(reader.questions(rows[0][1]) if is_nested else reader.flat(path, rows))
+    if reader.wrong:
+        raise RequestError(listing(reader.wrong) + "; mend or remove what is wrong")
     if not questions:
-        raise RequestError(f"{place}: holds no questions; name a file with some")
+        raise RequestError(
+            f"{place}: holds no questions; name a file as SQuAD's are, or with a question in each row"
+        )
     return questions
 
 
 class _Reader:
-    """Reads the object of a file. wrong: what is wrong in it, by its place."""
+    """Reads the questions of a file. wrong: what is wrong in it, by its place."""
 
     def __init__(self, option: str) -> None:
         self.wrong: list[str] = []
@@ -195,6 +191,28 @@ class _Reader:
                     )
                     if found is not None:
                         yield found._replace(title=str(title or place))
+
+    def flat(self, path: str, rows: Iterable[Row]) -> Iterator[Question]:
+        """Rows of a question each, as the Hugging Face Hub has them: all answers' texts, and all their places."""
+        for line, row in rows:
+            place = f"{path}:{line}"
+            if isinstance(row, str):
+                self._say(place, row)
+                continue
+            answers = row.get("answers")
+            if isinstance(answers, dict):
+                texts, starts = (
+                    self._get(answers, place, name, list) or [] for name in ("text", "answer_start")
+                )
+                if len(texts) != len(starts):
+                    self._say(place, f"{len(texts)} texts of answers and {len(starts)} places")
+                    continue
+                pairs = zip(texts, starts, strict=True)
+                answers = [{"text": text, "answer_start": start} for text, start in pairs]
+                row = {**row, "answers": answers, "is_impossible": not answers}
+            found = self._question(row, place, self._text(row, place, "context"))
+            if found is not None:
+                yield found._replace(title=str(row.get("title") or place))
 
     def _question(self, asked: Any, place: str, text: str | None) -> Question | None:
         before = len(self.wrong)
@@ -240,6 +258,8 @@ class _Reader:
         if not isinstance(told, dict) or name not in told:
             what = "has no" if isinstance(told, dict) else f"is no object ({told!r:.40}), so it has no"
             self._say(place, f"{what} {name!r}")
+        elif kind is int and isinstance(told[name], Number) and told[name].lstrip("-").isdecimal():
+            return int(told[name])
         elif not isinstance(told[name], kind) or isinstance(told[name], bool):
             self._say(place, f"{name} must be {_KINDS[kind]}, and is {told[name]!r:.40}")
         else:

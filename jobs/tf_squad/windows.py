@@ -73,7 +73,6 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, config: Config) 
             "RoBERTa's own tokenizer"
         )
     begin, pad, end = (each or 0 for each in special)
-    tokenizer.encode_special_tokens = True  # a text that speaks of <s> does not bring the token in
     tokenizer.no_truncation()
     tokenizer.no_padding()
     texts = {text: number for number, text in enumerate(dict.fromkeys(each.text for each in questions))}

@@ -13,10 +13,10 @@ import pytest
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.glue.answers import KEY, Classifier
-from jobs.glue.batches import Batch
+from jobs.glue.batches import Batch, Encoded
 from jobs.glue.data import Dataset, Rows
 from jobs.glue.predictions import write_predictions
-from jobs.glue.tokenizer import train_tokenizer
+from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.runtime.prediction import Answer, Asked, answer
 
 WORDS = ("one", "two", "three", "four")
@@ -76,6 +76,18 @@ def test_a_text_that_the_model_reads_in_part_says_so_and_a_number_has_no_probabi
     assert cut.heading is not None and cut.heading.endswith(" one (the model reads 16 tokens of it)")
     (number,) = ask(write(problem_type="regression"), "one")
     assert [(guess.text, guess.probability) for guess in number.best] == [("0", None)]
+
+
+def test_special_tokens_in_a_row_or_a_question_are_text(write: Write) -> None:
+    text, export = "one </s></s> two <mask> <pad><s>", write(**{KEY: {"pairs": False, "max_length": 64}})
+    tokenizer = open_tokenizer(export)
+    tokenizer.encode_special_tokens = False  # as transformers opens it for torch_glue
+    row = Rows(texts_a=(text,), texts_b=(), labels=(0.0,))
+    encoded = Encoded(row, tokenizer, pad_id=1, max_length=64, is_regression=False)
+    learned = encoded.batch(np.array([0]), int(encoded.lengths_N[0])).ids_BS[0].tolist()
+    asked = Classifier(export, logits).encode(text, None).rows[0].values.ids
+    assert learned == asked == [0, *(token for token in asked if token > 4), 2]
+    assert open_tokenizer(export).decode(asked) == text
 
 
 def test_a_model_of_pairs_wants_a_second_text_and_one_of_single_texts_refuses_it(write: Write) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from contracts.errors import RequestError
 from jobs.tf_images import data, shards
@@ -102,6 +102,30 @@ def test_a_picture_of_any_kind_becomes_one_that_tensorflow_decodes(
         assert shards.encoded(file.getvalue())[0] == file.getvalue()  # as it is
 
 
+def test_values_of_no_known_depth_are_left_out_with_what_they_are() -> None:
+    for values in (np.array([[-1.0, 5.0]], np.float32), np.array([[0, 70_000]], np.int32)):
+        file = io.BytesIO()
+        Image.fromarray(values).save(file, "TIFF")
+        with pytest.raises(
+            ValueError, match=r"its values, -?\d to \w+, are of no depth that is known; bring them"
+        ):
+            shards.encoded(file.getvalue())
+
+
+def test_hidden_folders_and_those_without_a_picture_are_no_classes(folder: Path, tmp_path: Path) -> None:
+    for name in (".ipynb_checkpoints", "empty", "notes"):
+        (folder / name).mkdir()
+    (folder / ".ipynb_checkpoints" / "0.png").write_bytes((folder / "class-0" / "0.png").read_bytes())
+    (folder / "notes" / "a.txt").write_text("no picture")
+    source = shards.source_of(str(folder))
+    assert source.labels == ("class-0", "class-1")
+    assert source.skipped == (
+        ".ipynb_checkpoints: a hidden folder",
+        "empty: no picture is in it",
+        "notes: no picture is in it",
+    )
+
+
 def test_the_shards_of_a_plan_are_as_many_as_the_hosts_divide(folder: Path) -> None:
     source = shards.source_of(str(folder))
     for multiple in (1, 2, 3, 7):
@@ -117,3 +141,80 @@ def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
         shards.source_of(str(tmp_path / "none"))
     with pytest.raises(RequestError, match="has pictures of 0 classes"):
         shards.source_of(str(tmp_path))
+
+
+SHADES = np.arange(256, dtype=np.uint8).reshape(16, 16)
+KINDS = (
+    "PNG",
+    "TIFF",
+    "JPEG",
+    "JPEG2000",
+    "PPM",
+    "PFM",
+    "BMP",
+    "TGA",
+    "GIF",
+    "WEBP",
+    "ICO",
+    "PCX",
+    "SGI",
+    "DDS",
+)
+WRITTEN_IN_8_BITS = ("GIF", "WEBP", "ICO")
+TOLERANCES = {"JPEG": 6, "JPEG2000": 6, "WEBP": 12, "GIF": 8}
+
+
+def of_mode(mode: str) -> list[Any]:
+    """The shades in a mode, in each of the depths that it may stand for."""
+    grey = Image.fromarray(SHADES)
+    match mode:
+        case "I;16" | "I;16B" | "I;16L" | "I;16N":
+            order = ">u2" if mode == "I;16B" else "<u2"
+            return [Image.frombytes(mode, (16, 16), (SHADES.astype(order) * 257).tobytes())]
+        case "I":
+            return [Image.fromarray(SHADES.astype(np.int32) * 257)]
+        case "F":
+            return [Image.fromarray(SHADES.astype(np.float32) * scale) for scale in (1 / 255, 1.0, 257.0)]
+        case "1":
+            return [grey.point(lambda shade: 255 * (shade > 127), "1")]
+        case "P" | "PA":
+            return [grey.convert("RGB").quantize(256, dither=Image.Dither.NONE).convert(mode)]
+        case "LAB":
+            profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+            return [ImageCms.profileToProfile(grey.convert("RGB"), *profiles, outputMode="LAB")]
+        case "La" | "RGBa":
+            return [grey.convert(mode.upper()).convert(mode)]
+        case _:
+            return [grey.convert("RGB").convert(mode)]
+
+
+def pictures() -> list[tuple[str, bytes]]:
+    found = []
+    for mode in Image.MODES:
+        for image in of_mode(mode):
+            for kind in KINDS:
+                if mode[0] in "IF" and kind in WRITTEN_IN_8_BITS:
+                    continue
+                file = io.BytesIO()
+                try:
+                    image.save(file, kind, **({"lossless": True} if kind == "WEBP" else {}))
+                    Image.open(io.BytesIO(file.getvalue())).load()
+                except Exception:  # Pillow has no such pictures
+                    continue
+                found.append((f"{mode} in {kind}", file.getvalue()))
+    return found
+
+
+def test_of_every_mode_and_depth_that_pillow_has_all_shades_are_kept() -> None:
+    several = pictures()
+    assert len(several) >= 50
+    wrong = []
+    for name, content in several:
+        mode, kind = name.split(" in ")
+        with Image.open(io.BytesIO(shards.encoded(content)[0])) as found:
+            shades = np.asarray(found.convert("L")).astype(int)
+            expected = np.where(SHADES > 127, 255, 0) if mode == "1" else SHADES.astype(int)
+            error = np.abs(shades - expected).max() if shades.shape == expected.shape else None
+            if found.mode not in ("L", "RGB") or error is None or error > TOLERANCES.get(kind, 2):
+                wrong.append((name, found.mode, error))
+    assert not wrong, f"{len(wrong)} of {len(several)}"

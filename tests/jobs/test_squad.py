@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +75,8 @@ def test_every_mistake_of_a_file_is_named_by_its_paragraph_and_question(file: Ca
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("[1]", "the file: is no object"),
+        ("[1]", "train.json:1: JSON, but no object"),
+        ('{"version": 1}', "train.json:1: has no 'id'"),
         ('{"data": []}', "holds no questions"),
         ("{", "not JSON"),
         (None, "No such file or directory"),
@@ -84,6 +88,34 @@ def test_a_file_that_is_none_of_squad_is_refused(tmp_path: Path, content: str | 
         path.write_text(content)
     with pytest.raises(RequestError, match=reason):
         data.read(Config(data=str(path)))
+
+
+def test_rows_of_a_question_each_are_the_same_questions(file: Callable[..., str], tmp_path: Path) -> None:
+    several = [asked(f"{n}", "the Alps" if n % 3 else None) for n in range(40)]
+    nested = data.read(
+        Config(data=file(*(article(one, text=f"{TEXT} {n}") for n, one in enumerate(several))))
+    )
+    rows: list[dict[str, Any]] = [
+        {
+            "id": one["id"],
+            "title": "Rhine",
+            "context": f"{TEXT} {n}",
+            "question": one["question"],
+            "answers": {key: [each[key] for each in one["answers"]] for key in ("text", "answer_start")},
+        }
+        for n, one in enumerate(several)
+    ]
+    lines, table = tmp_path / "lines", tmp_path / "table.json"
+    lines.write_bytes(bz2.compress("\n".join(map(json.dumps, rows)).encode()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    for path in (lines, table):
+        assert data.read(Config(data=str(path))) == nested
+    rows[1]["answers"]["answer_start"] = [3]
+    rows[2]["answers"]["answer_start"] = []
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    wrong = r"lines:2.answers\[0\]: the answer 'the Alps' is not at answer_start 3(.|\n)*lines:3: 1 texts of answers"
+    with pytest.raises(RequestError, match=wrong):
+        data.read(Config(data=str(lines)))
 
 
 def test_held_out_questions_share_no_text_and_with_many_titles_no_title(file: Callable[..., str]) -> None:
