@@ -39,7 +39,7 @@ class StorageBucketArgs:
 
 
 class StorageBucket(pulumi.ComponentResource):
-    """In one region; hosts read and write it, but for the control documents. `name` is known once it is there."""
+    """A bucket in one region. Hosts read and write all but the control documents. `name` is known once it exists."""
 
     def __init__(
         self, name: str, args: StorageBucketArgs, opts: pulumi.ResourceOptions | None = None
@@ -74,9 +74,9 @@ class StorageBucket(pulumi.ComponentResource):
         )
         self.name, self.bucket = bucket.name, bucket
         StackObjects("objects", bucket.name, args.config.protect, pulumi.ResourceOptions(parent=self))
-        for what, role in BUCKET_ROLES.items() if args.member is not None else ():
+        for scope, role in BUCKET_ROLES.items() if args.member is not None else ():
             storage.BucketIAMMember(
-                what,
+                scope,
                 bucket=bucket.name,
                 role=role,
                 member=args.member,
@@ -87,7 +87,7 @@ class StorageBucket(pulumi.ComponentResource):
 
 
 class StackObjectsProvider(Provider):
-    """Raises CloudTpuError where the bucket holds what others have put there, and where it does not answer."""
+    """Raises CloudTpuError if the bucket holds data that the stack has not put there, or does not answer."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(str(props["bucket"]), props)
@@ -105,7 +105,7 @@ class StackObjectsProvider(Provider):
         bucket = str(_props["bucket"])
         with plugin.plain_errors():
             try:
-                data = [each for each in documents.top_of(bucket) if each != f"{CONTROL}/"]
+                data = [path for path in documents.top_level(bucket) if path != f"{CONTROL}/"]
                 if data:
                     raise CloudTpuError(
                         f"gs://{bucket} holds {', '.join(data[:SHOWN])}{' …' if len(data) > SHOWN else ''}, and a "

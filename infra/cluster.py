@@ -51,7 +51,7 @@ _VERBS = {
     "services": "create delete get list update",
     "thirdPartyObjects": "create delete get list update",
 }
-LAUNCH = tuple(f"container.{what}.{verb}" for what, verbs in _VERBS.items() for verb in verbs.split())
+LAUNCH = tuple(f"container.{kind}.{verb}" for kind, verbs in _VERBS.items() for verb in verbs.split())
 """What launching needs (https://docs.cloud.google.com/iam/docs/roles-permissions/container). JobSets are third-party
 objects. No secret, no role, no node of the cluster can be changed with it."""
 
@@ -83,7 +83,7 @@ class Gke(pulumi.ComponentResource):
         config, cluster, child = args.config, args.cluster, pulumi.ResourceOptions(parent=self)
         self.nodes = _node_account(config, child)
         own_network = config.network.existing is None
-        made = container.Cluster(
+        gke_cluster = container.Cluster(
             "cluster",
             name=naming.cluster_name(config.stack),
             project=config.project,
@@ -131,27 +131,27 @@ class Gke(pulumi.ComponentResource):
                 hooks=args.hooks.cluster if args.hooks else None,
             ),
         )
-        self.name = made.name
+        self.name = gke_cluster.name
         attempt = args.observed.attempt(naming.SYSTEM_POOL)
         container.NodePool(
             naming.SYSTEM_POOL,
             name=naming.SYSTEM_POOL,
             project=config.project,
-            cluster=made.name,
+            cluster=gke_cluster.name,
             location=cluster.zone,
             node_count=1,
             node_config=_node_config(config, self.nodes, cluster.machine_type, attempt=attempt),
             opts=_pool_options(self, attempt, args.hooks),
         )
-        _let_pods_use_the_bucket(config, cluster, args.bucket, made, child)
+        _let_pods_use_the_bucket(config, cluster, args.bucket, gke_cluster, child)
         _let_people_launch(config, args.owner, child)
         self.entry = pulumi.Output.all(
-            name=made.name,
-            dns=made.control_plane_endpoints_config.dns_endpoint_config.endpoint,
-            address=made.endpoint,
+            name=gke_cluster.name,
+            dns=gke_cluster.control_plane_endpoints_config.dns_endpoint_config.endpoint,
+            address=gke_cluster.endpoint,
             # The provider marks the client key of master_auth as secret, and with it every value that is read from it.
-            authority=pulumi.Output.unsecret(made.master_auth.cluster_ca_certificate),
-        ).apply(lambda it: entry(cluster, **it))
+            authority=pulumi.Output.unsecret(gke_cluster.master_auth.cluster_ca_certificate),
+        ).apply(lambda outputs: entry(cluster, **outputs))
         self.register_outputs({"name": self.name})
 
 
@@ -199,8 +199,8 @@ def _authorized(cluster: ClusterConfig) -> container.ClusterMasterAuthorizedNetw
         return None
     return container.ClusterMasterAuthorizedNetworksConfigArgs(
         cidr_blocks=[
-            container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgs(cidr_block=each)
-            for each in cluster.authorized_networks
+            container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgs(cidr_block=cidr_block)
+            for cidr_block in cluster.authorized_networks
         ],
         gcp_public_cidrs_access_enabled=False,
     )
@@ -237,7 +237,7 @@ def _let_pods_use_the_bucket(
     config: Config,
     cluster: ClusterConfig,
     bucket: storage.Bucket | None,
-    made: container.Cluster,
+    gke_cluster: container.Cluster,
     opts: pulumi.ResourceOptions,
 ) -> None:
     """To the pods' service account itself, by Workload Identity, with no account of Google's between
@@ -252,14 +252,14 @@ def _let_pods_use_the_bucket(
             f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{subject}"
         )
     )
-    for what, role in BUCKET_ROLES.items():
+    for scope, role in BUCKET_ROLES.items():
         storage.BucketIAMMember(
-            f"pods {what}",
+            f"pods {scope}",
             bucket=bucket.name,
             role=role,
             member=member,
             condition=bucket_condition(config, role),
-            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[made])),
+            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[gke_cluster])),
         )
 
 
@@ -283,11 +283,11 @@ def _let_people_launch(config: Config, owner: pulumi.Input[str], opts: pulumi.Re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolsArgs:
-    """asked: the slice's own part of `config`. cluster, zone: the name and the zone of
+    """slice_config: the slice's own part of `config`. cluster, zone: the name and the zone of
     the cluster. nodes: what they act as, an email. observed, hooks: of `infra.node_pools`."""
 
     config: Config
-    asked: SliceConfig
+    slice_config: SliceConfig
     cluster: pulumi.Input[str]
     zone: str
     nodes: pulumi.Input[str]
@@ -300,10 +300,10 @@ class Pools(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: PoolsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:cluster:Pools", name, {}, opts)
-        asked, child = args.asked, pulumi.ResourceOptions(parent=self)
+        slice_config, child = args.slice_config, pulumi.ResourceOptions(parent=self)
         placement = _placement(args, child)
-        flex_start = asked.capacity == "flex-start"
-        for pool in pool_names(asked):
+        flex_start = slice_config.capacity == "flex-start"
+        for pool in pool_names(slice_config):
             attempt = args.observed.attempt(pool)
             container.NodePool(
                 pool,
@@ -311,27 +311,33 @@ class Pools(pulumi.ComponentResource):
                 project=args.config.project,
                 cluster=args.cluster,
                 location=args.zone,
-                node_locations=[asked.zone],
+                node_locations=[slice_config.zone],
                 max_pods_per_node=PODS_PER_NODE,
                 # Without a count a new pool has no nodes, and a pool that is there keeps those that it has. An initial
                 # count cannot be changed: with one, GKE would make the pool again, and its nodes would be lost.
-                node_count=None if asked.scale_to_zero else asked.accelerator.hosts,
+                node_count=None if slice_config.scale_to_zero else slice_config.accelerator.hosts,
                 # Google holds the size of a slice against the limit of its one zone, not against a total
                 # (https://github.com/vllm-project/ci-infra/pull/545).
                 autoscaling=container.NodePoolAutoscalingArgs(
-                    min_node_count=0, max_node_count=asked.accelerator.hosts, location_policy="ANY"
+                    min_node_count=0, max_node_count=slice_config.accelerator.hosts, location_policy="ANY"
                 )
-                if asked.scale_to_zero
+                if slice_config.scale_to_zero
                 else None,
                 placement_policy=placement,
                 # Nodes of flex-start are not repaired: they end, and Google's queue gives others.
                 management=container.NodePoolManagementArgs(auto_repair=not flex_start, auto_upgrade=True),
                 node_config=_node_config(
-                    args.config, args.nodes, asked.accelerator.machine_type, asked, attempt=attempt
+                    args.config,
+                    args.nodes,
+                    slice_config.accelerator.machine_type,
+                    slice_config,
+                    attempt=attempt,
                 ),
                 opts=pulumi.ResourceOptions.merge(
                     _pool_options(self, attempt, args.hooks),
-                    pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s}s")),
+                    pulumi.ResourceOptions(
+                        custom_timeouts=pulumi.CustomTimeouts(create=f"{slice_config.wait_s}s")
+                    ),
                 ),
             )
         self.register_outputs({})
@@ -350,45 +356,45 @@ def _pool_options(
     )
 
 
-def slice_entry(config: Config, asked: SliceConfig) -> inventory.Slice:
+def slice_entry(config: Config, slice_config: SliceConfig) -> inventory.Slice:
     """The slice as the inventory has it. A run's pods are its hosts."""
-    accelerator, kind = asked.accelerator, asked.accelerator.node_kind
+    accelerator, kind = slice_config.accelerator, slice_config.accelerator.node_kind
     assert kind is not None and accelerator.machine_type is not None
     return inventory.Slice(
-        name=asked.name,
+        name=slice_config.name,
         accelerator_type=accelerator.type_name,
         generation=accelerator.generation.name,
         topology=accelerator.topology,
-        zone=asked.zone,
-        capacity=asked.capacity,
-        origin=f"node-pool {asked.name}",
-        count=asked.count,
+        zone=slice_config.zone,
+        capacity=slice_config.capacity,
+        origin=f"node-pool {slice_config.name}",
+        count=slice_config.count,
         devices_per_host=accelerator.devices_per_host,
         hosts=(),
         pool=inventory.NodePool(
             machine_type=accelerator.machine_type,
             accelerator=kind.label,
             nodes=accelerator.hosts,
-            reservation=asked.reservation.rpartition("/")[2] if asked.reservation else None,
-            scales_to_zero=asked.scale_to_zero or config.is_elsewhere(asked),
+            reservation=slice_config.reservation.rpartition("/")[2] if slice_config.reservation else None,
+            scales_to_zero=slice_config.scale_to_zero or config.is_elsewhere(slice_config),
         ),
     )
 
 
 def _placement(args: PoolsArgs, opts: pulumi.ResourceOptions) -> container.NodePoolPlacementPolicyArgs | None:
     """How the nodes of a slice are wired; one node alone is a slice by itself."""
-    asked, kind = args.asked, args.asked.accelerator.node_kind
-    if asked.accelerator.hosts == 1 or kind is None:
+    slice_config, kind = args.slice_config, args.slice_config.accelerator.node_kind
+    if slice_config.accelerator.hosts == 1 or kind is None:
         return None
-    topology = asked.accelerator.topology
+    topology = slice_config.accelerator.topology
     if not kind.workload_policy:
         return container.NodePoolPlacementPolicyArgs(type="COMPACT", tpu_topology=topology)
     policy = compute.ResourcePolicy(
-        asked.name,
-        name=naming.resource_name(args.config.stack, asked.name),
+        slice_config.name,
+        name=naming.resource_name(args.config.stack, slice_config.name),
         project=args.config.project,
-        region=asked.region,
-        description=f"Slice {asked.name} of tpu-stack {args.config.stack}",
+        region=slice_config.region,
+        description=f"Slice {slice_config.name} of tpu-stack {args.config.stack}",
         workload_policy=compute.ResourcePolicyWorkloadPolicyArgs(
             type="HIGH_THROUGHPUT", accelerator_topology=topology
         ),
@@ -402,14 +408,16 @@ def _node_config(
     config: Config,
     nodes: pulumi.Input[str],
     machine_type: str | None,
-    asked: SliceConfig | None = None,
+    slice_config: SliceConfig | None = None,
     *,
     attempt: str | None = None,
 ) -> container.NodePoolNodeConfigArgs:
-    """asked: the slice that the nodes are of; None: they are for GKE's own pods. attempt: of `infra.node_pools`, of a
-    pool that has to be made again."""
-    capacity = asked.capacity if asked else "on-demand"
-    labels = naming.labels(config.stack, slice_name=asked.name if asked else None)
+    """slice_config: the slice that the nodes belong to; None: they are for GKE's own pods.
+
+    attempt: see `infra.node_pools`; set for a pool that has to be made again.
+    """
+    capacity = slice_config.capacity if slice_config else "on-demand"
+    labels = naming.labels(config.stack, slice_name=slice_config.name if slice_config else None)
     return container.NodePoolNodeConfigArgs(
         machine_type=machine_type,
         service_account=nodes,
@@ -424,9 +432,9 @@ def _node_config(
         shielded_instance_config=container.NodePoolNodeConfigShieldedInstanceConfigArgs(
             enable_secure_boot=True, enable_integrity_monitoring=True
         ),
-        resource_labels={**(asked.labels if asked else {}), **labels},
-        boot_disk_kms_key=asked.boot_disk_kms_key if asked else None,
-        reservation_affinity=_reservation(config, asked) if asked else None,
+        resource_labels={**(slice_config.labels if slice_config else {}), **labels},
+        boot_disk_kms_key=slice_config.boot_disk_kms_key if slice_config else None,
+        reservation_affinity=_reservation(config, slice_config) if slice_config else None,
         # Google shows nothing of what is not spot or flex-start.
         spot=True if capacity == "spot" else None,
         flex_start=True if capacity == "flex-start" else None,
@@ -440,13 +448,13 @@ def _node_config(
 
 
 def _reservation(
-    config: Config, asked: SliceConfig
+    config: Config, slice_config: SliceConfig
 ) -> container.NodePoolNodeConfigReservationAffinityArgs | None:
-    if asked.capacity == "flex-start":
+    if slice_config.capacity == "flex-start":
         return container.NodePoolNodeConfigReservationAffinityArgs(consume_reservation_type="NO_RESERVATION")
-    if asked.reservation is None:
+    if slice_config.reservation is None:
         return None
-    _, project, *_, name = asked.reservation.split("/")
+    _, project, *_, name = slice_config.reservation.split("/")
     return container.NodePoolNodeConfigReservationAffinityArgs(
         consume_reservation_type="SPECIFIC_RESERVATION",
         key="compute.googleapis.com/reservation-name",

@@ -28,15 +28,15 @@ CHANNELS = {
 """Key of the configuration → the variable by which `console.notify` finds the channel."""
 
 
-def url_of(config: Config) -> str | None:
+def folder_url(config: Config) -> str | None:
     """The folder of the control documents; None where there is no bucket."""
     return f"gs://{config.bucket.name}/{CONTROL}" if config.bucket else None
 
 
 def lease_url(config: Config, slice_name: str) -> str | None:
-    """The document of who may change a slice; None where there is no bucket."""
-    control_url = url_of(config)
-    return None if control_url is None else lease.url_of(control_url, slice_name)
+    """The URL of a slice's lease; None where there is no bucket."""
+    control_url = folder_url(config)
+    return None if control_url is None else lease.document_url(control_url, slice_name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,19 +64,21 @@ class Specification(pulumi.ComponentResource):
         self, name: str, args: SpecificationArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__("tpu-stack:control:Specification", name, {}, opts)
-        known = pulumi.Output.all(owner=args.owner, slices=args.slices, vacant=args.vacant)
+        values = pulumi.Output.all(owner=args.owner, slices=args.slices, vacant=args.vacant)
         storage.BucketObject(
             "specification",
             bucket=args.bucket,
             name=f"{CONTROL}/{SPECIFICATION}",
-            content=known.apply(lambda parts: text_of(args.config, **parts)),
+            content=values.apply(lambda parts: specification_json(args.config, **parts)),
             content_type="application/json",
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.register_outputs({})
 
 
-def text_of(config: Config, owner: str, slices: Mapping[str, Any], vacant: inventory.Inventory) -> str:
+def specification_json(
+    config: Config, owner: str, slices: Mapping[str, Any], vacant: inventory.Inventory
+) -> str:
     """The specification as JSON. Parameters: as in `SpecificationArgs`."""
     return json.dumps(
         {

@@ -70,8 +70,8 @@ class ChangedError(DocumentsError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A document as it was read. value: None where there is none, and then version is ABSENT."""
+class StoredDocument:
+    """A document and its version. Where there is none, value is None and version is ABSENT."""
 
     value: Any
     version: int
@@ -89,13 +89,13 @@ class Documents:
             _Bucket(self.url, patience_s) if is_url(self.url) else _Folder(Path(self.url))
         )
 
-    def read(self, name: str) -> Found:
+    def read(self, name: str) -> StoredDocument:
         """Return the document; one that is no JSON is an error."""
         data, version = self._place.read(name)
         if data is None:
-            return Found(value=None, version=ABSENT)
+            return StoredDocument(value=None, version=ABSENT)
         try:
-            return Found(value=json.loads(data), version=version)
+            return StoredDocument(value=json.loads(data), version=version)
         except ValueError as error:
             raise ContentError(
                 f"{self.url}/{name} is not JSON ({error}); remove it if nobody needs it"
@@ -120,23 +120,22 @@ class Documents:
         self._place.delete(name, version)
 
     def change(self, name: str, function: Callable[[Any], Any]) -> Any:
-        """Write what `function` makes of the value, and return it. It is called again where others write meanwhile.
+        """Replace the value by `function(value)`, and return that. Called again if somebody else writes meanwhile.
 
-        function: gets None where there is no document. What it raises ends the change; what it returns unchanged is
-        not written.
+        function: gets None if there is no document. An exception ends the change; an unchanged value is not written.
         """
         for attempt in range(CHANGES):
-            found = self.read(name)
-            before = json.dumps(found.value)
-            wanted = function(found.value)
-            if json.dumps(wanted) == before:
-                return wanted
+            document = self.read(name)
+            before = json.dumps(document.value)
+            replacement = function(document.value)
+            if json.dumps(replacement) == before:
+                return replacement
             try:
-                self.write(name, wanted, version=found.version)
+                self.write(name, replacement, version=document.version)
             except ChangedError:
                 time.sleep(random.random() * min(1.0, 0.02 * 2**attempt))
                 continue
-            return wanted
+            return replacement
         raise OutageError(
             f"{self.url}/{name}: others have changed it {CHANGES} times while it was being changed; try again"
         )
@@ -187,7 +186,7 @@ class Place(Protocol):
     def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]: ...
 
 
-def top_of(bucket: str) -> list[str]:
+def top_level(bucket: str) -> list[str]:
     """Return the folders at the top of a bucket, each with its slash, and the objects beside them: the first thousand.
 
     Raises:
@@ -242,23 +241,23 @@ class _Folder:
             path.unlink(missing_ok=True)
 
     def names(self, prefix: str) -> list[str]:
-        found = (path for path in self._folder.rglob("*") if path.is_file() and path.name[0] != ".")
-        every = (path.relative_to(self._folder).as_posix() for path in found)
-        return [name for name in every if name.startswith(prefix)]
+        paths = (path for path in self._folder.rglob("*") if path.is_file() and path.name[0] != ".")
+        names = (path.relative_to(self._folder).as_posix() for path in paths)
+        return [name for name in names if name.startswith(prefix)]
 
     def versions(self) -> dict[str, int]:
-        found = {}
+        versions = {}
         for name in self.names(""):
             with contextlib.suppress(OSError, ValueError), open(self._folder / name, "rb") as file:
-                found[name] = int(file.readline(30))
-        return found
+                versions[name] = int(file.readline(30))
+        return versions
 
     def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-        found = {}
+        ages = {}
         for name in (f"{folder}/{name}" for folder in folders for name in names):
             with contextlib.suppress(OSError):
-                found[name] = max(0.0, time.time() - (self._folder / name).stat().st_mtime)
-        return found
+                ages[name] = max(0.0, time.time() - (self._folder / name).stat().st_mtime)
+        return ages
 
     def _require(self, name: str, version: int) -> None:
         if self.read(name)[1] != version:
@@ -290,9 +289,9 @@ class _Folder:
             yield
 
 
-def _disk_error(error: OSError, what: str) -> DocumentsError:
+def _disk_error(error: OSError, action: str) -> DocumentsError:
     is_refused = isinstance(error, PermissionError | FileExistsError | NotADirectoryError | IsADirectoryError)
-    return (DocumentsError if is_refused else OutageError)(f"{what}: {error.strerror}")
+    return (DocumentsError if is_refused else OutageError)(f"{action}: {error.strerror}")
 
 
 # --- in a bucket ----------------------------------------------------------------------------------------------------
@@ -338,12 +337,12 @@ class _Bucket:
         if status == 412:
             # By somebody else's write, or because this very one got through and only its answer did not.
             about_it = f"{self._object(name)}?fields=generation,metadata"
-            there, answer, _ = self._ask("GET", about_it, (200, 404))
-            answer = answer if there == 200 else b"{}"
-        found = json.loads(answer)
-        if status == 412 and found.get("metadata", {}).get("writer") != writer:
+            read_status, answer, _ = self._ask("GET", about_it, (200, 404))
+            answer = answer if read_status == 200 else b"{}"
+        stored = json.loads(answer)
+        if status == 412 and stored.get("metadata", {}).get("writer") != writer:
             raise ChangedError(f"{self._url}/{name}: somebody else has changed it meanwhile")
-        return int(found["generation"])
+        return int(stored["generation"])
 
     def delete(self, name: str, version: int) -> None:
         if version == ABSENT:
@@ -355,42 +354,42 @@ class _Bucket:
             raise ChangedError(f"{self._url}/{name}: somebody else has changed it meanwhile")
 
     def names(self, prefix: str) -> list[str]:
-        return [each["name"].removeprefix(self._folder) for each in self.listed(prefix)]
+        return [item["name"].removeprefix(self._folder) for item in self.listed(prefix)]
 
     def versions(self) -> dict[str, int]:
         listed = self.listed("", "name,generation")
-        return {each["name"].removeprefix(self._folder): int(each["generation"]) for each in listed}
+        return {item["name"].removeprefix(self._folder): int(item["generation"]) for item in listed}
 
     def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
         # What stands for Google's server knows no patterns and returns all.
-        wanted = {f"{folder}/{name}" for folder in folders for name in names}
-        found = {}
+        paths = {f"{folder}/{name}" for folder in folders for name in names}
+        ages = {}
         for first in range(0, len(folders), FOLDERS_AT_ONCE):
-            some = ",".join(folders[first : first + FOLDERS_AT_ONCE])
-            glob = f"{self._folder}{{{some}}}/{{{','.join(names)}}}"
-            for each in self.listed("", "name,updated", matchGlob=glob):
-                name = each["name"].removeprefix(self._folder)
-                if name in wanted:
-                    written = datetime.datetime.fromisoformat(each["updated"]).timestamp()
-                    found[name] = max(0.0, time.time() + self.ahead_s - written)
-        return found
+            group = ",".join(folders[first : first + FOLDERS_AT_ONCE])
+            glob = f"{self._folder}{{{group}}}/{{{','.join(names)}}}"
+            for item in self.listed("", "name,updated", matchGlob=glob):
+                name = item["name"].removeprefix(self._folder)
+                if name in paths:
+                    written = datetime.datetime.fromisoformat(item["updated"]).timestamp()
+                    ages[name] = max(0.0, time.time() + self.ahead_s - written)
+        return ages
 
     def listed(self, prefix: str, fields: str = "name", **more: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
         query = {"prefix": self._folder + prefix, "fields": f"items({fields}),nextPageToken", **more}
         while True:
             _, data, _ = self._ask("GET", f"{self._objects}?{urllib.parse.urlencode(query)}", (200,))
             answer = json.loads(data)
-            found += answer.get("items", [])
+            items += answer.get("items", [])
             if not (token := answer.get("nextPageToken")):
-                return found
+                return items
             query["pageToken"] = token
 
     def top(self) -> list[str]:
         query = urllib.parse.urlencode({"delimiter": "/", "fields": "prefixes,items(name)"})
         _, data, _ = self._ask("GET", f"{self._objects}?{query}", (200,))
         answer = json.loads(data)
-        return sorted([*answer.get("prefixes", []), *(each["name"] for each in answer.get("items", []))])
+        return sorted([*answer.get("prefixes", []), *(item["name"] for item in answer.get("items", []))])
 
     def _object(self, name: str) -> str:
         return f"{self._objects}/{urllib.parse.quote(self._folder + name, safe='')}"
@@ -414,22 +413,22 @@ class _Bucket:
                     return status, body, headers
                 if status == 404:
                     raise MissingError(f"{self._url}: {_message(body)}; `pulumi up` makes a stack's bucket")
-                why = f"it answers {status}: {_message(body)}"
+                reason = f"it answers {status}: {_message(body)}"
                 passes = status in PASSING or (status == 403 and is_rate_limit(body.decode(errors="replace")))
             except (OSError, http.client.HTTPException) as error:
                 cause = getattr(error, "reason", error)
-                why, passes = f"it does not answer ({getattr(cause, 'strerror', None) or cause})", True
+                reason, passes = f"it does not answer ({getattr(cause, 'strerror', None) or cause})", True
             pause_s = min(LONGEST_PAUSE_S, 0.25 * 2**tries) * (0.5 + random.random() / 2)
             if not passes or time.monotonic() + pause_s > deadline:
                 if passes:
-                    where = urllib.parse.urlsplit(self._base).netloc
+                    host = urllib.parse.urlsplit(self._base).netloc
                     raise OutageError(
-                        f"{self._url}: {why}; see that this machine reaches {where}, and try again"
+                        f"{self._url}: {reason}; see that this machine reaches {host}, and try again"
                     )
                 remedy = "check the name of the bucket"
                 if status in (401, 403):
                     remedy = f"have roles/storage.objectUser on {self._bucket} granted to this account"
-                raise DocumentsError(f"{self._url}: {why}; {remedy}")
+                raise DocumentsError(f"{self._url}: {reason}; {remedy}")
             tries += 1
             time.sleep(pause_s)
 
@@ -477,6 +476,6 @@ def _message(body: bytes) -> str:
         return _line(body.decode(errors="replace"))
 
 
-def _line(said: object) -> str:
-    lines = str(said).strip().splitlines()
-    return lines[0][:300] if lines else type(said).__name__
+def _line(message: object) -> str:
+    lines = str(message).strip().splitlines()
+    return lines[0][:300] if lines else type(message).__name__

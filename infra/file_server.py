@@ -76,11 +76,11 @@ class Gateway(pulumi.ComponentResource):
         )
         machine = self._machine(args, address, after)
         self.share = address.address.apply(
-            lambda found: startup.TpuHost(server=found, export=EXPORT, mount=args.nfs.mount)
+            lambda address: startup.TpuHost(server=address, export=EXPORT, mount=args.nfs.mount)
         )
         self.entry = pulumi.Output.all(machine.name, address.address).apply(
-            lambda found: inventory.Gateway(
-                name=found[0], zone=args.nfs.zone, address=found[1], host_keys=(), user=None
+            lambda outputs: inventory.Gateway(
+                name=outputs[0], zone=args.nfs.zone, address=outputs[1], host_keys=(), user=None
             )
         )
         self.register_outputs({"address": address.address})
@@ -190,8 +190,8 @@ class Filestore(pulumi.ComponentResource):
         )
         address = self.data.networks.apply(_address)
         self.share = address.apply(
-            lambda found: startup.TpuHost(
-                server=found, export=f"/{SHARE}", mount=args.nfs.mount, version="3", root="kept"
+            lambda address: startup.TpuHost(
+                server=address, export=f"/{SHARE}", mount=args.nfs.mount, version="3", root="kept"
             )
         )
         self.register_outputs({"address": address})

@@ -84,12 +84,12 @@ class Access(pulumi.ComponentResource):
         people = [(member, LOG_IN_AS_ROOT) for member in access.administrators]
         people += [(member, LOG_IN) for member in access.members if member not in access.administrators]
         for member, log_in in people:
-            for what, role, expression in (
+            for purpose, role, expression in (
                 ("tunnel", TUNNEL, "destination.port == 22"),
                 ("log in", log_in, ALWAYS),
             ):
                 projects.IAMMember(
-                    f"{what} {member}",
+                    f"{purpose} {member}",
                     project=args.config.project,
                     role=role,
                     member=member,
@@ -99,15 +99,15 @@ class Access(pulumi.ComponentResource):
                     ),
                     opts=child,
                 )
-            for what, role, prefix in LEASES if args.bucket is not None else ():
+            for purpose, role, prefix in LEASES if args.bucket is not None else ():
                 objects = f"{bucket}/objects/{prefix}"
                 storage.BucketIAMMember(
-                    f"{what} {member}",
+                    f"{purpose} {member}",
                     bucket=args.bucket,
                     role=role,
                     member=member,
                     condition=storage.BucketIAMMemberConditionArgs(
-                        title=f"{what.capitalize()} of slices",
+                        title=f"{purpose.capitalize()} of slices",
                         expression=f'resource.name.startsWith("{objects}")',
                     )
                     if prefix

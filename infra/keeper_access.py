@@ -65,17 +65,17 @@ class KeeperAccount(pulumi.ComponentResource):
         # Administrators become root on the gateway, which OS Login allows only to those who may use its account.
         uses: list[tuple[str, pulumi.Input[str], pulumi.Input[str]]] = [("hosts", member, args.hosts_account)]
         uses += [(f"keeper {person}", person, account.name) for person in config.access.administrators]
-        for whose, user, account_name in uses:
+        for account_label, user, account_name in uses:
             serviceaccount.IAMMember(
-                f"use account of {whose}",
+                f"use account of {account_label}",
                 service_account_id=account_name,
                 role=USE_ACCOUNT,
                 member=user,
                 opts=child,
             )
-        for what, bucket_role in BUCKET_ROLES.items():
+        for scope, bucket_role in BUCKET_ROLES.items():
             storage.BucketIAMMember(
-                f"keeper {what}", bucket=args.bucket, role=bucket_role, member=member, opts=child
+                f"keeper {scope}", bucket=args.bucket, role=bucket_role, member=member, opts=child
             )
         for secret in config.notify.secrets:
             secretmanager.SecretIamMember(

@@ -48,15 +48,15 @@ def clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def url_of(store_url: str, slice_name: str) -> str:
+def document_url(store_url: str, slice_name: str) -> str:
     """Return the URL of a slice's lease."""
     return f"{store_url.rstrip('/')}/{FOLDER}/{slice_name}.json"
 
 
-def of_url(url: str, who: str) -> Lease:
-    """Return the lease at a URL that `url_of` has made."""
+def from_url(url: str, holder: str) -> Lease:
+    """Return the lease at a URL that `document_url` has made."""
     store, _, name = url.rpartition(f"/{FOLDER}/")
-    return Lease(Documents(store), name.removesuffix(".json"), who)
+    return Lease(Documents(store), name.removesuffix(".json"), holder)
 
 
 def myself(program: str) -> str:
@@ -65,13 +65,16 @@ def myself(program: str) -> str:
 
 
 class Lease:
-    """One slice's. who: for whoever waits for it. now, sleep: seconds, see `clock_s`. Thread-safe once it is held."""
+    """The lease of one slice. Thread-safe once it is held.
+
+    holder: our name, which those who wait are shown. now, sleep: seconds, see `clock_s`.
+    """
 
     def __init__(
         self,
         documents: Documents,
         slice_name: str,
-        who: str,
+        holder: str,
         *,
         now: Callable[[], float] = clock_s,
         sleep: Callable[[float], None] = time.sleep,
@@ -80,7 +83,7 @@ class Lease:
         self.slice_name = slice_name
         self.removed = False
         """Whether `pulumi destroy` has removed the slice: as it was when the lease was taken, or as it is to be."""
-        self._documents, self._who = documents, who
+        self._documents, self._holder = documents, holder
         self._now, self._sleep = now, sleep
         self._token = uuid.uuid4().hex
         self._version = ABSENT
@@ -106,19 +109,23 @@ class Lease:
             DocumentsError: the documents do not answer.
         """
         began_s = since_s = self._now()
-        seen: int | None = None
+        seen_version: int | None = None
         is_renewed = False
         while True:
             try:
-                found = self._documents.read(self.name)
-                value = found.value if isinstance(found.value, dict) else {}
+                document = self._documents.read(self.name)
+                value = document.value if isinstance(document.value, dict) else {}
                 about = f"{value.get('who')} is changing the slice {self.slice_name}"
-                if seen is None and value.get("token") and patience_s:
+                if seen_version is None and value.get("token") and patience_s:
                     waiting(f"{about}; waiting for that, or for a minute in which it gives no sign of life")
-                if found.version != seen:
-                    seen, since_s, is_renewed = found.version, self._now(), seen is not None
+                if document.version != seen_version:
+                    seen_version, since_s, is_renewed = (
+                        document.version,
+                        self._now(),
+                        seen_version is not None,
+                    )
                 if not value.get("token") or self._now() - since_s >= STALE_S:
-                    self._write(found.version, removed=bool(value.get("removed")))
+                    self._write(document.version, removed=bool(value.get("removed")))
                     return
                 if is_renewed and self._now() - began_s >= patience_s:
                     raise LeaseHeldError(about)
@@ -147,10 +154,10 @@ class Lease:
                 try:
                     self._write(self._version, removed=self.removed)
                 except ChangedError:
-                    found = self._documents.read(self.name)
+                    document = self._documents.read(self.name)
                     # Our own earlier write may have got through, and only its answer did not.
-                    if isinstance(found.value, dict) and found.value.get("token") == self._token:
-                        self._version = found.version
+                    if isinstance(document.value, dict) and document.value.get("token") == self._token:
+                        self._version = document.version
                     else:
                         self._lost = True
             if self._lost:
@@ -200,7 +207,7 @@ class Lease:
 
     def _write(self, version: int, *, removed: bool) -> None:
         began_s = self._now()
-        value: dict[str, Any] = {"who": self._who, "token": self._token, "count": self._count + 1}
+        value: dict[str, Any] = {"who": self._holder, "token": self._token, "count": self._count + 1}
         self._version = self._documents.write(self.name, {**value, "removed": removed}, version=version)
         # What counts is when the write was begun: others may have seen it since then.
         self._count, self._sure_s, self._lost, self.removed = self._count + 1, began_s, False, removed
@@ -240,17 +247,19 @@ def held(
         lease.release()
 
 
-def mark_all_removed(store_url: str, who: str, waiting: Callable[[str], None]) -> None:
-    """Mark every slice that somebody may be making, once they are done; after that none is asked for any more.
+def mark_all_removed(store_url: str, holder: str, waiting: Callable[[str], None]) -> None:
+    """Mark every slice that has a lease as removed, once its holder is done. No slice is requested after that.
 
     Raises:
         LeaseHeldError, LeaseLostError, DocumentsError: not all are marked.
     """
     documents = Documents(store_url)
-    for name in of_url(url_of(store_url, ""), who).patiently(lambda: documents.names(f"{FOLDER}/")):
-        one = of_url(f"{store_url.rstrip('/')}/{name}", who)
-        found = one.patiently(functools.partial(documents.read, name))
-        if (found.value or {}).get("removed", False):
+    for name in from_url(document_url(store_url, ""), holder).patiently(
+        lambda: documents.names(f"{FOLDER}/")
+    ):
+        lease = from_url(f"{store_url.rstrip('/')}/{name}", holder)
+        document = lease.patiently(functools.partial(documents.read, name))
+        if (document.value or {}).get("removed", False):
             continue
-        with held(one, patience_s=PATIENCE_S, outage_s=OUTAGE_LIMIT_S, waiting=waiting):
-            one.patiently(functools.partial(one.mark, removed=True))
+        with held(lease, patience_s=PATIENCE_S, outage_s=OUTAGE_LIMIT_S, waiting=waiting):
+            lease.patiently(functools.partial(lease.mark, removed=True))

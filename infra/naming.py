@@ -43,10 +43,10 @@ def label_value(text: str) -> str:
 
 def labels(stack: str, *, slice_name: str | None = None) -> dict[str, str]:
     """The labels of everything that a stack makes, and of what belongs to one slice."""
-    made = {STACK_LABEL: label_value(stack)}
+    values = {STACK_LABEL: label_value(stack)}
     if slice_name is not None:
-        made[SLICE_LABEL] = label_value(slice_name)
-    return made
+        values[SLICE_LABEL] = label_value(slice_name)
+    return values
 
 
 def _fit(text: str, longest: int) -> str:

@@ -43,10 +43,10 @@ class Network(pulumi.ComponentResource):
         self.host_tag = naming.resource_name(config.stack, "host")
         self.gateway_tag = naming.resource_name(config.stack, "gateway")
         if config.network.existing is not None:
-            there = f"projects/{config.project}/global/networks/{config.network.existing}"
-            self.network = pulumi.Output.from_input(there)
+            full_name = f"projects/{config.project}/global/networks/{config.network.existing}"
+            self.network = pulumi.Output.from_input(full_name)
         elif is_needed(config):
-            made = compute.Network(
+            own_network = compute.Network(
                 "network",
                 name=naming.resource_name(config.stack),
                 project=config.project,
@@ -55,7 +55,7 @@ class Network(pulumi.ComponentResource):
                 mtu=JUMBO_MTU,
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            self.network = made.id
+            self.network = own_network.id
 
     def connect(self, config: Config, after: Sequence[pulumi.Resource]) -> None:
         """Make a subnet and a way out in each region, and the firewall rules. after: what is made before them."""
@@ -160,7 +160,9 @@ class Network(pulumi.ComponentResource):
             network=self.network,
             description=description,
             direction="INGRESS",
-            allows=[compute.FirewallAllowArgs(protocol=each, ports=ports[each]) for each in ports],
+            allows=[
+                compute.FirewallAllowArgs(protocol=protocol, ports=ports[protocol]) for protocol in ports
+            ],
             source_ranges=ranges,
             source_tags=None if ranges else sources or [self.host_tag],
             target_tags=to,

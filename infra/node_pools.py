@@ -32,7 +32,7 @@ ATTEMPT = "tpu-stack-attempt"
 COMPONENT = "cluster"
 """The component that holds the cluster and its system pool; a slice's pools are in one of the slice's name."""
 IS_FREE = "name-is-free"
-WHY = "why-it-failed (add --run-program to see it)"
+FAILURE_REASON = "why-it-failed (add --run-program to see it)"
 """Names of hooks, which Pulumi shows: a `pulumi destroy` that does not run the program has no hook of this name."""
 
 
@@ -52,9 +52,9 @@ class Observed:
     not_asked: str | None = None
 
     def attempt(self, pool: str) -> str | None:
-        """Another value at each call for a pool that has to be made again; None for all others."""
-        found = self.pools.get(pool)
-        return str(time.time_ns()) if found is not None and found.status == FAILED else None
+        """A new value at each call for a pool that has to be made again; None for all others."""
+        observed = self.pools.get(pool)
+        return str(time.time_ns()) if observed is not None and observed.status == FAILED else None
 
 
 UNKNOWN = Observed()
@@ -76,15 +76,15 @@ class Gke:
         return self._get(full_name) is not None
 
     def pools(self) -> dict[str, Pool]:
-        found = self._get(f"{self.cluster}/nodePools") or {}
-        return {str(each["name"]): self._pool(each) for each in found.get("nodePools", [])}
+        response = self._get(f"{self.cluster}/nodePools") or {}
+        return {str(pool["name"]): self._pool(pool) for pool in response.get("nodePools", [])}
 
     def _pool(self, pool: Json) -> Pool:
         status = str(pool.get("status", ""))
-        reason = reason_of(pool)
+        reason = pool_error(pool)
         if status == FAILED and not reason:
             operations = (self._get(f"{self._location}/operations") or {}).get("operations", [])
-            reason = reason_of_operation(operations, str(pool["name"]))
+            reason = operation_error(operations, str(pool["name"]))
         return Pool(status=status, reason=reason)
 
     def _get(self, path: str) -> Json | None:
@@ -102,28 +102,30 @@ class Gke:
             [lambda: offered.Api(settings_.credentials(settings)).get(f"{url}/{path}")], offered.LIMIT_S
         )
         if isinstance(answer, Exception):
-            raise offered.NotAskedError(offered.said(answer))
-        found: Json | None = answer
-        return found
+            raise offered.NotAskedError(offered.describe_error(answer))
+        response: Json | None = answer
+        return response
 
 
-def reason_of(pool: Json) -> str:
-    """Of a node pool as GKE shows it: all its conditions, or the older text."""
+def pool_error(pool: Json) -> str:
+    """Why a node pool failed, as GKE reports it: all its conditions, or the older text."""
     conditions = [
-        ": ".join(filter(None, (each.get("code") or each.get("canonicalCode"), each.get("message"))))
-        for each in pool.get("conditions", [])
+        ": ".join(
+            filter(None, (condition.get("code") or condition.get("canonicalCode"), condition.get("message")))
+        )
+        for condition in pool.get("conditions", [])
     ]
     return "; ".join(filter(None, conditions)) or str(pool.get("statusMessage", ""))
 
 
-def reason_of_operation(operations: Sequence[Json], pool: str) -> str:
-    """Of the last operation on a pool that failed."""
+def operation_error(operations: Sequence[Json], pool: str) -> str:
+    """Why the last failed operation on a pool failed."""
     failed = [
-        each
-        for each in operations
-        if str(each.get("targetLink", "")).endswith(f"/nodePools/{pool}") and each.get("error")
+        operation
+        for operation in operations
+        if str(operation.get("targetLink", "")).endswith(f"/nodePools/{pool}") and operation.get("error")
     ]
-    last = max(failed, key=lambda each: str(each.get("startTime", "")), default={})
+    last = max(failed, key=lambda operation: str(operation.get("startTime", "")), default={})
     return str(last.get("error", {}).get("message", ""))
 
 
@@ -134,7 +136,7 @@ def observe(config: Config, setting: offered.Setting) -> Observed:
     try:
         return Observed(pools=Gke(config, config.gke, setting).pools())
     except Exception as error:  # whatever it is, it is said and stops nothing
-        return Observed(not_asked=offered.said(error))
+        return Observed(not_asked=offered.describe_error(error))
 
 
 def findings(observed: Observed) -> Iterator[Finding]:
@@ -192,7 +194,7 @@ def hooks(config: Config, setting: offered.Setting) -> Hooks | None:
     return Hooks(
         cluster=pulumi.ResourceHookBinding(before_create=[is_free]),
         pool=pulumi.ResourceHookBinding(
-            before_create=[is_free], on_error=[pulumi.ErrorHook(WHY, why_it_failed)]
+            before_create=[is_free], on_error=[pulumi.ErrorHook(FAILURE_REASON, why_it_failed)]
         ),
     )
 
@@ -218,8 +220,13 @@ def adoption(config: Config, urn: str, full_name: str) -> str:
     """What to do about a thing that an interrupted `pulumi up` has made. urn: of what Pulumi would make."""
     stack, project, types, name = urn.split("::", 3)
     parent_type, _, own_type = types.rpartition("$")
-    of_slices = {pool: each.name for each in config.slices if each.in_cluster for pool in pool_names(each)}
-    parent = of_slices.get(name, COMPONENT) if own_type.endswith(":NodePool") else COMPONENT
+    slice_by_pool = {
+        pool: slice_config.name
+        for slice_config in config.slices
+        if slice_config.in_cluster
+        for pool in pool_names(slice_config)
+    }
+    parent = slice_by_pool.get(name, COMPONENT) if own_type.endswith(":NodePool") else COMPONENT
     # `pulumi import` confuses a parent with the resource where both have one name.
     parent_urn = f"parent={stack}::{project}::{parent_type}::{parent}"
     command = ["pulumi", "import", own_type, name, full_name, "--parent", parent_urn]
@@ -230,8 +237,8 @@ def adoption(config: Config, urn: str, full_name: str) -> str:
     )
 
 
-def pool_names(asked: SliceConfig) -> tuple[str, ...]:
+def pool_names(slice_config: SliceConfig) -> tuple[str, ...]:
     """NAME, or NAME-0, NAME-1, …: within their cluster, and no longer than Google takes."""
-    if asked.count == 1:
-        return (asked.name,)
-    return tuple(f"{asked.name}-{number}" for number in range(asked.count))
+    if slice_config.count == 1:
+        return (slice_config.name,)
+    return tuple(f"{slice_config.name}-{number}" for number in range(slice_config.count))

@@ -38,7 +38,7 @@ class NodeWorkersProvider(Provider):
 
     def create(self, props: Props) -> CreateResult:
         with plugin.plain_errors():
-            return CreateResult(_name_of(props), self._awaited(props))
+            return CreateResult(_node_name(props), self._awaited(props))
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
         with plugin.plain_errors():
@@ -47,7 +47,7 @@ class NodeWorkersProvider(Provider):
     def read(self, id_: str, props: Props) -> ReadResult:
         with plugin.plain_errors():
             client = self.require_session().client()
-            node = client.node(_name_of(props))
+            node = client.node(_node_name(props))
             if node is None:
                 return ReadResult("", {})
             return ReadResult(id_, {**props, **_outputs(node, workers.read(client, node))})
@@ -62,13 +62,13 @@ class NodeWorkersProvider(Provider):
     def _awaited(self, props: Props) -> Props:
         session = self.require_session()
         client = session.client()
-        node = client.node(_name_of(props))
+        node = client.node(_node_name(props))
         if node is None:
             raise CloudTpuError(
-                f"{_name_of(props)}: there is no such node; `pulumi up --refresh` makes it again"
+                f"{_node_name(props)}: there is no such node; `pulumi up --refresh` makes it again"
             )
-        (found,) = workers.awaited(client, session.backoff, [node], float(props.get("wait_s", WAIT_S)))
-        return {**props, **_outputs(node, found)}
+        (node_workers,) = workers.awaited(client, session.backoff, [node], float(props.get("wait_s", WAIT_S)))
+        return {**props, **_outputs(node, node_workers)}
 
 
 class NodeWorkers(Resource, module="tpu_stack", name="NodeWorkers"):
@@ -78,13 +78,13 @@ class NodeWorkers(Resource, module="tpu_stack", name="NodeWorkers"):
     workers: pulumi.Output[list[dict[str, Any]]]
 
     def __init__(self, name: str, args: NodeWorkersArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        given = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-        super().__init__(NodeWorkersProvider(), name, given | dict.fromkeys(OUTPUTS), opts)
+        inputs = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+        super().__init__(NodeWorkersProvider(), name, inputs | dict.fromkeys(OUTPUTS), opts)
 
 
-def _name_of(props: Props) -> str:
+def _node_name(props: Props) -> str:
     return f"projects/{props['project']}/locations/{props['zone']}/nodes/{props['node_id']}"
 
 
-def _outputs(node: Props, found: list[Props]) -> Props:
-    return {"state": node.get("state", ""), "workers": found}
+def _outputs(node: Props, node_workers: list[Props]) -> Props:
+    return {"state": node.get("state", ""), "workers": node_workers}

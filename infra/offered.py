@@ -60,7 +60,7 @@ class NotAskedError(Exception):
 
 
 def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offered:
-    """Never raises, and is over within the limit."""
+    """Ask Google what it offers. Never raises, and returns within the limit."""
     # Loading Google's client takes half a second, and only a preview has this question. Not in the threads, where it
     # would count against the limit.
     import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
@@ -75,12 +75,14 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
         return Offered(not_asked=str(error))
     (credentials,) = together([lambda: settings_.credentials(settings)], limit_s)
     if isinstance(credentials, Exception):
-        return Offered(not_asked=said(credentials))
+        return Offered(not_asked=describe_error(credentials))
     api = Api(credentials)
-    wanted = dict.fromkeys(zone for each in config.slices for zone in each.zones if not each.in_cluster)
+    zones = dict.fromkeys(
+        zone for slice_config in config.slices for zone in slice_config.zones if not slice_config.in_cluster
+    )
     tpus = f"{settings.endpoint}/v2/projects/{config.project}/locations"
     questions: dict[tuple[str, str], Callable[[], Any]] = {}
-    for zone in wanted:
+    for zone in zones:
         questions["accelerators", zone] = functools.partial(api.names, f"{tpus}/{zone}", "acceleratorTypes")
         questions["runtimes", zone] = functools.partial(api.names, f"{tpus}/{zone}", "runtimeVersions")
     compute = endpoint(setting, "compute", COMPUTE, ours=settings.is_rehearsal)
@@ -97,24 +99,24 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     # Who may not ask for the organisation loses only a hint.
     failed = [
         answer
-        for (what, _), answer in answers.items()
-        if what != "organisation" and isinstance(answer, Exception)
+        for (question, _), answer in answers.items()
+        if question != "organisation" and isinstance(answer, Exception)
     ]
     good = {key: answer for key, answer in answers.items() if not isinstance(answer, Exception)}
     return Offered(
-        accelerators={zone: good[what, zone] for what, zone in good if what == "accelerators"},
-        runtimes={zone: good[what, zone] for what, zone in good if what == "runtimes"},
+        accelerators={zone: good[question, zone] for question, zone in good if question == "accelerators"},
+        runtimes={zone: good[question, zone] for question, zone in good if question == "runtimes"},
         machine_type=good.get(("machine_type", "")),
         organisation=good.get(("organisation", "")),
-        not_asked=said(failed[0]) if failed else None,
+        not_asked=describe_error(failed[0]) if failed else None,
     )
 
 
 def findings(config: Config, offered: Offered) -> Iterator[Finding]:
     """A warning for each thing that is wanted and not offered. Pure."""
-    for index, each in enumerate(config.slices):
-        for zone in each.zones:
-            yield from _of_zone(config.project, index, each, zone, offered)
+    for index, slice_config in enumerate(config.slices):
+        for zone in slice_config.zones:
+            yield from _zone_findings(config.project, index, slice_config, zone, offered)
     if config.nfs is not None and offered.machine_type is False:
         nfs = config.nfs
         yield warning(
@@ -130,19 +132,21 @@ def findings(config: Config, offered: Offered) -> Iterator[Finding]:
         )
 
 
-def _of_zone(project: str, index: int, each: SliceConfig, zone: str, offered: Offered) -> Iterator[Finding]:
+def _zone_findings(
+    project: str, index: int, slice_config: SliceConfig, zone: str, offered: Offered
+) -> Iterator[Finding]:
     types, versions = offered.accelerators.get(zone), offered.runtimes.get(zone)
-    if types is not None and each.accelerator.type_name not in types:
+    if types is not None and slice_config.accelerator.type_name not in types:
         yield warning(
             slice_path(index, "accelerator"),
-            f"the Cloud TPU API lists no {each.accelerator.type_name} in {zone} for {project}; "
+            f"the Cloud TPU API lists no {slice_config.accelerator.type_name} in {zone} for {project}; "
             f"it lists {_few(types) or 'no TPU at all'}",
         )
-    if versions is not None and each.runtime_version not in versions:
-        near = suggestion(each.runtime_version, versions)
+    if versions is not None and slice_config.runtime_version not in versions:
+        near = suggestion(slice_config.runtime_version, versions)
         yield warning(
             slice_path(index, "runtime-version"),
-            f'the Cloud TPU API lists no "{each.runtime_version}" in {zone}; '
+            f'the Cloud TPU API lists no "{slice_config.runtime_version}" in {zone}; '
             + (f"did you mean {near}?" if near else f"it lists {_few(versions)}"),
         )
 
@@ -155,9 +159,9 @@ def _externals(config: Config, organisation: Organisation | None) -> Iterator[Fi
     """
     domain = organisation.domain if organisation else None
     outside = [
-        who
-        for who in (_people(config) if config.has_machines else ())
-        if (_domain(who) in CONSUMER_DOMAINS if domain is None else _domain(who) != domain)
+        member
+        for member in (_people(config) if config.has_machines else ())
+        if (_domain(member) in CONSUMER_DOMAINS if domain is None else _domain(member) != domain)
     ]
     if not outside:
         return
@@ -169,8 +173,8 @@ def _externals(config: Config, organisation: Organisation | None) -> Iterator[Fi
         )
     elif organisation.id is not None:
         commands = " ".join(
-            f"`gcloud organizations add-iam-policy-binding {organisation.id} --member {who} --role {EXTERNAL}`"
-            for who in outside
+            f"`gcloud organizations add-iam-policy-binding {organisation.id} --member {member} --role {EXTERNAL}`"
+            for member in outside
         )
         yield warning(
             "tpu-stack:access",
@@ -181,25 +185,27 @@ def _externals(config: Config, organisation: Organisation | None) -> Iterator[Fi
 
 def _people(config: Config) -> list[str]:
     everybody = dict.fromkeys((*config.access.administrators, *config.access.members))
-    return [who for who in everybody if who.startswith("user:")]
+    return [member for member in everybody if member.startswith("user:")]
 
 
-def _domain(who: str) -> str:
-    return who.rpartition("@")[2]
+def _domain(member: str) -> str:
+    return member.rpartition("@")[2]
 
 
 def _few(names: frozenset[str]) -> str:
-    found = sorted(names)
-    return ", ".join(found) if len(found) <= 10 else f"{', '.join(found[:9])} … ({len(found)} in all)"
+    ordered = sorted(names)
+    return ", ".join(ordered) if len(ordered) <= 10 else f"{', '.join(ordered[:9])} … ({len(ordered)} in all)"
 
 
 # --- asking ---------------------------------------------------------------------------------------------------
 
 
 def together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
-    """Their answers in order, an exception where there is none. Threads that hang in a network are left behind."""
+    """Ask all questions at once. Returns the answers in order, an exception for each that has none.
+
+    Threads that hang are abandoned."""
     late = NotAskedError(f"no answer within {limit_s:.0f} s")
-    found: list[Any] = [late] * len(questions)
+    answers: list[Any] = [late] * len(questions)
     answered: queue.Queue[tuple[int, Any]] = queue.Queue()
 
     def answer(index: int) -> None:
@@ -216,15 +222,15 @@ def together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
             index, value = answered.get(timeout=max(0.0, ends - time.monotonic()))
         except queue.Empty:
             break
-        found[index] = value
-    return found
+        answers[index] = value
+    return answers
 
 
 def endpoint(setting: Setting, name: str, google: str, *, ours: bool) -> str | None:
     """Where an API is, as the gcp provider finds it. ours: a cloud on this machine has only those that are named."""
     variable = re.sub(r"(?=[A-Z])", "_", name).upper()
-    given = setting(f"gcp:{name}CustomEndpoint") or os.environ.get(f"GOOGLE_{variable}_CUSTOM_ENDPOINT")
-    return str(given).rstrip("/") if given else None if ours else google
+    custom = setting(f"gcp:{name}CustomEndpoint") or os.environ.get(f"GOOGLE_{variable}_CUSTOM_ENDPOINT")
+    return str(custom).rstrip("/") if custom else None if ours else google
 
 
 class Api:
@@ -235,27 +241,31 @@ class Api:
 
     def names(self, parent: str, collection: str) -> frozenset[str]:
         """The last parts of the names of all that are listed."""
-        found: list[str] = []
+        listed: list[str] = []
         token = ""
         while True:
             query = urllib.parse.urlencode({"pageSize": 1000, **({"pageToken": token} if token else {})})
             page = self._request("GET", f"{parent}/{collection}?{query}")
-            found += [str(each.get("name", "")).rpartition("/")[2] for each in page.get(collection, [])]
+            listed += [str(item.get("name", "")).rpartition("/")[2] for item in page.get(collection, [])]
             token = page.get("nextPageToken", "")
             if not token:
-                return frozenset(found)
+                return frozenset(listed)
 
     def is_there(self, url: str) -> bool:
         return self.get(url) is not None
 
     def get(self, url: str) -> Json | None:
-        """None where there is no such thing."""
-        found = self._request("GET", url, absent={})
-        return found or None
+        """The resource at a URL; None if there is none."""
+        response = self._request("GET", url, absent={})
+        return response or None
 
     def organisation(self, manager: str, project: str) -> Organisation:
         ancestors = self._request("POST", f"{manager}/projects/{project}:getAncestry").get("ancestor", [])
-        ids = [each["resourceId"]["id"] for each in ancestors if each["resourceId"]["type"] == "organization"]
+        ids = [
+            ancestor["resourceId"]["id"]
+            for ancestor in ancestors
+            if ancestor["resourceId"]["type"] == "organization"
+        ]
         if not ids:
             return Organisation(id=None)
         try:
@@ -265,7 +275,7 @@ class Api:
         return Organisation(id=ids[0], domain=domain)
 
     def _request(self, method: str, url: str, absent: Json | None = None) -> Json:
-        """absent: what is answered for a 404; None: that is an error as others are."""
+        """absent: the answer to a 404; None: a 404 is an error like others."""
         import google_auth_httplib2
         import httplib2  # type: ignore[import-untyped]
 
@@ -281,8 +291,8 @@ class Api:
         finally:
             plain.close()
         if int(answer.status) == 200:
-            found: Json = json.loads(content)
-            return found
+            decoded: Json = json.loads(content)
+            return decoded
         if int(answer.status) == 404 and absent is not None:
             return absent
         refusal = Refusal.parse(int(answer.status), content)
@@ -293,8 +303,8 @@ class Api:
         raise NotAskedError(f"{host}: HTTP {refusal.http_code}: {first[:200]}")
 
 
-def said(error: Exception) -> str:
-    """In a line; of an exception that is not ours only the kind, for its text may hold what a server has sent."""
+def describe_error(error: Exception) -> str:
+    """The error in one line. Of a library's exception only the type is shown: its text may hold what a server sent."""
     from infra.cloud_tpu.retry import CloudTpuError
 
     if isinstance(error, NotAskedError | CloudTpuError):

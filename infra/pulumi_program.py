@@ -70,7 +70,7 @@ def configuration() -> Config:
         for key in everything
         if key.startswith(reader.PROVIDER)
     }
-    others = [key for key in everything if not key.startswith((prefix, reader.PROVIDER, ENGINES_OWN))]
+    other_keys = [key for key in everything if not key.startswith((prefix, reader.PROVIDER, ENGINES_OWN))]
     unread = _unread_of_the_file()
     try:
         config = reader.read(
@@ -79,13 +79,13 @@ def configuration() -> Config:
             stack=pulumi.get_stack(),
             secrets=secrets,
             provider=provider,
-            others=others,
+            other_keys=other_keys,
         )
     except ConfigError as error:
         raise ConfigError((*unread, *error.problems)) from None
     if unread:
         raise ConfigError(unread)
-    for key in others:
+    for key in other_keys:
         pulumi.log.warn(f"{key}: nothing reads it here; the keys are {prefix}… and {reader.PROVIDER}…")
     return config
 
@@ -108,8 +108,8 @@ def review(config: Config, observed: node_pools.Observed) -> policy.Review:
         Refused: a finding is an error.
     """
     reviewed = policy.review(config, today=datetime.datetime.now(datetime.UTC).date())
-    asked = offered.ask(config, _setting) if pulumi.runtime.is_dry_run() else offered.Offered()
-    more = (*offered.findings(config, asked), *node_pools.findings(observed))
+    google_offer = offered.ask(config, _setting) if pulumi.runtime.is_dry_run() else offered.Offered()
+    more = (*offered.findings(config, google_offer), *node_pools.findings(observed))
     for finding in (*reviewed.findings, *more):
         if finding not in reviewed.errors:
             LOGS[finding.severity](str(finding))
@@ -123,13 +123,13 @@ class Refused(pulumi.RunError):
     """Nothing is made, and why has been logged."""
 
 
-def _refused(why: str, reasons: Iterable[str]) -> Refused:
+def _refused(title: str, reasons: Iterable[str]) -> Refused:
     """Log the reasons as one message, and return what to raise.
 
     The engine prints the first line of a message when it comes, and all of it below "Diagnostics": a reason with a
     message of its own would be shown twice. What is raised an inline program shows twice too, so it is short.
     """
-    pulumi.log.error("\n".join([f"{why}:", *reasons]))
+    pulumi.log.error("\n".join([f"{title}:", *reasons]))
     return Refused("nothing was made")
 
 
@@ -157,13 +157,13 @@ class _ByClass(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        for file in (name, _file_of(name), "_inputs"):
+        for file in (name, _module_name(name), "_inputs"):
             full_name = f"{self.__name__}.{file}"
             if full_name in sys.modules or importlib.util.find_spec(full_name) is not None:
-                found = importlib.import_module(full_name)
+                module = importlib.import_module(full_name)
                 # A function is called like its file; what there is of the package itself, `outputs`, is only a file.
-                if hasattr(found, name) or file == name:
-                    setattr(self, name, getattr(found, name, found))
+                if hasattr(module, name) or file == name:
+                    setattr(self, name, getattr(module, name, module))
                     return getattr(self, name)
         return self._load_whole(name)
 
@@ -177,6 +177,6 @@ class _ByClass(types.ModuleType):
         return getattr(self, name)
 
 
-def _file_of(class_name: str) -> str:
+def _module_name(class_name: str) -> str:
     """router_nat of RouterNat, bucket_iam_member of BucketIAMMember."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()

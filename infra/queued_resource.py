@@ -59,7 +59,7 @@ class QueuedResourceArgs:
     accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
     node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
     guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
-    lease_url: of the slice's lease (`infra.lease.url_of`), where there is a place for it.
+    lease_url: of the slice's lease (`infra.lease.document_url`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
     `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
     store_url: a folder of documents in which stock-outs are remembered (`infra.stock_outs`).
@@ -104,10 +104,10 @@ class QueuedResourceProvider(Provider):
         return changes_between(_olds, _news)
 
     def create(self, props: Props) -> CreateResult:
-        with self._alone(props, removed=False) as lifecycle:
+        with self._exclusive(props, removed=False) as lifecycle:
             outputs = lifecycle.settled(lifecycle.create(props))
             zone = "-" if props.get("zones") else props["zone"]
-            return CreateResult(request.Spec.of({**props, "zone": zone}).name, outputs)
+            return CreateResult(request.Spec.from_props({**props, "zone": zone}).name, outputs)
 
     def read(self, id_: str, props: Props) -> ReadResult:
         with plugin.plain_errors():
@@ -117,14 +117,14 @@ class QueuedResourceProvider(Provider):
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
         # One whose stack has no bucket any more may still be in the hands of somebody who has found its lease there.
         now, before = _news.get("lease_url"), _olds.get("lease_url")
-        with self._alone({"lease_url": now or before}, removed=not now) as lifecycle:
+        with self._exclusive({"lease_url": now or before}, removed=not now) as lifecycle:
             return UpdateResult(lifecycle.settled(lifecycle.update(_olds, _news)))
 
     def delete(self, _id: str, _props: Props) -> None:
         """Without the lease where that cannot be had, as it costs money, and once more with it: see `infra.lease`."""
         say = self.require_session().backoff.say
         try:
-            with self._alone(_props, removed=True) as lifecycle:
+            with self._exclusive(_props, removed=True) as lifecycle:
                 lifecycle.delete(_props)
             return
         except _NoLeaseError as error:
@@ -134,7 +134,7 @@ class QueuedResourceProvider(Provider):
         with plugin.plain_errors():
             self.require_session().lifecycle().delete(_props)
         try:
-            with self._alone(_props, removed=True, outage_s=lease.OUTAGE_LIMIT_S) as lifecycle:
+            with self._exclusive(_props, removed=True, outage_s=lease.OUTAGE_LIMIT_S) as lifecycle:
                 lifecycle.delete(_props)
         except _NoLeaseError as error:
             if not error.is_missing:
@@ -142,8 +142,8 @@ class QueuedResourceProvider(Provider):
             say("There is no bucket with a lease, and nobody makes a slice again without one")
 
     @contextlib.contextmanager
-    def _alone(self, props: Props, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
-        """While nobody else changes the slice. removed: nobody shall make it again either.
+    def _exclusive(self, props: Props, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
+        """Hold the lease of a slice. removed: mark the slice as removed, so that nobody makes it again.
 
         Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what others do then.
         """
@@ -153,7 +153,7 @@ class QueuedResourceProvider(Provider):
                 with contextlib.ExitStack() as over:
                     lifecycle = session.lifecycle()
                     if url := props.get("lease_url"):
-                        mine = lease.of_url(str(url), lease.myself("`pulumi`"))
+                        mine = lease.from_url(str(url), lease.myself("`pulumi`"))
                         patience = {"patience_s": lease.PATIENCE_S, "outage_s": outage_s}
                         over.enter_context(lease.held(mine, **patience, waiting=session.backoff.say))
                         mine.mark(removed=removed)
@@ -209,22 +209,22 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
     def __init__(
         self, name: str, args: QueuedResourceArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        super().__init__(QueuedResourceProvider(), name, _props_of(args), opts)
+        super().__init__(QueuedResourceProvider(), name, _initial_props(args), opts)
 
 
-def _props_of(args: QueuedResourceArgs) -> Props:
-    """The inputs, and the outputs, which Pulumi wants named, as None."""
-    return inputs_of(args) | dict.fromkeys(OUTPUTS)
+def _initial_props(args: QueuedResourceArgs) -> Props:
+    """The inputs, and every output as None, since Pulumi needs their names."""
+    return input_props(args) | dict.fromkeys(OUTPUTS)
 
 
-def inputs_of(args: QueuedResourceArgs) -> Props:
-    """Inputs by name, less what is not given: with their values known, what `Lifecycle` takes."""
-    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-    given["data_disks"] = [
+def input_props(args: QueuedResourceArgs) -> Props:
+    """The inputs that are set, by name. Once all values are known, `Lifecycle` takes them."""
+    inputs = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+    inputs["data_disks"] = [
         {"source_disk": disk.source_disk, "mode": disk.mode} for disk in args.data_disks
     ] or None
-    given["tags"] = list(args.tags) if isinstance(args.tags, tuple) else args.tags
-    return {name: value for name, value in given.items() if value is not None}
+    inputs["tags"] = list(args.tags) if isinstance(args.tags, tuple) else args.tags
+    return {name: value for name, value in inputs.items() if value is not None}
 
 
 def changes_between(before: Props, now: Props) -> DiffResult:
@@ -236,10 +236,10 @@ def changes_between(before: Props, now: Props) -> DiffResult:
     it SUSPENDED, FAILED, PREEMPTED …) is replaced for its state: the remains are deleted, the same is made again.
     One that is in a zone where it may still be stays there.
     """
-    kind = request.kind_of(before.get("state"))
-    here = before.get("zone")
-    before = before | _at(before, here)
-    now = now | _at(now, here if here in (now.get("zones") or ()) else now.get("zone"))
+    kind = request.state_kind(before.get("state"))
+    current_zone = before.get("zone")
+    before = before | _at(before, current_zone)
+    now = now | _at(now, current_zone if current_zone in (now.get("zones") or ()) else now.get("zone"))
     changed = {
         name
         for name in (*REPLACING, *IN_PLACE, TIMING)

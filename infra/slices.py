@@ -14,11 +14,11 @@ from pulumi_gcp import compute, tpu
 from contracts import inventory
 from infra import catalogue, naming, startup
 from infra.cloud_tpu.request import MODES, SCOPES
-from infra.cloud_tpu.workers import hosts_of
+from infra.cloud_tpu.workers import inventory_hosts
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
-from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, inputs_of
+from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, input_props
 
 IN_FLIGHT_S = 30
 """When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a
@@ -30,7 +30,7 @@ FIRST_WORD_S = 120.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuSliceArgs:
-    """asked: the slice's own part of `config`. owner: the id that tells this stack's queued resources from others'.
+    """slice_config: the slice's part of `config`. owner: the id that tells this stack's queued resources from others'.
 
     network, subnetworks (by region): full names. tag: what the firewall knows the hosts by. share: what they mount;
     None: nothing.
@@ -38,7 +38,7 @@ class TpuSliceArgs:
     """
 
     config: Config
-    asked: SliceConfig
+    slice_config: SliceConfig
     owner: pulumi.Input[str]
     network: pulumi.Input[str]
     subnetworks: Mapping[str, pulumi.Input[str]]
@@ -61,124 +61,133 @@ class TpuSlice(pulumi.ComponentResource):
     inputs: pulumi.Output[dict[str, Any]] | None = None
 
     def __init__(
-        self, config: Config, asked: SliceConfig, opts: pulumi.ResourceOptions | None = None
+        self, config: Config, slice_config: SliceConfig, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        super().__init__("tpu-stack:slices:TpuSlice", asked.name, {}, opts)
+        super().__init__("tpu-stack:slices:TpuSlice", slice_config.name, {}, opts)
         self.disks = {
-            disk.name: _disk(config, asked, disk, self) for disk in asked.data_disks if disk.source is None
+            disk.name: _disk(config, slice_config, disk, self)
+            for disk in slice_config.data_disks
+            if disk.source is None
         }
 
     def ask(self, args: TpuSliceArgs, after: Sequence[pulumi.Resource]) -> None:
         """Make the queued resource or the node. after: what is made before it."""
-        name = args.asked.name
-        kind = "queued-resource" if args.asked.provisioning == "queued" else "node"
-        self.vacant = entry(args.asked, f"{kind} {_node_id(args)}", [])
-        if args.asked.provisioning == "queued":
-            asked = _asked_for(args, self)
-            queued = QueuedResource(name, asked, pulumi.ResourceOptions(parent=self, depends_on=after))
-            self.inputs = pulumi.Output.from_input(inputs_of(asked))
-            found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time, zone=queued.zone)
+        name = args.slice_config.name
+        kind = "queued-resource" if args.slice_config.provisioning == "queued" else "node"
+        self.vacant = entry(args.slice_config, f"{kind} {_node_id(args)}", [])
+        if args.slice_config.provisioning == "queued":
+            queued_args = _asked_for(args, self)
+            queued = QueuedResource(name, queued_args, pulumi.ResourceOptions(parent=self, depends_on=after))
+            self.inputs = pulumi.Output.from_input(input_props(queued_args))
+            outputs = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time, zone=queued.zone)
         else:
-            made = _direct(args, self, after)
-            found = pulumi.Output.all(nodes=[{"workers": made.workers}], created="")
-        self.entry = found.apply(
-            lambda it: entry(
-                args.asked, self.vacant.origin, it["nodes"], it.get("created") or "", it.get("zone")
+            workers = _direct(args, self, after)
+            outputs = pulumi.Output.all(nodes=[{"workers": workers.workers}], created="")
+        self.entry = outputs.apply(
+            lambda outputs: entry(
+                args.slice_config,
+                self.vacant.origin,
+                outputs["nodes"],
+                outputs.get("created") or "",
+                outputs.get("zone"),
             )
         )
         self.register_outputs({})
 
 
 def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
-    asked = args.asked
-    by_name = asked.accelerator.has_default_topology
-    several = bool(asked.more_zones)
-    subnetworks = {zone: args.subnetworks[catalogue.region_of(zone)] for zone in asked.zones}
+    slice_config = args.slice_config
+    by_name = slice_config.accelerator.has_default_topology
+    has_more_zones = bool(slice_config.more_zones)
+    subnetworks = {zone: args.subnetworks[catalogue.zone_region(zone)] for zone in slice_config.zones}
     return QueuedResourceArgs(
         project=args.config.project,
-        zone=asked.zone,
+        zone=slice_config.zone,
         queued_resource_id=_node_id(args),
         owner=args.owner,
-        accelerator_type=asked.accelerator.type_name if by_name else None,
-        accelerator_generation=None if by_name else asked.accelerator.generation.name.upper(),
-        topology=None if by_name else asked.accelerator.topology,
-        runtime_version=asked.runtime_version,
-        capacity=asked.capacity,
-        reservation_name=asked.reservation,
-        node_count=asked.count,
-        guaranteed_s=asked.guaranteed_s,
-        valid_until_s=asked.valid_until_s,
-        wait_s=asked.wait_s,
+        accelerator_type=slice_config.accelerator.type_name if by_name else None,
+        accelerator_generation=None if by_name else slice_config.accelerator.generation.name.upper(),
+        topology=None if by_name else slice_config.accelerator.topology,
+        runtime_version=slice_config.runtime_version,
+        capacity=slice_config.capacity,
+        reservation_name=slice_config.reservation,
+        node_count=slice_config.count,
+        guaranteed_s=slice_config.guaranteed_s,
+        valid_until_s=slice_config.valid_until_s,
+        wait_s=slice_config.wait_s,
         network=args.network,
-        subnetwork=None if several else subnetworks[asked.zone],
+        subnetwork=None if has_more_zones else subnetworks[slice_config.zone],
         external_addresses=args.config.network.external_addresses,
         service_account_email=args.service_account,
         metadata=_metadata(args),
-        labels=_labels(args.config, asked),
+        labels=_labels(args.config, slice_config),
         tags=[args.tag],
         data_disks=[
-            DataDiskArgs(source_disk=_source(disk, parent), mode=disk.mode) for disk in asked.data_disks
+            DataDiskArgs(source_disk=_source(disk, parent), mode=disk.mode)
+            for disk in slice_config.data_disks
         ],
-        boot_disk_kms_key=asked.boot_disk_kms_key,
+        boot_disk_kms_key=slice_config.boot_disk_kms_key,
         description=_description(args),
         lease_url=args.lease_url,
         store_url=args.store_url,
-        zones=list(asked.zones) if several else None,
-        strategy=asked.strategy if several else None,
-        zone_wait_s=asked.zone_wait_s if several else None,
-        subnetworks=subnetworks if several else None,
+        zones=list(slice_config.zones) if has_more_zones else None,
+        strategy=slice_config.strategy if has_more_zones else None,
+        zone_wait_s=slice_config.zone_wait_s if has_more_zones else None,
+        subnetworks=subnetworks if has_more_zones else None,
     )
 
 
 def _direct(args: TpuSliceArgs, parent: TpuSlice, after: Sequence[pulumi.Resource]) -> NodeWorkers:
-    asked, name = args.asked, args.asked.name
+    slice_config, name = args.slice_config, args.slice_config.name
     node_id = _node_id(args)
-    by_name = asked.accelerator.has_default_topology
+    by_name = slice_config.accelerator.has_default_topology
     node = tpu.V2Vm(
         name,
         name=node_id,
         project=args.config.project,
-        zone=asked.zone,
-        accelerator_type=asked.accelerator.type_name if by_name else None,
+        zone=slice_config.zone,
+        accelerator_type=slice_config.accelerator.type_name if by_name else None,
         accelerator_config=None
         if by_name
         else tpu.V2VmAcceleratorConfigArgs(
-            type=asked.accelerator.generation.name.upper(), topology=asked.accelerator.topology
+            type=slice_config.accelerator.generation.name.upper(), topology=slice_config.accelerator.topology
         ),
-        runtime_version=asked.runtime_version,
+        runtime_version=slice_config.runtime_version,
         description=_description(args),
         # Google shows nothing of an on-demand node; a block that is sent empty would replace it at every `up`.
-        scheduling_config=tpu.V2VmSchedulingConfigArgs(spot=True) if asked.capacity == "spot" else None,
+        scheduling_config=tpu.V2VmSchedulingConfigArgs(spot=True)
+        if slice_config.capacity == "spot"
+        else None,
         network_config=tpu.V2VmNetworkConfigArgs(
             network=args.network,
-            subnetwork=args.subnetworks[asked.region],
+            subnetwork=args.subnetworks[slice_config.region],
             enable_external_ips=args.config.network.external_addresses,
         ),
         service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=list(SCOPES)),
         metadata=_metadata(args),
         labels=pulumi.Output.from_input(args.owner).apply(
-            lambda owner: {**_labels(args.config, asked), naming.OWNER_LABEL: owner}
+            lambda owner: {**_labels(args.config, slice_config), naming.OWNER_LABEL: owner}
         ),
         tags=[args.tag],
         data_disks=[
             tpu.V2VmDataDiskArgs(source_disk=_source(disk, parent), mode=MODES[disk.mode])
-            for disk in asked.data_disks
+            for disk in slice_config.data_disks
         ],
         opts=pulumi.ResourceOptions(
             parent=parent,
             depends_on=after,
             # The name is fixed, so that a create that failed is not made again beside its remains.
             delete_before_replace=True,
-            custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s - IN_FLIGHT_S}s"),
+            custom_timeouts=pulumi.CustomTimeouts(create=f"{slice_config.wait_s - IN_FLIGHT_S}s"),
         ),
     )
-    full_name = f"projects/{args.config.project}/locations/{asked.zone}/nodes/{node_id}"
+    full_name = f"projects/{args.config.project}/locations/{slice_config.zone}/nodes/{node_id}"
     _watch_direct(node, full_name, functools.partial(pulumi.log.warn, resource=parent))
     return NodeWorkers(
         name,
         NodeWorkersArgs(
             project=args.config.project,
-            zone=asked.zone,
+            zone=slice_config.zone,
             node_id=node.name,
             incarnation=node.network_endpoints.apply(_addresses),
         ),
@@ -203,13 +212,13 @@ def _watch_direct(node: pulumi.CustomResource, named: str, say: Callable[[str], 
 
 
 async def _speak_while_made(node: pulumi.CustomResource, named: str, say: Callable[[str], None]) -> None:
-    made = asyncio.ensure_future(node.id.future())
+    node_id = asyncio.ensure_future(node.id.future())
     waited_s = 0.0
-    while not (await asyncio.wait({made}, timeout=FIRST_WORD_S))[0]:
+    while not (await asyncio.wait({node_id}, timeout=FIRST_WORD_S))[0]:
         waited_s += FIRST_WORD_S
         say(still_waiting(named, waited_s))
     # Its failure is the engine's to tell.
-    _ = made.cancelled() or made.exception()
+    _ = node_id.cancelled() or node_id.exception()
 
 
 def still_waiting(named: str, waited_s: float) -> str:
@@ -226,28 +235,28 @@ def still_waiting(named: str, waited_s: float) -> str:
 
 def _node_id(args: TpuSliceArgs) -> str:
     # The nodes of a multislice have their numbers, up to -255, behind it.
-    longest = naming.LONGEST - (4 if args.asked.count > 1 else 0)
-    return naming.resource_name(args.config.stack, args.asked.name, longest=longest)
+    longest = naming.LONGEST - (4 if args.slice_config.count > 1 else 0)
+    return naming.resource_name(args.config.stack, args.slice_config.name, longest=longest)
 
 
 def _addresses(endpoints: Sequence[tpu.outputs.V2VmNetworkEndpoint] | None) -> str:
-    return " ".join(each.ip_address or "" for each in endpoints or ())
+    return " ".join(endpoint.ip_address or "" for endpoint in endpoints or ())
 
 
-def _source(disk: DataDisk, of: TpuSlice) -> pulumi.Input[str]:
-    """The full name of a disk that is there, or of one that is made."""
-    return disk.source if disk.source is not None else of.disks[disk.name].id
+def _source(disk: DataDisk, parent: TpuSlice) -> pulumi.Input[str]:
+    """The full name of an existing disk, or of the one that is made with the slice."""
+    return disk.source if disk.source is not None else parent.disks[disk.name].id
 
 
-def _disk(config: Config, asked: SliceConfig, disk: DataDisk, parent: TpuSlice) -> compute.Disk:
+def _disk(config: Config, slice_config: SliceConfig, disk: DataDisk, parent: TpuSlice) -> compute.Disk:
     return compute.Disk(
-        f"{asked.name}-{disk.name}",
-        name=naming.resource_name(config.stack, asked.name, disk.name),
+        f"{slice_config.name}-{disk.name}",
+        name=naming.resource_name(config.stack, slice_config.name, disk.name),
         project=config.project,
-        zone=asked.zone,
+        zone=slice_config.zone,
         type=disk.disk_type,
         size=disk.size_gib,
-        labels=_labels(config, asked),
+        labels=_labels(config, slice_config),
         opts=pulumi.ResourceOptions(parent=parent, protect=config.protect),
     )
 
@@ -260,16 +269,16 @@ def _metadata(args: TpuSliceArgs) -> dict[str, pulumi.Input[str]]:
     return metadata
 
 
-def _labels(config: Config, asked: SliceConfig) -> dict[str, str]:
-    return {**asked.labels, **naming.labels(config.stack, slice_name=asked.name)}
+def _labels(config: Config, slice_config: SliceConfig) -> dict[str, str]:
+    return {**slice_config.labels, **naming.labels(config.stack, slice_name=slice_config.name)}
 
 
 def _description(args: TpuSliceArgs) -> str:
-    return f"Slice {args.asked.name} of tpu-stack {args.config.stack}"
+    return f"Slice {args.slice_config.name} of tpu-stack {args.config.stack}"
 
 
 def entry(
-    asked: SliceConfig,
+    slice_config: SliceConfig,
     origin: str,
     nodes: Sequence[Mapping[str, Any]],
     created: str = "",
@@ -281,16 +290,16 @@ def entry(
     nodes: each with its `workers` in worker order, as `infra.node_workers` describes them; none while it is queued.
     """
     return inventory.Slice(
-        name=asked.name,
-        accelerator_type=asked.accelerator.type_name,
-        generation=asked.accelerator.generation.name,
-        topology=asked.accelerator.topology,
-        zone=zone or asked.zone,
-        capacity=asked.capacity,
+        name=slice_config.name,
+        accelerator_type=slice_config.accelerator.type_name,
+        generation=slice_config.accelerator.generation.name,
+        topology=slice_config.accelerator.topology,
+        zone=zone or slice_config.zone,
+        capacity=slice_config.capacity,
         origin=origin,
-        count=asked.count,
-        devices_per_host=asked.accelerator.devices_per_host,
-        hosts=hosts_of(nodes),
+        count=slice_config.count,
+        devices_per_host=slice_config.accelerator.devices_per_host,
+        hosts=inventory_hosts(nodes),
         created=created,
-        zones=asked.zones if asked.more_zones else (),
+        zones=slice_config.zones if slice_config.more_zones else (),
     )

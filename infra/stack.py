@@ -70,19 +70,25 @@ def declare_stack(
         else None
     )
     server = _file_server(config, config.nfs, network, after_services) if config.nfs else None
-    vms = {each.name: TpuSlice(config, each, after_services) for each in config.slices if not each.in_cluster}
+    vms = {
+        slice_config.name: TpuSlice(config, slice_config, after_services)
+        for slice_config in config.slices
+        if not slice_config.in_cluster
+    }
     stores = [registry, *([bucket] if bucket else [])]
-    disks = [disk for each in vms.values() for disk in each.disks.values()]
+    disks = [disk for tpu_slice in vms.values() for disk in tpu_slice.disks.values()]
     data = [*stores, *([server.data] if server else []), *disks]
     after_data = pulumi.ResourceOptions(depends_on=[services, *data])
     network.connect(config, after=data)
     if identity:
         people = AccessArgs(config=config, account=identity.account, bucket=bucket.name if bucket else None)
         Access("access", people, after_data)
-    zones = {zone for each in config.slices if not each.in_cluster for zone in each.zones}
+    zones = {
+        zone for slice_config in config.slices if not slice_config.in_cluster for zone in slice_config.zones
+    }
     # It is deleted before all that its TPUs stand on, of which some may be in no state.
     below = pulumi.ResourceOptions(depends_on=[network, *([identity] if identity else []), *data])
-    owner = StackIdentity("owner", config.project, zones, control.url_of(config), below).owner
+    owner = StackIdentity("owner", config.project, zones, control.folder_url(config), below).owner
     keeper = (
         KeeperAccount(
             "keeper",
@@ -97,37 +103,40 @@ def declare_stack(
     cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
     after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
     if cluster and config.gke:
-        for each in config.slices:
-            if each.in_cluster:
+        for slice_config in config.slices:
+            if slice_config.in_cluster:
                 pools = PoolsArgs(
                     config=config,
-                    asked=each,
+                    slice_config=slice_config,
                     cluster=cluster.name,
                     zone=config.gke.zone,
                     nodes=cluster.nodes,
                     observed=observed,
                     hooks=hooks,
                 )
-                Pools(each.name, pools, after_cluster)
-    for each in config.slices:
-        if each.name in vms and identity:
-            asked = TpuSliceArgs(
+                Pools(slice_config.name, pools, after_cluster)
+    for slice_config in config.slices:
+        if slice_config.name in vms and identity:
+            slice_args = TpuSliceArgs(
                 config=config,
-                asked=each,
+                slice_config=slice_config,
                 owner=owner,
                 network=network.network,
                 subnetworks=network.subnetworks,
                 tag=network.host_tag,
                 service_account=identity.email,
                 share=server.share if server else None,
-                lease_url=control.lease_url(config, each.name),
-                store_url=control.url_of(config),
+                lease_url=control.lease_url(config, slice_config.name),
+                store_url=control.folder_url(config),
             )
-            vms[each.name].ask(asked, after=[network, identity, *stores])
+            vms[slice_config.name].ask(slice_args, after=[network, identity, *stores])
 
-    def all_slices(which: Callable[[TpuSlice], pulumi.Input[inventory.Slice]]) -> _Slices:
+    def all_slices(get_entry: Callable[[TpuSlice], pulumi.Input[inventory.Slice]]) -> _Slices:
         return [
-            which(vms[each.name]) if each.name in vms else slice_entry(config, each) for each in config.slices
+            get_entry(vms[slice_config.name])
+            if slice_config.name in vms
+            else slice_entry(config, slice_config)
+            for slice_config in config.slices
         ]
 
     if bucket:
@@ -135,12 +144,16 @@ def declare_stack(
             config=config,
             bucket=bucket.name,
             owner=owner,
-            slices={name: each.inputs for name, each in vms.items() if each.inputs is not None},
-            vacant=_inventory(config, server, all_slices(lambda each: each.vacant), granted, cluster),
+            slices={
+                name: tpu_slice.inputs for name, tpu_slice in vms.items() if tpu_slice.inputs is not None
+            },
+            vacant=_inventory(
+                config, server, all_slices(lambda tpu_slice: tpu_slice.vacant), granted, cluster
+            ),
         )
         Specification("specification", specified, after_services)
     return Stack(
-        inventory=_inventory(config, server, all_slices(lambda each: each.entry), granted, cluster),
+        inventory=_inventory(config, server, all_slices(lambda tpu_slice: tpu_slice.entry), granted, cluster),
         image_repository=registry.url,
     )
 
@@ -181,19 +194,19 @@ def _inventory(
     )
     elsewhere = existing(config.cluster) if config.cluster and config.cluster.context else None
     return parts.apply(
-        lambda known: inventory.Inventory(
+        lambda outputs: inventory.Inventory(
             stack=config.stack,
             project=config.project,
-            storage=_storage(config, known["share"]),
+            storage=_storage(config, outputs["share"]),
             images=dict(config.images.references),
-            gateway=known["gateway"],
+            gateway=outputs["gateway"],
             slices=tuple(
-                dataclasses.replace(each, granted_chips=chips)
-                for each, chips in zip(known["slices"], granted, strict=True)
+                dataclasses.replace(entry, granted_chips=chips)
+                for entry, chips in zip(outputs["slices"], granted, strict=True)
             ),
             has_keeper=config.keeper,
             idle_hours=config.idle_hours,
-            cluster=known["cluster"] or elsewhere,
+            cluster=outputs["cluster"] or elsewhere,
         )
     )
 

@@ -35,8 +35,8 @@ class StackIdentityProvider(Provider):
 
     def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
         is_new_zone = not {*_news.get("zones", ())} <= {*_olds.get("zones", ())}
-        others = any(_olds.get(name) != _news.get(name) for name in ("project", "control_url"))
-        return DiffResult(changes=is_new_zone or others)
+        is_changed = any(_olds.get(name) != _news.get(name) for name in ("project", "control_url"))
+        return DiffResult(changes=is_new_zone or is_changed)
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
         zones = sorted({*_olds.get("zones", ()), *_news.get("zones", ())})

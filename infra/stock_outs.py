@@ -46,7 +46,7 @@ class Hours:
     served: tuple[str, ...] = ()
 
 
-def hour_of(moment: datetime.datetime) -> str:
+def utc_hour(moment: datetime.datetime) -> str:
     return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H")
 
 
@@ -55,7 +55,7 @@ def seen_in(look: Look, now: datetime.datetime, *, is_new: bool) -> Outcome | No
     if look.kind == "active":
         return "served" if is_new else None
     if look.kind == "lost":
-        return "out" if NO_CAPACITY.search(look.why) else None
+        return "out" if NO_CAPACITY.search(look.reason) else None
     waits = look.state == "WAITING_FOR_RESOURCES"
     return "out" if waits and age_s(look, now) >= IN_VAIN_S else None
 
@@ -66,27 +66,27 @@ def age_s(look: Look, now: datetime.datetime) -> float:
     return (now - datetime.datetime.fromisoformat(since)).total_seconds() if since else 0.0
 
 
-def remember(documents: Documents, offer: Offer, seen: Outcome, now: datetime.datetime) -> None:
+def remember(documents: Documents, offer: Offer, outcome: Outcome, now: datetime.datetime) -> None:
     """Add this hour. Raises DocumentsError where the documents cannot be read or written."""
-    key, hour = f"{offer.zone} {offer.capacity} {offer.kind}", hour_of(now)
+    key, hour = f"{offer.zone} {offer.capacity} {offer.kind}", utc_hour(now)
 
     def added(before: Any) -> Any:
-        known = _parsed(before, documents.url)
-        hours = known.get(key, {})
-        of_kind = sorted({*hours.get(seen, []), hour})[-MOST_HOURS:]
-        return {**known, key: {**hours, seen: of_kind}}
+        hours_by_offer = _parsed(before, documents.url)
+        hours = hours_by_offer.get(key, {})
+        kept_hours = sorted({*hours.get(outcome, []), hour})[-MOST_HOURS:]
+        return {**hours_by_offer, key: {**hours, outcome: kept_hours}}
 
     documents.change(NAME, added)
 
 
 def read(documents: Documents) -> dict[Offer, Hours]:
     """Everything that is known. Raises DocumentsError."""
-    found = {}
+    hours_by_offer = {}
     for key, hours in _parsed(documents.read(NAME).value, documents.url).items():
         zone, capacity, kind = key.split(" ", 2)
         offer = Offer(zone=zone, kind=kind, capacity=capacity)
-        found[offer] = Hours(out=tuple(hours.get("out", ())), served=tuple(hours.get("served", ())))
-    return found
+        hours_by_offer[offer] = Hours(out=tuple(hours.get("out", ())), served=tuple(hours.get("served", ())))
+    return hours_by_offer
 
 
 def _parsed(value: Any, url: str) -> dict[str, Mapping[str, list[str]]]:

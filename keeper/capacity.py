@@ -55,7 +55,7 @@ def capacity(console: Console, wanted: targets.Wanted, *, days: int, as_json: bo
 
 def capacity_table(hours_by_offer: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:
     """Return a row for each zone, type and capacity, of the hours of the last days. Pure."""
-    since = stock_outs.hour_of(now - datetime.timedelta(days=days))
+    since = stock_outs.utc_hour(now - datetime.timedelta(days=days))
     recent = {
         offer: Hours(
             out=tuple(hour for hour in hours.out if hour >= since),

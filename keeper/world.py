@@ -369,9 +369,9 @@ def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callab
         return SliceObserved(standing="unknown")
     origin = _known(stack, name).origin
     own_id = origin.partition(" ")[2]
-    same = [each for each in listing.found if each["name"].rpartition("/")[2] == own_id]
-    same = [each for each in same if request.is_owned(request.node_of(each), stack.owner)]
-    if listing.unreachable and request.ACTIVE not in [request.state_of(each) for each in same]:
+    same = [each for each in listing.items if each["name"].rpartition("/")[2] == own_id]
+    same = [each for each in same if request.is_owned(request.requested_node(each), stack.owner)]
+    if listing.unreachable and request.ACTIVE not in [request.resource_state(each) for each in same]:
         return SliceObserved(standing="unknown")  # it may be in a zone that could not be asked
     looks = [request.look(each, {}) for each in same]
     kinds = [look.kind for look in looks]
@@ -385,7 +385,7 @@ def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callab
         ),
         "",
     )
-    spec = request.Spec.of(stack.slices[name])
+    spec = request.Spec.from_props(stack.slices[name])
     if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in looks) > 1:
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":

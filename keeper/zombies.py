@@ -168,14 +168,14 @@ def holdings(queued: Iterable[Json], nodes: Iterable[Json], stack: StackState) -
     serving = {
         str(resource["name"]).rpartition("/")[2]
         for resource in queued
-        if request.state_of(resource) == request.ACTIVE
+        if request.resource_state(resource) == request.ACTIVE
         and "/".join(str(resource["name"]).split("/")[3::2]) in stack.names
     }
     held: dict[str, Holding] = {}
     for resource in queued:
         node, state, count = (
-            request.node_of(resource),
-            request.state_of(resource),
+            request.requested_node(resource),
+            request.resource_state(resource),
             len(request.node_ids(resource)),
         )
         capacity = (
@@ -305,7 +305,7 @@ def _carry_out(
         # Read afterwards, so that it has whatever Pulumi had begun by then.
         state = _exported(stack)
         state = dataclasses.replace(state, names=state.names | names)
-        return state, holdings(queued.found, nodes.found, state)
+        return state, holdings(queued.items, nodes.items, state)
 
     tell, (state, held) = backoff.say, look()
     rows = table("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour")

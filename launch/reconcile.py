@@ -38,7 +38,7 @@ NO_SLICES = "the stack has no slices now; `pulumi up` makes them again, `fab que
 
 
 class RequestRefusedError(Exception):
-    """A slice is not to be had. is_final: nor with the same request later."""
+    """A slice is not available. is_final: nor with the same request later."""
 
     def __init__(self, reason: str, *, is_final: bool = False) -> None:
         super().__init__(reason)

@@ -22,7 +22,7 @@ from infra import lease
 from infra.cloud_tpu import request
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.cloud_tpu.workers import are_complete, hosts_of
+from infra.cloud_tpu.workers import are_complete, inventory_hosts
 from infra.documents import Documents
 from infra.lease import Lease
 from launch import inventories
@@ -87,7 +87,7 @@ def ensure(
     lost: called with the reason before what is left of a lost slice is deleted.
 
     Raises:
-        infra.cloud_tpu.retry.CloudTpuError: it is not to be had, or not with these properties.
+        infra.cloud_tpu.retry.CloudTpuError: it is not available, or not with these properties.
         infra.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
     """
     home = {"zone": known.zone} if known.zone in (properties.get("zones") or ()) else {}
@@ -119,13 +119,13 @@ def entry(known: Slice, outputs: Mapping[str, Any]) -> Slice | None:
         UnpublishedError: its hosts cannot be reached yet.
     """
     nodes = outputs["nodes"]
-    if request.kind_of(outputs["state"]) != "active" or not nodes:
+    if request.state_kind(outputs["state"]) != "active" or not nodes:
         return None
     if not all(are_complete(node["workers"]) for node in nodes):
         raise UnpublishedError(f"{known.name}: its hosts have not published their names and host keys yet")
     return dataclasses.replace(
         known,
-        hosts=hosts_of(nodes),
+        hosts=inventory_hosts(nodes),
         created=str(outputs.get("create_time") or ""),
         zone=str(outputs.get("zone") or known.zone),
     )

@@ -16,7 +16,7 @@ from console.doctor.check import Check, Finding, fail, first_line, ok, skip, war
 from console.doctor.workstation import Ask
 from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
-from infra.catalogue import CatalogueError, accelerator, region_of
+from infra.catalogue import CatalogueError, accelerator, zone_region
 from launch import costs
 from launch import plan as plans
 from launch.hosts import HostError, ask_all
@@ -111,7 +111,7 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
 def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:
     """Check that the bucket and the images are in the region of the TPUs."""
     try:
-        region = region_of(one_slice.zone)
+        region = zone_region(one_slice.zone)
     except CatalogueError:
         return [skip(f"{one_slice.zone} is no zone of Google's")]
     findings = []

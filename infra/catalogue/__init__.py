@@ -1,4 +1,4 @@
-"""The TPUs that can be had: generations, types, topologies, hosts, zones, runtimes and prices. Look-ups, no I/O.
+"""The TPUs that Google offers: generations, types, topologies, hosts, zones, runtimes and prices. Look-ups, no I/O.
 
 Availability moves, so what a zone or price here says is worth a warning, never a refusal that cannot be overridden: the
 Cloud TPU API's own lists of accelerator types and runtime versions are the truth where there are credentials to ask it.
@@ -29,7 +29,7 @@ __all__ = [
     "by_topology",
     "generation",
     "price_usd_per_hour",
-    "region_of",
+    "zone_region",
 ]
 
 PRICES_READ_IN = prices.READ_IN
@@ -95,23 +95,29 @@ class Accelerator:
     @property
     def has_default_topology(self) -> bool:
         """Whether the type's name is enough to ask for it; otherwise the API wants generation and topology."""
-        return self.topology == self.generation.topology_of(self.chips)
+        return self.topology == self.generation.topology(self.chips)
 
 
-def _accelerator(which: Generation, chips: int, shape: str) -> Accelerator:
-    number = chips * which.cores_per_chip if which.number_counts == "cores" else chips
+def _accelerator(tpu_generation: Generation, chips: int, shape: str) -> Accelerator:
+    number = chips * tpu_generation.cores_per_chip if tpu_generation.number_counts == "cores" else chips
     return Accelerator(
-        type_name=f"{which.type_prefix}-{number}", generation=which, topology=shape, chips=chips
+        type_name=f"{tpu_generation.type_prefix}-{number}",
+        generation=tpu_generation,
+        topology=shape,
+        chips=chips,
     )
 
 
 _ALL: dict[str, Accelerator] = {
-    made.type_name: made
-    for which in GENERATIONS
-    for made in (_accelerator(which, chips, which.topology_of(chips)) for chips in which.sizes_chips)
+    tpu.type_name: tpu
+    for tpu_generation in GENERATIONS
+    for tpu in (
+        _accelerator(tpu_generation, chips, tpu_generation.topology(chips))
+        for chips in tpu_generation.sizes_chips
+    )
 }
 
-ACCELERATORS = {name: made for name, made in _ALL.items() if made.generation.offered}
+ACCELERATORS = {name: tpu for name, tpu in _ALL.items() if tpu.generation.offered}
 """Type name → accelerator, in order of generation and size: all that the Cloud TPU API offers."""
 
 Offer = Literal["cloud-tpu", "gke", "any"]
@@ -119,7 +125,7 @@ Offer = Literal["cloud-tpu", "gke", "any"]
 
 OFFERS: dict[Offer, dict[str, Accelerator]] = {
     "cloud-tpu": ACCELERATORS,
-    "gke": {name: made for name, made in _ALL.items() if made.node_kind},
+    "gke": {name: tpu for name, tpu in _ALL.items() if tpu.node_kind},
     "any": _ALL,
 }
 
@@ -137,23 +143,24 @@ def accelerator(type_name: str, offer: Offer = "cloud-tpu") -> Accelerator:
     if plain in among:
         raise CatalogueError(f'"{type_name}" is not an accelerator type; did you mean {plain}?')
     prefix, _, number = plain.partition("-")
-    which = _find(prefix)
-    if which is None:
+    tpu_generation = _find(prefix)
+    if tpu_generation is None:
         raise CatalogueError(
             f'"{type_name}" is not an accelerator type; write one such as v4-8 or v6e-16, of {_names(offer)}'
         )
-    shapes = _shapes(type_name, which, offer)
-    renamed = f"{which.type_prefix}-{number}"
+    shapes = _shapes(type_name, tpu_generation, offer)
+    renamed = f"{tpu_generation.type_prefix}-{number}"
     if renamed in among:
         raise CatalogueError(
-            f'"{type_name}" is not an accelerator type: those of {which.name} are called {which.type_prefix}; '
+            f'"{type_name}" is not an accelerator type: those of {tpu_generation.name} are called '
+            f"{tpu_generation.type_prefix}; "
             f"did you mean {renamed}?"
         )
-    names = [made.type_name for made in shapes.values()]
-    counted = f"; the number counts TensorCores, {which.cores_per_chip} a chip"
+    names = [tpu.type_name for tpu in shapes.values()]
+    counted = f"; the number counts TensorCores, {tpu_generation.cores_per_chip} a chip"
     raise CatalogueError(
-        f'"{type_name}" is not a {which.name} size; choose one of {_few(names)}'
-        + (counted if which.number_counts == "cores" else "")
+        f'"{type_name}" is not a {tpu_generation.name} size; choose one of {_few(names)}'
+        + (counted if tpu_generation.number_counts == "cores" else "")
     )
 
 
@@ -166,29 +173,29 @@ def by_topology(generation_name: str, shape: str, offer: Offer = "cloud-tpu") ->
     Raises:
         CatalogueError: no such generation, one that is not offered, or no such topology.
     """
-    which = generation(generation_name, offer)
-    shapes = _shapes(generation_name, which, offer)
+    tpu_generation = generation(generation_name, offer)
+    shapes = _shapes(generation_name, tpu_generation, offer)
     if shape in shapes:
         return shapes[shape]
     try:
         chips = chips_in(shape)
-        if which.dimensions == 3 and is_made_of_cubes(shape) and chips in which.sizes_chips:
-            return _accelerator(which, chips, shape)
+        if tpu_generation.dimensions == 3 and is_made_of_cubes(shape) and chips in tpu_generation.sizes_chips:
+            return _accelerator(tpu_generation, chips, shape)
     except ValueError as error:
-        raise CatalogueError(f"{error}; topologies of {which.name}: {_few(list(shapes))}") from None
-    others = ", or another AxBxC of multiples of 4, A ≤ B ≤ C" if which.dimensions == 3 else ""
+        raise CatalogueError(f"{error}; topologies of {tpu_generation.name}: {_few(list(shapes))}") from None
+    cuboids = ", or another AxBxC of multiples of 4, A ≤ B ≤ C" if tpu_generation.dimensions == 3 else ""
     raise CatalogueError(
-        f'"{shape}" is not a {which.name} topology; choose one of {_few(list(shapes))}{others}'
+        f'"{shape}" is not a {tpu_generation.name} topology; choose one of {_few(list(shapes))}{cuboids}'
     )
 
 
-def _shapes(asked: str, which: Generation, offer: Offer) -> dict[str, Accelerator]:
-    """The accelerators of a generation by their topology. asked: what is named where it is not offered."""
-    shapes = {made.topology: made for made in OFFERS[offer].values() if made.generation is which}
+def _shapes(name: str, tpu_generation: Generation, offer: Offer) -> dict[str, Accelerator]:
+    """The accelerators of a generation by their topology. name: what is named where it is not offered."""
+    shapes = {tpu.topology: tpu for tpu in OFFERS[offer].values() if tpu.generation is tpu_generation}
     if shapes:
         return shapes
     by_whom = "GKE" if offer == "gke" else "the Cloud TPU API, only by Compute Engine and GKE"
-    raise CatalogueError(f'"{asked}" is not offered by {by_whom}; choose one of {_names(offer)}')
+    raise CatalogueError(f'"{name}" is not offered by {by_whom}; choose one of {_names(offer)}')
 
 
 def generation(name: str, offer: Offer = "cloud-tpu") -> Generation:
@@ -197,13 +204,13 @@ def generation(name: str, offer: Offer = "cloud-tpu") -> Generation:
     Raises:
         CatalogueError: there is none.
     """
-    which = _find(name)
-    if which is None:
+    match = _find(name)
+    if match is None:
         raise CatalogueError(f'"{name}" is not a TPU generation; choose one of {_names(offer)}')
-    return which
+    return match
 
 
-def region_of(zone: str) -> str:
+def zone_region(zone: str) -> str:
     """us-central1-b → us-central1, and the same for AI zones (us-central1-ai1a).
 
     Raises:
@@ -215,7 +222,7 @@ def region_of(zone: str) -> str:
     return match[1]
 
 
-def price_usd_per_hour(asked: Accelerator, zone: str, capacity: Capacity) -> float | None:
+def price_usd_per_hour(tpu: Accelerator, zone: str, capacity: Capacity) -> float | None:
     """The list price of a whole slice in a zone; None where none is known, as for every reservation.
 
     A zone that is not listed for the type has the price of its region.
@@ -223,21 +230,28 @@ def price_usd_per_hour(asked: Accelerator, zone: str, capacity: Capacity) -> flo
     Raises:
         CatalogueError: not the name of a zone.
     """
-    price = prices.list_price(asked.generation.name, region_of(zone), hosts=asked.hosts)
+    price = prices.list_price(tpu.generation.name, zone_region(zone), hosts=tpu.hosts)
     per_chip = price.usd_per_chip_hour(capacity) if price else None
-    return None if per_chip is None else per_chip * asked.chips
+    return None if per_chip is None else per_chip * tpu.chips
 
 
-NAMES = ", ".join(which.name for which in OFFERED)
+NAMES = ", ".join(tpu_generation.name for tpu_generation in OFFERED)
 """Of the generations that the Cloud TPU API offers."""
 
 
 def _find(name: str) -> Generation | None:
-    return next((which for which in GENERATIONS if name in (which.name, which.type_prefix)), None)
+    return next(
+        (
+            tpu_generation
+            for tpu_generation in GENERATIONS
+            if name in (tpu_generation.name, tpu_generation.type_prefix)
+        ),
+        None,
+    )
 
 
 def _names(offer: Offer) -> str:
-    return ", ".join(dict.fromkeys(made.generation.name for made in OFFERS[offer].values()))
+    return ", ".join(dict.fromkeys(tpu.generation.name for tpu in OFFERS[offer].values()))
 
 
 def _few(names: list[str]) -> str:

@@ -74,8 +74,8 @@ def cuboid(chips: int) -> str | None:
     """The three-dimensional shape that a type of so many chips has, or None if no type has so many."""
     if chips in PARTS_OF_A_CUBE:
         return PARTS_OF_A_CUBE[chips]
-    cubes, rest = divmod(chips, CUBE_CHIPS)
-    if cubes == 0 or rest:
+    cubes, remainder = divmod(chips, CUBE_CHIPS)
+    if cubes == 0 or remainder:
         return None
     in_cubes = min(_boxes(cubes), key=sum)
     if in_cubes[-1] * CUBE_SIDE > LONGEST_SIDE:
@@ -141,7 +141,7 @@ class Generation:
     def peak_bf16_flops_per_s_per_chip(self) -> float:
         return self.peak_bf16_tflops_per_chip * 1e12
 
-    def topology_of(self, chips: int) -> str:
+    def topology(self, chips: int) -> str:
         """The shape that a type of so many chips has.
 
         Raises:
@@ -315,11 +315,13 @@ TPU7X = Generation(
 GENERATIONS = (V2, V3, V4, V5E, V5P, V6E, TPU7X)
 """All that are known, the oldest first."""
 
-OFFERED = tuple(which for which in GENERATIONS if which.offered)
+OFFERED = tuple(tpu_generation for tpu_generation in GENERATIONS if tpu_generation.offered)
 """Those that the Cloud TPU API makes."""
 
 RUNTIME_VERSIONS = (
-    *dict.fromkeys(which.runtime_version for which in OFFERED if which.runtime_version),
+    *dict.fromkeys(
+        tpu_generation.runtime_version for tpu_generation in OFFERED if tpu_generation.runtime_version
+    ),
     *("tpu-vm-base", "tpu-vm-v4-base", "v2-alpha-tpuv4", "v2-alpha-tpuv4-pod"),
 )
 """Those with a name of their own, Google's of today first."""

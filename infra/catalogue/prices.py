@@ -90,8 +90,8 @@ def lowest_usd_per_chip_hour(generation: str, capacity: Capacity) -> float | Non
     """
     as_known: Capacity = "spot" if capacity == "flex-start" else capacity
     table = PRICES[generation] if generation in PRICES else PRICES[DEAREST]
-    found = [price.usd_per_chip_hour(as_known) for price in table.values()]
-    return min((usd for usd in found if usd is not None), default=None)
+    known_prices = [price.usd_per_chip_hour(as_known) for price in table.values()]
+    return min((usd for usd in known_prices if usd is not None), default=None)
 
 
 def list_price(generation: str, region: str, *, hosts: int) -> Price | None:

@@ -14,7 +14,7 @@ import re
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-(?:ai[0-9]+)?([a-z])")
 """A zone, its region, and the letter that an AI zone shares with its parent."""
 
-_OF_THREE = (
+_THREE_ZONE_REGIONS = (
     *("africa-south1", "asia-east1", "asia-east2", "asia-northeast1", "asia-northeast2", "asia-northeast3"),
     *("asia-south1", "asia-south2", "asia-southeast1", "asia-southeast2", "asia-southeast3"),
     *("australia-southeast1", "australia-southeast2", "europe-central2", "europe-north1", "europe-north2"),
@@ -24,7 +24,7 @@ _OF_THREE = (
     *("southamerica-east1", "southamerica-west1", "us-east4", "us-east5", "us-south1", "us-west1"),
     *("us-west2", "us-west3", "us-west4"),
 )
-_LETTERS = dict.fromkeys(_OF_THREE, "abc") | {
+_LETTERS = dict.fromkeys(_THREE_ZONE_REGIONS, "abc") | {
     "europe-west1": "bcd",
     "us-central1": "abcf",
     "us-central2": "b",
@@ -62,7 +62,7 @@ MACHINE_TYPES = (
 """All of `FAMILIES` but custom ones."""
 CUSTOM = re.compile(r"(?:(?:e2|n1|n2|n2d)-)?custom-[1-9][0-9]*-[1-9][0-9]*(?:-ext)?")
 
-_FAMILIES_OF = {"us-central2-b": ("n1", "n2", "n2d", "t2d")}
+_FAMILIES_BY_ZONE = {"us-central2-b": ("n1", "n2", "n2d", "t2d")}
 """Of zones that do not have all of `FAMILIES`."""
 
 GATEWAY = "e2-small"
@@ -70,14 +70,14 @@ GATEWAY_WITHOUT_E2 = "n1-standard-1"
 """As an e2 it counts against the quota CPUS, which every project has; n2, n2d and t2d have quotas of their own."""
 
 
-def of_region(region: str) -> tuple[str, ...]:
+def zones_in(region: str) -> tuple[str, ...]:
     """Its standard zones; none of a region that is not known."""
     return tuple(f"{region}-{letter}" for letter in _LETTERS.get(region, ""))
 
 
 def families_in(zone: str) -> tuple[str, ...]:
     """The families that a zone is known to have; where nothing is known of it, all."""
-    return _FAMILIES_OF.get(zone, FAMILIES)
+    return _FAMILIES_BY_ZONE.get(zone, FAMILIES)
 
 
 def gateway_machine_type(zone: str) -> str:
@@ -85,7 +85,7 @@ def gateway_machine_type(zone: str) -> str:
     return GATEWAY if "e2" in families_in(zone) else GATEWAY_WITHOUT_E2
 
 
-def family_of(machine_type: str) -> str:
+def machine_family(machine_type: str) -> str:
     """e2 of e2-small; n1 of custom-4-8192, which has no family in front."""
     first = machine_type.partition("-")[0]
     return "n1" if first == "custom" else first
@@ -99,10 +99,10 @@ def is_machine_type(name: str) -> bool:
 def is_ai_zone(zone: str) -> bool:
     """Whether it is one of the zones that have accelerators and little else (us-south1-ai1b)."""
     match = ZONE.fullmatch(zone)
-    return match is not None and parent_of(zone) != zone
+    return match is not None and parent_zone(zone) != zone
 
 
-def parent_of(zone: str) -> str:
+def parent_zone(zone: str) -> str:
     """The standard zone beside an AI zone: us-south1-ai1b → us-south1-b; of any other zone itself."""
     match = ZONE.fullmatch(zone)
     return f"{match[1]}-{match[2]}" if match else zone

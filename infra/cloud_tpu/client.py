@@ -57,16 +57,16 @@ class _Api:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a list of all zones shows. unreachable: the zones that Google could not ask, of which it shows nothing."""
+    """The items of all zones. unreachable: zones that Google could not ask, whose items are missing."""
 
-    found: list[Json]
+    items: list[Json]
     unreachable: tuple[str, ...] = ()
 
 
 class Client:
     """Every method raises CloudTpuError; its `status` is Google's: NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION …
 
-    patience_s: for how long a request that may get better is tried again, each time with a line that says why.
+    patience_s: how long a request that may succeed later is retried; each retry prints its reason.
     """
 
     def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
@@ -79,16 +79,16 @@ class Client:
         self._connections: list[Any] = []
 
     def under(self, backoff: Backoff) -> Client:
-        """Return the same with its own Backoff, by which requests are tried again, or not any more."""
-        other = copy.copy(self)
-        other._backoff = backoff
-        return other
+        """Return a client with the same connections that retries by another Backoff."""
+        client = copy.copy(self)
+        client._backoff = backoff
+        return client
 
     def close(self) -> None:
-        """End the connections of all threads; the client is of no use any more."""
+        """Close the connections of all threads. The client cannot be used afterwards."""
         with self._lock:
-            for each in self._connections:
-                each.close()
+            for connection in self._connections:
+                connection.close()
 
     def now(self) -> datetime.datetime:
         """The time by Google's clock, as its last answer had it: this machine's may be off."""
@@ -98,7 +98,9 @@ class Client:
 
     def queued_resource(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
         """None: there is no such thing."""
-        return self._found(f"reading {name}", lambda at: at.queued_resources.get(name=name), name, patience_s)
+        return self._get_or_none(
+            f"reading {name}", lambda at: at.queued_resources.get(name=name), name, patience_s
+        )
 
     def queued_resources(self, project: str) -> Listing:
         """All of a project, in every zone."""
@@ -110,17 +112,17 @@ class Client:
 
     def _listed(self, project: str, key: str, collection: Callable[[_Api], Any]) -> Listing:
         parent = f"projects/{project}/locations/-"
-        found: list[Json] = []
+        items: list[Json] = []
         unreachable: set[str] = set()
         more: dict[str, str] = {}
         while True:
             page = self._call(
                 f"listing {parent}/{key}", functools.partial(_list, collection, parent, more), parent
             )
-            found += page.get(key, [])
-            unreachable |= {str(each).rpartition("/")[2] for each in page.get("unreachable", [])}
+            items += page.get(key, [])
+            unreachable |= {str(location).rpartition("/")[2] for location in page.get("unreachable", [])}
             if not page.get("nextPageToken"):
-                return Listing(found=found, unreachable=tuple(sorted(unreachable)))
+                return Listing(items=items, unreachable=tuple(sorted(unreachable)))
             more = {"pageToken": str(page["nextPageToken"])}
 
     def create_queued_resource(self, parent: str, own_id: str, body: Json) -> Json:
@@ -147,7 +149,7 @@ class Client:
 
     def node(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
         """None: there is no such thing."""
-        return self._found(f"reading {name}", lambda at: at.nodes.get(name=name), name, patience_s)
+        return self._get_or_none(f"reading {name}", lambda at: at.nodes.get(name=name), name, patience_s)
 
     def patch_node(self, name: str, mask: str, body: Json) -> Json:
         """The operation."""
@@ -171,47 +173,53 @@ class Client:
 
     def operation(self, name: str) -> Json | None:
         """None: there is no such thing (any more)."""
-        return self._found(f"reading {name}", lambda at: at.operations.get(name=name), name, PATIENCE_S)
+        return self._get_or_none(f"reading {name}", lambda at: at.operations.get(name=name), name, PATIENCE_S)
 
     # --- how ----------------------------------------------------------------------------------------------------
 
-    def _found(self, what: str, build: Callable[[_Api], Any], name: str, patience_s: float) -> Json | None:
+    def _get_or_none(
+        self, action: str, build: Callable[[_Api], Any], name: str, patience_s: float
+    ) -> Json | None:
         try:
-            return self._call(what, build, name, patience_s)
+            return self._call(action, build, name, patience_s)
         except CloudTpuError as error:
             if error.status == "NOT_FOUND":
                 return None
             raise
 
     def _call(
-        self, what: str, build: Callable[[_Api], Any], name: str, patience_s: float = PATIENCE_S
+        self, action: str, build: Callable[[_Api], Any], name: str, patience_s: float = PATIENCE_S
     ) -> Json:
         project = name.split("/")[1]
         since, failures, limit_s = self._backoff.now(), 0, patience_s
         while True:
             try:
-                wanted = build(self._api())
-                wanted.add_response_callback(self._set_clock)
-                answer: Json = wanted.execute(http=self._http())
+                http_request = build(self._api())
+                http_request.add_response_callback(self._set_clock)
+                answer: Json = http_request.execute(http=self._http())
                 return answer
             except HttpError as error:
                 refusal = Refusal.parse(int(error.resp.status), error.content)
-                trouble = refusal.explained(what, project)
-                why, may_get_better = f"HTTP {refusal.http_code}", refusal.may_get_better
+                trouble = refusal.explained(action, project)
+                reason, may_get_better = f"HTTP {refusal.http_code}", refusal.may_get_better
                 if refusal.is_early:
                     limit_s = min(patience_s, EARLY_S)
             except google.auth.exceptions.TransportError:
-                trouble, why, may_get_better = _unreachable(what), "Google's log-in cannot be reached", True
+                trouble, reason, may_get_better = (
+                    _unreachable(action),
+                    "Google's log-in cannot be reached",
+                    True,
+                )
             except google.auth.exceptions.GoogleAuthError:
                 # Its text can hold what the token server has said, so it stays out of ours.
                 raise CloudTpuError(
-                    f"{what}: Google does not take the credentials (any more): {settings_.REMEDY}",
+                    f"{action}: Google does not take the credentials (any more): {settings_.REMEDY}",
                     "UNAUTHENTICATED",
                 ) from None
             except ssl.SSLCertVerificationError as error:
-                raise CloudTpuError(f"{what}: {self._settings.endpoint}: {error.verify_message}") from None
+                raise CloudTpuError(f"{action}: {self._settings.endpoint}: {error.verify_message}") from None
             except UNREACHABLE as error:
-                trouble, why, may_get_better = _unreachable(what), type(error).__name__, True
+                trouble, reason, may_get_better = _unreachable(action), type(error).__name__, True
             pause_s = self._backoff.retry_pause_s(failures)
             failures += 1
             if not may_get_better:
@@ -220,7 +228,7 @@ class Client:
                 tried = f" (tried {failures} times in {spoken(self._backoff.now() - since)})"
                 raise type(trouble)(f"{trouble}{tried}", trouble.status) from None
             if failures <= 3 or failures % 10 == 0:  # a network may be down for hours
-                self._backoff.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
+                self._backoff.say(f"{action}: {reason}; try {failures + 1} in {pause_s:.0f} s")
             self._backoff.pause(pause_s)
 
     def _set_clock(self, answer: Any) -> None:
@@ -260,7 +268,7 @@ def _list(collection: Callable[[_Api], Any], parent: str, more: Mapping[str, str
     return collection(at).list(parent=parent, **more)
 
 
-def _unreachable(what: str) -> CloudTpuError:
+def _unreachable(action: str) -> CloudTpuError:
     return CloudTpuError(
-        f"{what}: Google cannot be reached; check the network and HTTPS_PROXY", "UNAVAILABLE"
+        f"{action}: Google cannot be reached; check the network and HTTPS_PROXY", "UNAVAILABLE"
     )

@@ -38,14 +38,14 @@ PATCH_AGAIN_S = 10.0
 ROUNDS = 4  # to make one: what is in the way is removed, and someone may be quicker than we
 DELETE_LIMIT_S = 1800.0
 DELETE_AGAIN_S = 60.0  # of one that says it is being deleted, and does not go
-STORE_PATIENCE_S = 5.0  # for a note of what there was to be had; nothing waits for it longer
+STORE_PATIENCE_S = 5.0  # for a record of what a zone had; nothing waits for it longer
 
 
 class Lifecycle:
-    """Every method raises CloudTpuError, with a message for the user. Properties come in and outputs go out.
+    """Methods take Pulumi properties, return outputs, and raise CloudTpuError with a message for the user.
 
-    A slice that may be in several zones (`zones`) is looked for in all of them by every method. The property `zone` is
-    where it is supposed to be, the output `zone` where it is; `infra.cloud_tpu.zones` decides between the two.
+    Every method looks for a slice with several `zones` in all of them. The property `zone` is where the slice should
+    be, the output `zone` where it is; `infra.cloud_tpu.zones` decides between the two.
     """
 
     def __init__(self, client: Client, backoff: Backoff) -> None:
@@ -77,11 +77,11 @@ class Lifecycle:
 
         lost: called with the reason before anything is deleted.
         """
-        placed = self._found(Spec.of(props))
-        if placed is not None and placed.look.kind == "active" and not placed.others:
+        placed = self._existing(Spec.from_props(props))
+        if placed is not None and placed.look.kind == "active" and not placed.other_zones:
             return self._outputs(props, placed, before=())
         if placed is not None and placed.look.kind == "lost":
-            lost(placed.look.why)
+            lost(placed.look.reason)
             self._remove(placed.spec.name, placed.spec.owner)
         return self.create(props)
 
@@ -94,9 +94,9 @@ class Lifecycle:
 
     def settled(self, outputs: Json) -> Json:
         """The outputs of a creation or change, once the zones in `others` have had time to withdraw what they have."""
-        if not (others := outputs.get("others")):
+        if not (other_zones := outputs.get("others")):
             return outputs
-        return outputs | {"others": list(self._search(Spec.of(outputs), outputs).settle(others))}
+        return outputs | {"others": list(self._search(Spec.from_props(outputs), outputs).settle(other_zones))}
 
     def read(self, props: Props) -> Json | None:
         """The outputs as they are; None where there is no such thing of ours. What is dead stays, in its state.
@@ -105,32 +105,32 @@ class Lifecycle:
         next `up` (delete and make again, see `changes`) or `destroy`. Raises where Google gives no answer: that says
         nothing about the resource.
         """
-        placed = self._found(Spec.of(props))
+        placed = self._existing(Spec.from_props(props))
         if placed is None:
             return None
         spec, look = placed.spec, placed.look
         if look.kind == "lost":
-            self._backoff.say(f"{spec.queued_resource_id} is lost: {look.why}; `pulumi up` makes it again")
-        if placed.others:
+            self._backoff.say(f"{spec.queued_resource_id} is lost: {look.reason}; `pulumi up` makes it again")
+        if placed.other_zones:
             self._backoff.say(
                 f"warning: {spec.queued_resource_id} is ACTIVE in {spec.zone}, and there is one in"
-                f" {', '.join(placed.others)} as well; `pulumi up` withdraws that"
+                f" {', '.join(placed.other_zones)} as well; `pulumi up` withdraws that"
             )
         in_order = _in_order(spec, look) if look.kind == "active" else []
         return self._shown(props, placed, [workers.read(self._client, node) for node in in_order])
 
     def delete(self, props: Props) -> None:
-        """With its nodes and whatever is left of them; over when all are gone. What is not ours (any more) stays.
+        """Delete a slice with its nodes and their remains, and return when all are gone. What is not ours stays.
 
-        Raises CloudTpuError where something of it may be left, once all is gone that could be deleted.
+        Raises CloudTpuError if something may be left, after deleting all that could be deleted.
         """
-        wanted = Spec.of(props)
+        home_spec = Spec.from_props(props)
         troubles: list[CloudTpuError] = []
-        listing = self._client.queued_resources(wanted.project) if wanted.zones else None
-        beside = strays(listing, wanted, wanted.zones) if listing else []
-        for spec in [*wanted.everywhere, *beside]:
+        listing = self._client.queued_resources(home_spec.project) if home_spec.zones else None
+        stray_specs = strays(listing, home_spec, home_spec.zones) if listing else []
+        for spec in [*home_spec.per_zone, *stray_specs]:
             try:
-                self._delete(spec, listing if spec.zone != wanted.zone else None)
+                self._delete(spec, listing if spec.zone != home_spec.zone else None)
             except AbandonedError:
                 raise
             except CloudTpuError as error:
@@ -139,17 +139,19 @@ class Lifecycle:
             raise CloudTpuError("\n".join(map(str, troubles)), troubles[0].status)
 
     def _delete(self, spec: Spec, listing: Listing | None) -> None:
-        """listing: of all zones, by which a zone that refuses to be looked at is known to have nothing of it."""
+        """listing: of all zones; it shows whether a zone that denies access has the slice."""
         try:
-            found = self._client.queued_resource(spec.name)
+            queued_resource = self._client.queued_resource(spec.name)
         except CloudTpuError as error:
             if listing is None or error.status != "PERMISSION_DENIED":
                 raise
             require_empty(listing, spec, error)
             return
-        if found is not None and not request.is_owned(request.node_of(found), spec.owner):
+        if queued_resource is not None and not request.is_owned(
+            request.requested_node(queued_resource), spec.owner
+        ):
             self._backoff.say(f"warning: {spec.name} is not of this stack any more; it is left alone")
-        elif found is not None:
+        elif queued_resource is not None:
             self._remove(spec.name, spec.owner)
         self._remove_orphans(spec)
 
@@ -157,38 +159,42 @@ class Lifecycle:
 
     def _placed(self, props: Props, before: Props | None) -> Placed:
         """Active, or still waiting. before: as the state has it; None: the state does not know of it."""
-        spec, is_recorded = Spec.of(props), before is not None
+        spec, is_recorded = Spec.from_props(props), before is not None
         if spec.zones or (before is not None and before.get("zones")):
             return self._search(spec, before).run()
         operation = self.ask(spec, is_recorded=is_recorded)
         return Placed(spec=spec, look=self._wait(spec, operation))
 
-    def _found(self, spec: Spec) -> Placed | None:
+    def _existing(self, spec: Spec) -> Placed | None:
         if spec.zones:
-            return self._search(spec, None).found()
-        found = self._client.queued_resource(spec.name)
-        if found is None or not request.is_owned(request.node_of(found), spec.owner):
+            return self._search(spec, None).observed()
+        queued_resource = self._client.queued_resource(spec.name)
+        if queued_resource is None or not request.is_owned(
+            request.requested_node(queued_resource), spec.owner
+        ):
             return None
-        return Placed(spec=spec, look=self.look(spec, found))
+        return Placed(spec=spec, look=self.look(spec, queued_resource))
 
     def _search(self, spec: Spec, before: Props | None) -> Search:
-        return Search(self, self._client, self._backoff, spec, None if before is None else Spec.of(before))
+        return Search(
+            self, self._client, self._backoff, spec, None if before is None else Spec.from_props(before)
+        )
 
     def remember(self, spec: Spec, look: Look, *, is_new: bool = False) -> None:
-        """Note whether there was capacity, where the stack has a place for that. is_new: it has just become ACTIVE.
+        """Record in the stack's store, if it has one, whether there was capacity. is_new: it has just become ACTIVE.
 
-        Nothing waits for the note, and nothing fails for want of it.
+        A record that cannot be written is only a warning.
         """
-        seen = stock_outs.seen_in(look, self._client.now(), is_new=is_new)
-        note = (spec.zone, str(seen), stock_outs.hour_of(self._client.now()))
-        if not spec.store_url or seen is None or note in self._noted:
+        outcome = stock_outs.seen_in(look, self._client.now(), is_new=is_new)
+        note = (spec.zone, str(outcome), stock_outs.utc_hour(self._client.now()))
+        if not spec.store_url or outcome is None or note in self._noted:
             return
         self._noted.add(note)
         try:
             stock_outs.remember(
                 Documents(spec.store_url, patience_s=STORE_PATIENCE_S),
                 stock_outs.Offer(zone=spec.zone, kind=spec.kind, capacity=spec.capacity),
-                seen,
+                outcome,
                 self._client.now(),
             )
         except DocumentsError as error:
@@ -197,19 +203,21 @@ class Lifecycle:
     # --- to have a request ------------------------------------------------------------------------------------------
 
     def ask(self, spec: Spec, *, is_recorded: bool) -> str | None:
-        """See to it that it is asked for. Returns the operation's name where we did so just now.
+        """Make sure that the slice is requested. Returns the operation's name if this call made the request.
 
-        is_recorded: Pulumi's state has it, so that it is known to ask for the same, but for what changes in place.
+        is_recorded: Pulumi's state has the request, so it differs at most in what can be changed in place.
         """
         refusal: CloudTpuError | None = None
         for _ in range(ROUNDS):
-            found = self._client.queued_resource(spec.name)
-            if found is None:
+            existing = self._client.queued_resource(spec.name)
+            if existing is None:
                 self._clear_nodes(spec)
                 self._backoff.require_awaited()
                 try:
                     body = request.queued_resource(spec)
-                    made = self._client.create_queued_resource(spec.parent, spec.queued_resource_id, body)
+                    operation = self._client.create_queued_resource(
+                        spec.parent, spec.queued_resource_id, body
+                    )
                 except CloudTpuError as error:
                     if error.status != "ALREADY_EXISTS":
                         raise
@@ -217,21 +225,23 @@ class Lifecycle:
                     continue
                 self._backoff.say(f"{spec.queued_resource_id}: asked for {spec.hardware}")
                 self._backoff.require_awaited()  # also that it was when the request arrived
-                return str(made["name"])
-            self._require_ours(spec, found)
-            look = self.look(spec, found)
-            other = () if is_recorded else request.differences(spec, found, waiting=look.kind == "waiting")
+                return str(operation["name"])
+            self._require_ours(spec, existing)
+            look = self.look(spec, existing)
+            differing = (
+                () if is_recorded else request.differences(spec, existing, waiting=look.kind == "waiting")
+            )
             if look.kind == "lost" and look.may_be_running:
                 raise RunningError(
-                    f"{spec.name}: {look.why}, and its other nodes run. Nothing that runs is deleted without being"
+                    f"{spec.name}: {look.reason}, and its other nodes run. Nothing that runs is deleted without being"
                     f" asked:\n`pulumi up --refresh` makes it again, or delete it: {spec.how_to_delete}"
                 )
             if look.kind == "lost":
                 self._backoff.say(
-                    f"{spec.queued_resource_id}: removing what is left of an earlier one: {look.why}"
+                    f"{spec.queued_resource_id}: removing what is left of an earlier one: {look.reason}"
                 )
                 self._remove(spec.name, spec.owner)
-            elif not other:
+            elif not differing:
                 if not is_recorded:
                     self._backoff.say(
                         f"{spec.queued_resource_id}: taken over from an earlier `pulumi up`; it is {look.state}"
@@ -240,12 +250,12 @@ class Lifecycle:
             elif look.kind == "active":
                 raise RunningError(
                     f"{spec.name}: an earlier `pulumi up` of this stack, which was interrupted, has made it with"
-                    f" another {', '.join(other)}, and it is ACTIVE. Nothing that runs is deleted without being asked:"
-                    f"\nput the configuration back to what it was, or delete it: {spec.how_to_delete}"
+                    f" another {', '.join(differing)}, and it is ACTIVE. Nothing that runs is deleted without "
+                    f"being asked:\nput the configuration back to what it was, or delete it: {spec.how_to_delete}"
                 )
             else:
                 self._backoff.say(
-                    f"{spec.queued_resource_id}: an earlier `pulumi up` asked for another {', '.join(other)};"
+                    f"{spec.queued_resource_id}: an earlier `pulumi up` asked for another {', '.join(differing)};"
                     " that request is withdrawn"
                 )
                 self._remove(spec.name, spec.owner)
@@ -256,8 +266,8 @@ class Lifecycle:
             "ALREADY_EXISTS",
         )
 
-    def _require_ours(self, spec: Spec, found: Json) -> None:
-        if not request.is_owned(request.node_of(found), spec.owner):
+    def _require_ours(self, spec: Spec, queued_resource: Json) -> None:
+        if not request.is_owned(request.requested_node(queued_resource), spec.owner):
             raise CloudTpuError(
                 f"{spec.name}: there is one already, and it is not of this stack; it is left alone."
                 "\nGive the slice another name, or, if nobody needs the old one, delete it:"
@@ -286,40 +296,40 @@ class Lifecycle:
     # --- to have it -------------------------------------------------------------------------------------------------
 
     def _wait(self, spec: Spec, operation: str | None) -> Look:
-        """Active, or still waiting. Raises CloudTpuError where it is lost; what was left is gone then.
+        """Wait until the slice is active, at most wait_s. Raises CloudTpuError if it is lost, after deleting the rest.
 
-        Served, but a node is not shown: that may be an old answer, and no reason to give back what took hours to get.
+        A request that is served and shows no node may be an old answer: it is not given back for that.
         """
         look = self._until_active(spec, operation)
         if look.kind != "lost":
             return look
         if look.state == request.MISSING:
-            self._backoff.say(f"warning: {spec.queued_resource_id}: {look.why}; `pulumi up` looks again")
+            self._backoff.say(f"warning: {spec.queued_resource_id}: {look.reason}; `pulumi up` looks again")
             return dataclasses.replace(look, kind="waiting", state=request.UNREAD)
         self._backoff.require_awaited()
-        why = f"{spec.queued_resource_id} ({spec.hardware}) was not to be had: {look.why}"
+        message = f"{spec.queued_resource_id} ({spec.hardware}) is not available: {look.reason}"
         try:
             self._remove(spec.name, spec.owner)
         except AbandonedError:
             raise
         except CloudTpuError as error:
             raise CloudTpuError(
-                f"{why}\nIts remains could not be deleted, the next `pulumi up` does that: {error}"
+                f"{message}\nIts remains could not be deleted, the next `pulumi up` does that: {error}"
             ) from None
         kind = LostAgainError if look.state in request.TAKEN_BACK else CloudTpuError
-        raise kind(f"{why}\nNothing is left of it; `pulumi up` asks for it again.")
+        raise kind(f"{message}\nNothing is left of it; `pulumi up` asks for it again.")
 
     def _outputs(self, props: Props, placed: Placed, *, before: Sequence[Props]) -> Json:
         """Bring an active one's nodes up to date and describe it."""
         spec, look = placed.spec, placed.look
         if look.kind != "active":
             return self._shown(props, placed, [])
-        was = [*before, request.node_of(look.queued_resource)]
+        was = [*before, request.requested_node(look.queued_resource)]
         nodes = self._patched(spec, _in_order(spec, look), was)
-        found = workers.awaited(self._client, self._backoff, nodes, GUEST_LIMIT_S)
+        worker_lists = workers.awaited(self._client, self._backoff, nodes, GUEST_LIMIT_S)
         fresh = {node["name"].rpartition("/")[2]: node for node in nodes}
-        seen = request.look(look.queued_resource, fresh)
-        return self._shown(props, dataclasses.replace(placed, look=seen), found)
+        current = request.look(look.queued_resource, fresh)
+        return self._shown(props, dataclasses.replace(placed, look=current), worker_lists)
 
     def _patched(self, spec: Spec, nodes: Sequence[Json], before: Sequence[Mapping[str, Any]]) -> list[Json]:
         """Change nodes in place to what the spec says, and return them as they are then. before: see `request.patch`.
@@ -346,91 +356,94 @@ class Lifecycle:
                 self._backoff.say(f"{name.rpartition('/')[2]}: {error}; tried again for {left}")
             self._backoff.pause(PATCH_AGAIN_S)
 
-    def _shown(self, props: Props, placed: Placed, found: Sequence[list[Json]]) -> Json:
+    def _shown(self, props: Props, placed: Placed, worker_lists: Sequence[list[Json]]) -> Json:
         spec, look = placed.spec, placed.look
-        several = {"zone": spec.zone, "others": list(placed.others)} if spec.zones else {}
+        zone_outputs = {"zone": spec.zone, "others": list(placed.other_zones)} if spec.zones else {}
         in_order = _in_order(spec, look) if look.kind == "active" else []
         return {
             **props,
-            **several,
+            **zone_outputs,
             "state": look.state,
-            "nodes": [workers.output(node, of_node) for node, of_node in zip(in_order, found, strict=False)],
+            "nodes": [
+                workers.output(node, node_workers)
+                for node, node_workers in zip(in_order, worker_lists, strict=False)
+            ],
             "create_time": look.queued_resource.get("createTime", ""),
         }
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
-    def look(self, spec: Spec, found: Json) -> Look:
-        """How it stands, its nodes included. A missing node is looked for again for a minute before we say so."""
+    def look(self, spec: Spec, queued_resource: Json) -> Look:
+        """Return the state of a request and its nodes. A node counts as missing after a minute of looking for it."""
         until = self._backoff.now() + LATE_S
         while True:
-            seen = self._once(spec, found)
-            if seen.state != request.MISSING or self._backoff.now() >= until:
-                return seen
+            observed = self._once(spec, queued_resource)
+            if observed.state != request.MISSING or self._backoff.now() >= until:
+                return observed
             self._backoff.pause(poll_pause_s(0.0))
-            found = self._client.queued_resource(spec.name) or found
+            queued_resource = self._client.queued_resource(spec.name) or queued_resource
 
     def _until_active(self, spec: Spec, operation: str | None) -> Look:
-        """Active, lost, or still waiting when wait_s is over. operation: the one by which we asked for it just now.
+        """Wait until the slice is active or lost, at most wait_s. operation: the one that has just requested it.
 
-        Raises CloudTpuError where it is gone, and AbandonedError where nobody waits any more. Nothing else: the request
-        is there, and a state that does not know of it would leave it behind.
+        Raises CloudTpuError if the request is gone, and AbandonedError if nobody waits any more. Nothing else: the
+        request exists, and a state that does not know of it would leave it behind.
         """
-        started = said = self._backoff.now()
+        started = reported = self._backoff.now()
         last, is_new = "requested", operation is not None
-        seen = Look(kind="waiting", state="ACCEPTED", why="", queued_resource={}, nodes={})
+        observed = Look(kind="waiting", state="ACCEPTED", reason="", queued_resource={}, nodes={})
         while True:
             waited_s = self._backoff.now() - started
             left_s = spec.wait_s - waited_s
             try:
-                found = self._client.queued_resource(spec.name, patience_s=max(left_s, 0.0))
-                if found is None:
+                queued_resource = self._client.queued_resource(spec.name, patience_s=max(left_s, 0.0))
+                if queued_resource is None:
                     self.require_pending(spec, operation, waited_s)
                 else:
-                    seen, operation = self.look(spec, found), None
+                    observed, operation = self.look(spec, queued_resource), None
             except (AbandonedError, GoneError):
                 raise
             except CloudTpuError as error:
                 self._backoff.say(f"warning: {spec.queued_resource_id}: {error}")
                 if error.status not in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
-                    return seen
-            self.remember(spec, seen, is_new=is_new or last != "requested")
-            if seen.kind != "waiting":
-                return seen
+                    return observed
+            self.remember(spec, observed, is_new=is_new or last != "requested")
+            if observed.kind != "waiting":
+                return observed
             if waited_s >= spec.wait_s:
                 self._backoff.say(
-                    f"warning: {spec.queued_resource_id} is still {seen.state} after {spoken(waited_s)} and stays in"
-                    " the queue: `pulumi up` waits on, `pulumi destroy` gives it up"
+                    f"warning: {spec.queued_resource_id} is still {observed.state} after {spoken(waited_s)} and "
+                    "stays in the queue: `pulumi up` waits on, `pulumi destroy` gives it up"
                 )
-                return seen
-            if seen.state != last or self._backoff.now() - said >= SAY_EVERY_S:
-                last, said = seen.state, self._backoff.now()
+                return observed
+            if observed.state != last or self._backoff.now() - reported >= SAY_EVERY_S:
+                last, reported = observed.state, self._backoff.now()
                 self._backoff.say(
-                    f"{spec.queued_resource_id}: {seen.state} for {spec.hardware};"
+                    f"{spec.queued_resource_id}: {observed.state} for {spec.hardware};"
                     f" waited {spoken(waited_s)}, at most {spoken(left_s)} more"
                 )
             self._backoff.pause(min(poll_pause_s(waited_s), max(left_s, 1.0)))
 
     def _until_done(self, operation: Json, limit_s: float) -> None:
-        """Raises CloudTpuError where an operation has failed, or has not ended in time."""
+        """Wait for an operation. Raises CloudTpuError if it fails or does not end in time."""
         until = self._backoff.now() + limit_s
-        found: Json | None = operation
-        while found is not None and not found.get("done"):
+        current: Json | None = operation
+        while current is not None and not current.get("done"):
             if self._backoff.now() >= until:
                 raise CloudTpuError(f"{operation['name']}: it has not ended within {spoken(limit_s)}")
             self._backoff.pause(2.0)
-            found = self._client.operation(operation["name"])
-        if found is not None and "error" in found:
-            raise CloudTpuError(f"{operation['name']}: {found['error'].get('message', 'it has failed')}")
+            current = self._client.operation(operation["name"])
+        if current is not None and "error" in current:
+            raise CloudTpuError(f"{operation['name']}: {current['error'].get('message', 'it has failed')}")
 
-    def _once(self, spec: Spec, found: Json) -> Look:
+    def _once(self, spec: Spec, queued_resource: Json) -> Look:
         nodes: dict[str, Json | None] = {}
-        if request.state_of(found) == request.ACTIVE:
+        if request.resource_state(queued_resource) == request.ACTIVE:
             nodes = {
                 node_id: self._client.node(f"{spec.parent}/nodes/{node_id}")
-                for node_id in request.node_ids(found)
+                for node_id in request.node_ids(queued_resource)
             }
-        return request.look(found, nodes)
+        return request.look(queued_resource, nodes)
 
     def require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None:
         """It is not there: not yet, or not any more? Raises GoneError for the latter."""
@@ -446,23 +459,29 @@ class Lifecycle:
     # --- until it is gone -------------------------------------------------------------------------------------------
 
     def _remove(self, name: str, owner: str) -> None:
-        """A queued resource and its nodes."""
+        """Delete a queued resource and its nodes."""
 
         def ours() -> Json | None:
-            found = self._client.queued_resource(name)
-            return found if found and request.is_owned(request.node_of(found), owner) else None
-
-        self._until_gone(name, ours, request.state_of, lambda: self._client.delete_queued_resource(name))
-
-    def delete_node(self, name: str, owner: str) -> None:
-        """A node by itself; over when it is gone. What is not the owner's stays."""
-
-        def ours() -> Json | None:
-            found = self._client.node(name)
-            return found if found and request.is_owned(found, owner) else None
+            queued_resource = self._client.queued_resource(name)
+            return (
+                queued_resource
+                if queued_resource and request.is_owned(request.requested_node(queued_resource), owner)
+                else None
+            )
 
         self._until_gone(
-            name, ours, lambda found: str(found.get("state")), lambda: self._client.delete_node(name)
+            name, ours, request.resource_state, lambda: self._client.delete_queued_resource(name)
+        )
+
+    def delete_node(self, name: str, owner: str) -> None:
+        """Delete a node, and return when it is gone. A node of another owner stays."""
+
+        def ours() -> Json | None:
+            node = self._client.node(name)
+            return node if node and request.is_owned(node, owner) else None
+
+        self._until_gone(
+            name, ours, lambda node: str(node.get("state")), lambda: self._client.delete_node(name)
         )
 
     def _remove_orphans(self, spec: Spec) -> None:
@@ -474,21 +493,21 @@ class Lifecycle:
                 self.delete_node(name, spec.owner)
 
     def remove_all(self, project: str, owner: str, zones: Collection[str] | None = None) -> None:
-        """Every queued resource and node of a stack, in all zones: what interrupted ones have left and no state knows.
+        """Delete every queued resource and node of a stack in all zones: what an interrupted `pulumi up` has left.
 
-        zones: in which there may be some; None: nobody knows. Raises CloudTpuError where one of these could not be
-        asked, once all is gone that the others showed.
+        zones: where there may be some; None: not known. Raises CloudTpuError if one of them could not be asked, after
+        deleting what the others showed.
         """
-        said = "left by an interrupted `pulumi up`; it is deleted"
+        reason = "left by an interrupted `pulumi up`; it is deleted"
         queued = self._client.queued_resources(project)
-        for found in queued.found:
-            if request.is_owned(request.node_of(found), owner):
-                self._backoff.say(f"{found['name']}: {said}")
-                self._remove(found["name"], owner)
+        for queued_resource in queued.items:
+            if request.is_owned(request.requested_node(queued_resource), owner):
+                self._backoff.say(f"{queued_resource['name']}: {reason}")
+                self._remove(queued_resource["name"], owner)
         nodes = self._client.nodes(project)
-        for node in nodes.found:
+        for node in nodes.items:
             if request.is_owned(node, owner):
-                self._backoff.say(f"{node['name']}: {said}")
+                self._backoff.say(f"{node['name']}: {reason}")
                 self.delete_node(node["name"], owner)
         unreachable = {*queued.unreachable, *nodes.unreachable}
         if unknown := sorted(unreachable if zones is None else unreachable & {*zones}):
@@ -498,22 +517,22 @@ class Lifecycle:
         self,
         name: str,
         ours: Callable[[], Json | None],
-        state_of: Callable[[Json], str],
+        get_state: Callable[[Json], str],
         delete: Callable[[], None],
     ) -> None:
-        """Delete, look, and delete again where the API has refused it; until it is not there, or not ours."""
+        """Delete, and try again where the API refuses, until the resource is gone or not ours."""
         until = self._backoff.now() + DELETE_LIMIT_S
         asked_at: float | None = None
         refusal = ""
-        while (found := ours()) is not None:
+        while (remaining := ours()) is not None:
             now = self._backoff.now()
             if now >= until:
                 raise CloudTpuError(
-                    f"{name}: it is still {state_of(found)} after {spoken(DELETE_LIMIT_S)}{refusal}; `pulumi up` tries"
-                    " again"
+                    f"{name}: it is still {get_state(remaining)} after {spoken(DELETE_LIMIT_S)}{refusal}; `pulumi "
+                    "up` tries again"
                 )
             patience_s = LOOK_AGAIN_S if refusal else DELETE_AGAIN_S
-            if (state_of(found) != "DELETING" and asked_at is None) or (
+            if (get_state(remaining) != "DELETING" and asked_at is None) or (
                 asked_at is not None and now - asked_at >= patience_s
             ):
                 self._backoff.require_awaited()

@@ -49,7 +49,7 @@ class Disk:
 class Spec:
     """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's.
 
-    With several `zones`, `zone` is the one where it is, as far as that is known, and `everywhere` has them all.
+    With several `zones`, `zone` is where the slice is, as far as that is known; `per_zone` has a spec for each.
     """
 
     project: str
@@ -83,8 +83,8 @@ class Spec:
     store_url: str
 
     @property
-    def everywhere(self) -> tuple[Spec, ...]:
-        """The same in each of its zones, in their order; where only one is named, itself."""
+    def per_zone(self) -> tuple[Spec, ...]:
+        """This spec for each of its zones, in their order; only itself if it names one zone."""
         return tuple(
             dataclasses.replace(self, zone=zone, subnetwork=self.subnetworks.get(zone, self.subnetwork))
             for zone in self.zones or (self.zone,)
@@ -125,8 +125,8 @@ class Spec:
         )
 
     @classmethod
-    def of(cls, props: Props) -> Spec:
-        """Of properties that are all known; what is absent is empty, zero or false."""
+    def from_props(cls, props: Props) -> Spec:
+        """Read properties that are all known. An absent one is empty, zero or false."""
         values = {
             field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
         }
@@ -138,11 +138,11 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "str": lambda value: str(value or ""),
     "int": lambda value: int(value or 0),
     "bool": bool,
-    "Mapping[str, str]": lambda value: {str(key): str(each) for key, each in (value or {}).items()},
-    "tuple[str, ...]": lambda value: tuple(str(each) for each in value or ()),
+    "Mapping[str, str]": lambda value: {str(key): str(item) for key, item in (value or {}).items()},
+    "tuple[str, ...]": lambda value: tuple(str(item) for item in value or ()),
     "tuple[Disk, ...]": lambda value: tuple(
-        Disk(source_disk=str(each["source_disk"]), mode=str(each.get("mode") or "read-write"))
-        for each in value or ()
+        Disk(source_disk=str(disk["source_disk"]), mode=str(disk.get("mode") or "read-write"))
+        for disk in value or ()
     ),
 }
 """By the type of a field: its form, of a value as Pulumi hands it over."""
@@ -209,7 +209,7 @@ def _node(spec: Spec) -> Json:
     return node
 
 
-def node_of(queued_resource: Json) -> Json:
+def requested_node(queued_resource: Json) -> Json:
     """The node that a queued resource asks for."""
     specs = queued_resource.get("tpu", {}).get("nodeSpec") or [{}]
     node: Json = specs[0].get("node", {})
@@ -217,17 +217,17 @@ def node_of(queued_resource: Json) -> Json:
 
 
 def node_ids(queued_resource: Json) -> tuple[str, ...]:
-    """Of the nodes that it asks for, which need not be those that we would ask for now."""
+    """The ids of the nodes that it requests, which may differ from those that we would request now."""
     own_id = str(queued_resource.get("name", "")).rpartition("/")[2]
-    found: list[str] = []
+    ids: list[str] = []
     for node_spec in queued_resource.get("tpu", {}).get("nodeSpec", []):
         many = node_spec.get("multisliceParams")
         if many is None:
-            found.append(node_spec.get("nodeId") or own_id)
+            ids.append(node_spec.get("nodeId") or own_id)
         else:
             prefix = many.get("nodeIdPrefix") or own_id
-            found += [f"{prefix}-{number}" for number in range(int(many.get("nodeCount", 0)))]
-    return tuple(found)
+            ids += [f"{prefix}-{number}" for number in range(int(many.get("nodeCount", 0)))]
+    return tuple(ids)
 
 
 def is_owned(node: Json, owner: str) -> bool:
@@ -241,24 +241,24 @@ def belongs_to(node: Json, spec: Spec) -> bool:
     return str(node.get("queuedResource", "")).endswith(tail)
 
 
-def differences(spec: Spec, found: Json, *, waiting: bool) -> tuple[str, ...]:
-    """Properties in which a queued resource is other than spec, less those that can be changed in place.
+def differences(spec: Spec, queued_resource: Json, *, waiting: bool) -> tuple[str, ...]:
+    """The properties in which a queued resource differs from the spec, without those that can be changed in place.
 
     Only names are compared where Google may write a full path. What we leave to Google (no network, no account) is not
     compared. Timing matters as long as it waits.
     """
-    node_spec = (found.get("tpu", {}).get("nodeSpec") or [{}])[0]
-    node = node_of(found)
+    node_spec = (queued_resource.get("tpu", {}).get("nodeSpec") or [{}])[0]
+    node = requested_node(queued_resource)
     network = node.get("networkConfig", {})
     hardware = node.get("acceleratorConfig", {})
     pairs: list[tuple[str, object, object]] = [
         ("runtime_version", spec.runtime_version, node.get("runtimeVersion")),
-        ("capacity", spec.capacity, _capacity(found)),
+        ("capacity", spec.capacity, _capacity(queued_resource)),
         ("node_count", spec.node_count, node_spec.get("multisliceParams", {}).get("nodeCount", 1)),
         (
             "guaranteed_s",
             float(spec.guaranteed_s),
-            _seconds(found.get("guaranteed", {}).get("minDuration")),
+            _seconds(queued_resource.get("guaranteed", {}).get("minDuration")),
         ),
         ("data_disks", _disks_asked_for(spec), _disks(node.get("dataDisks", []))),
         (
@@ -268,7 +268,9 @@ def differences(spec: Spec, found: Json, *, waiting: bool) -> tuple[str, ...]:
         ),
     ]
     if _last(spec.reservation_name) != "-":  # any reservation: Google may name the one that it took
-        pairs.append(("reservation_name", _last(spec.reservation_name), _last(found.get("reservationName"))))
+        pairs.append(
+            ("reservation_name", _last(spec.reservation_name), _last(queued_resource.get("reservationName")))
+        )
     if spec.accelerator_type and "acceleratorType" in node:
         pairs.append(("accelerator_type", spec.accelerator_type, node["acceleratorType"]))
     if spec.accelerator_generation and hardware:
@@ -282,7 +284,7 @@ def differences(spec: Spec, found: Json, *, waiting: bool) -> tuple[str, ...]:
         email = node.get("serviceAccount", {}).get("email")
         pairs.append(("service_account_email", spec.service_account_email, email))
     found_names = [name for name, ours, theirs in pairs if ours != theirs]
-    if waiting and abs(spec.valid_until_s - _valid_until_s(found)) > TIMING_SLACK_S:
+    if waiting and abs(spec.valid_until_s - _valid_until_s(queued_resource)) > TIMING_SLACK_S:
         found_names.append("valid_until_s")
     return tuple(found_names)
 
@@ -296,7 +298,7 @@ def patch(spec: Spec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[
     body: Json = {}
     for field, ours in (("labels", spec.labels), ("metadata", spec.metadata)):
         has: Mapping[str, str] = node.get(field, {})
-        dropped = {key for each in before for key in (each.get(field) or {})} - set(ours)
+        dropped = {key for previous in before for key in (previous.get(field) or {})} - set(ours)
         merged = {key: value for key, value in has.items() if key not in dropped} | dict(ours)
         if merged != dict(has):
             body[field] = merged
@@ -312,10 +314,10 @@ def patch(spec: Spec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[
     return ",".join(mask), body
 
 
-def _capacity(found: Json) -> str:
-    if "spot" in found:
+def _capacity(queued_resource: Json) -> str:
+    if "spot" in queued_resource:
         return "spot"
-    return "reserved" if found.get("reservationName") else "on-demand"
+    return "reserved" if queued_resource.get("reservationName") else "on-demand"
 
 
 def _last(path: str | None) -> str:
@@ -326,11 +328,12 @@ def _seconds(duration: str | None) -> float:
     return float(duration.removesuffix("s")) if duration else 0.0
 
 
-def _valid_until_s(found: Json) -> float:
-    policy = found.get("queueingPolicy", {})
-    if "validUntilTime" in policy and "createTime" in found:
+def _valid_until_s(queued_resource: Json) -> float:
+    policy = queued_resource.get("queueingPolicy", {})
+    if "validUntilTime" in policy and "createTime" in queued_resource:
         until, since = (
-            datetime.datetime.fromisoformat(text) for text in (policy["validUntilTime"], found["createTime"])
+            datetime.datetime.fromisoformat(text)
+            for text in (policy["validUntilTime"], queued_resource["createTime"])
         )
         return (until - since).total_seconds()
     return _seconds(policy.get("validUntilDuration"))
@@ -349,11 +352,11 @@ def _disks(disks: Sequence[Json]) -> list[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a queued resource stood when we looked. `state`: its own, or of an ACTIVE one that of its worst node."""
+    """The state of a queued resource when it was read. `state`: its own; if it is ACTIVE, that of its worst node."""
 
     kind: Kind
     state: str
-    why: str
+    reason: str
     queued_resource: Json
     nodes: Mapping[str, Json]
 
@@ -365,11 +368,11 @@ class Look:
 
 
 def look(queued_resource: Json, nodes: Mapping[str, Json | None]) -> Look:
-    """nodes: by id, None where it is not there; needed of an ACTIVE one only."""
-    state = state_of(queued_resource)
-    there = {node_id: node for node_id, node in nodes.items() if node is not None}
+    """nodes: by id, None where there is none; only needed if the resource is ACTIVE."""
+    state = resource_state(queued_resource)
+    present = {node_id: node for node_id, node in nodes.items() if node is not None}
     kind: Kind = "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
-    why = _reason(queued_resource, state) if kind == "lost" else ""
+    reason = _reason(queued_resource, state) if kind == "lost" else ""
     if kind == "active":
         lost = [
             (node_id, MISSING if node is None else str(node.get("state", "")))
@@ -378,18 +381,18 @@ def look(queued_resource: Json, nodes: Mapping[str, Json | None]) -> Look:
         ]
         if lost:
             # A node that is missing may only be late; one that says itself that it is over is certain.
-            worst = next((each for _, each in lost if each != MISSING), MISSING)
+            worst = next((node_state for _, node_state in lost if node_state != MISSING), MISSING)
             kind, state = "lost", worst
-            why = ", ".join(f"node {node_id} is {'gone' if at == MISSING else at}" for node_id, at in lost)
-    return Look(kind=kind, state=state, why=why, queued_resource=queued_resource, nodes=there)
+            reason = ", ".join(f"node {node_id} is {'gone' if at == MISSING else at}" for node_id, at in lost)
+    return Look(kind=kind, state=state, reason=reason, queued_resource=queued_resource, nodes=present)
 
 
-def state_of(queued_resource: Json) -> str:
+def resource_state(queued_resource: Json) -> str:
     return str(queued_resource.get("state", {}).get("state", "STATE_UNSPECIFIED"))
 
 
-def kind_of(state: object) -> Kind:
-    """Of the output `state` as Pulumi remembers it."""
+def state_kind(state: object) -> Kind:
+    """The kind of an output `state` in Pulumi's state."""
     return "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
 
 

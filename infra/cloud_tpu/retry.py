@@ -87,10 +87,10 @@ class Refusal:
             answer = json.loads(content)
         except ValueError:
             answer = {}
-        found = answer.get("error") if isinstance(answer, dict) else None
-        error: Json = found if isinstance(found, dict) else {}
-        details = [each for each in error.get("details", []) if isinstance(each, dict)]
-        reasons = [str(each["reason"]) for each in details if "reason" in each]
+        value = answer.get("error") if isinstance(answer, dict) else None
+        error: Json = value if isinstance(value, dict) else {}
+        details = [detail for detail in error.get("details", []) if isinstance(detail, dict)]
+        reasons = [str(detail["reason"]) for detail in details if "reason" in detail]
         return cls(
             http_code=http_code,
             status=str(error.get("status", "")),
@@ -130,11 +130,11 @@ class Refusal:
         passing = self.http_code in (408, 500, 502, 503, 504) or (self.http_code == 429 and not self.is_quota)
         return passing or self.is_early
 
-    def explained(self, what: str, project: str) -> CloudTpuError:
-        """With what was tried and what to do about it."""
+    def explained(self, action: str, project: str) -> CloudTpuError:
+        """The error for the user: the action that failed, why, and the remedy."""
         is_off = self.is_disabled or (self.http_code in (403, 404) and _NO_PROJECT.search(self.message))
         kind = NoServiceError if is_off else CloudTpuError
-        return kind(f"{what}: {self.message.strip()}{self._remedy(project)}", self.status)
+        return kind(f"{action}: {self.message.strip()}{self._remedy(project)}", self.status)
 
     def _remedy(self, project: str) -> str:
         if self.is_quota:

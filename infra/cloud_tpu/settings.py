@@ -58,15 +58,15 @@ def read(config: Callable[[str], Any]) -> Settings:
         values = [config(key), *(os.environ.get(variable) for variable in variables)]
         return next((str(value) for value in values if value), None)
 
-    given = first("gcp:tpuV2CustomEndpoint", "GOOGLE_TPU_V2_CUSTOM_ENDPOINT") or ENDPOINT
-    url = urllib.parse.urlsplit(given)
+    address = first("gcp:tpuV2CustomEndpoint", "GOOGLE_TPU_V2_CUSTOM_ENDPOINT") or ENDPOINT
+    url = urllib.parse.urlsplit(address)
     if (
         url.scheme not in ("https", "http")
         or not url.netloc
         or (url.scheme == "http" and url.hostname not in LOOPBACK)
     ):
         raise CloudTpuError(
-            f'gcp:tpuV2CustomEndpoint: "{given}" must be an https:// address, or http:// on this machine;'
+            f'gcp:tpuV2CustomEndpoint: "{address}" must be an https:// address, or http:// on this machine;'
             " remove it to use Google's own"
         )
     return Settings(
@@ -88,26 +88,26 @@ def credentials(settings: Settings) -> google.auth.credentials.Credentials:
         )
     try:
         if settings.credentials:
-            return _of_text(settings.credentials, settings.quota_project)
-        found, _ = google.auth.default(scopes=SCOPES, quota_project_id=settings.quota_project)
+            return _key_credentials(settings.credentials, settings.quota_project)
+        application_default, _ = google.auth.default(scopes=SCOPES, quota_project_id=settings.quota_project)
     except google.auth.exceptions.GoogleAuthError:
         raise CloudTpuError(f"there are no credentials for Google Cloud: {REMEDY}") from None
-    return found
+    return application_default
 
 
-def _of_text(text: str, quota_project: str | None) -> google.auth.credentials.Credentials:
+def _key_credentials(text: str, quota_project: str | None) -> google.auth.credentials.Credentials:
     """gcp:credentials is the content of a key file, or the file's path: of a service account or of a user."""
     try:
         key = json.loads(
             text if text.lstrip().startswith("{") else pathlib.Path(text).read_text(encoding="utf-8")
         )
         make = KEYS[key["type"]]
-        found = make(key, scopes=SCOPES)
+        key_credentials = make(key, scopes=SCOPES)
     except (OSError, ValueError, KeyError, TypeError, google.auth.exceptions.GoogleAuthError):
         raise CloudTpuError(
             f"gcp:credentials is neither the JSON of a key ({' or '.join(KEYS)}) nor the path of such a file: {REMEDY}"
         ) from None
-    made: google.auth.credentials.Credentials = (
-        found.with_quota_project(quota_project) if quota_project else found
+    billed: google.auth.credentials.Credentials = (
+        key_credentials.with_quota_project(quota_project) if quota_project else key_credentials
     )
-    return made
+    return billed

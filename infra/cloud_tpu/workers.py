@@ -73,17 +73,19 @@ def awaited(client: Client, backoff: Backoff, nodes: Sequence[Json], limit_s: fl
     """The workers of each node, once all have published, or as they are after `limit_s`, with a line that says so."""
     until = backoff.now() + limit_s
     first = [_read(client, node) for node in nodes]
-    found = [workers for workers, _ in first]
+    worker_lists = [workers for workers, _ in first]
     if refused := [error for _, error in first if error and error.status not in MAY_COME]:
         backoff.say(f"warning: {refused[0]}")
         until = backoff.now()
-    while not all(are_complete(workers) for workers in found) and backoff.now() + LOOK_AGAIN_S <= until:
+    while (
+        not all(are_complete(workers) for workers in worker_lists) and backoff.now() + LOOK_AGAIN_S <= until
+    ):
         backoff.pause(LOOK_AGAIN_S)
-        found = [
+        worker_lists = [
             workers if are_complete(workers) else read(client, node)
-            for node, workers in zip(nodes, found, strict=True)
+            for node, workers in zip(nodes, worker_lists, strict=True)
         ]
-    for node, workers in zip(nodes, found, strict=True):
+    for node, workers in zip(nodes, worker_lists, strict=True):
         if not are_complete(workers):
             late = [
                 str(worker["index"]) for worker in workers if not (worker["name"] and worker["host_keys"])
@@ -93,7 +95,7 @@ def awaited(client: Client, backoff: Backoff, nodes: Sequence[Json], limit_s: fl
                 " or host key yet; it cannot be reached until `pulumi up --refresh` has found them (under the"
                 " organisation policy compute.disableGuestAttributesAccess it never publishes them: `fab trust`)"
             )
-    return found
+    return worker_lists
 
 
 def output(node: Json, workers: list[Json]) -> Json:
@@ -106,9 +108,9 @@ def output(node: Json, workers: list[Json]) -> Json:
     }
 
 
-def hosts_of(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
+def inventory_hosts(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     """The hosts of a slice as the inventory has them, numbered through all its nodes. nodes: as `output` makes them."""
-    found = [worker for node in nodes for worker in node["workers"]]
+    workers = [worker for node in nodes for worker in node["workers"]]
     return tuple(
         Host(
             index=index,
@@ -119,5 +121,5 @@ def hosts_of(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
             host_keys=tuple(worker["host_keys"]),
             reach="iap",
         )
-        for index, worker in enumerate(found)
+        for index, worker in enumerate(workers)
     )

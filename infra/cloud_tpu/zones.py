@@ -54,11 +54,11 @@ NOT_YET = ("ACCEPTED", "WAITING_FOR_RESOURCES")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A request and how it stands. others: zones that still have something of ours beside it, which should be gone."""
+    """A request and its state. other_zones: zones that still have a request of ours, which should be gone."""
 
     spec: Spec
     look: Look
-    others: tuple[str, ...] = ()
+    other_zones: tuple[str, ...] = ()
 
 
 def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
@@ -68,17 +68,21 @@ def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
 
 def shown(listing: Listing, spec: Spec) -> list[str]:
     """The zones in which a listing shows it. A project may be called by its number there."""
-    ours = [each for each in listing.found if request.is_owned(request.node_of(each), spec.owner)]
-    names = [each["name"].split("/") for each in ours]
+    ours = [
+        queued_resource
+        for queued_resource in listing.items
+        if request.is_owned(request.requested_node(queued_resource), spec.owner)
+    ]
+    names = [queued_resource["name"].split("/") for queued_resource in ours]
     return [name[3] for name in names if name[5] == spec.queued_resource_id]
 
 
-def strays(listing: Listing, spec: Spec, known: Collection[str]) -> list[Spec]:
-    """The same in zones beside its known ones that have it: an `up` was cut off, and then the zones changed.
+def strays(listing: Listing, spec: Spec, known_zones: Collection[str]) -> list[Spec]:
+    """The spec of each request in a zone that is not known: an `up` was cut off, and then the zones changed.
 
     A zone that Google could not ask may have it too; the end of the stack looks again (`Lifecycle.remove_all`).
     """
-    return [dataclasses.replace(spec, zone=zone) for zone in shown(listing, spec) if zone not in known]
+    return [dataclasses.replace(spec, zone=zone) for zone in shown(listing, spec) if zone not in known_zones]
 
 
 def require_empty(listing: Listing, spec: Spec, refusal: CloudTpuError) -> None:
@@ -96,91 +100,90 @@ class OneZone(Protocol):
     """What is done in one zone, as `infra.cloud_tpu.lifecycle.Lifecycle` has it."""
 
     def ask(self, spec: Spec, *, is_recorded: bool) -> str | None: ...
-    def look(self, spec: Spec, found: dict[str, Any]) -> Look: ...
+    def look(self, spec: Spec, queued_resource: dict[str, Any]) -> Look: ...
     def remember(self, spec: Spec, look: Look, *, is_new: bool = False) -> None: ...
     def require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None: ...
 
 
 class Search:
-    """For one slice in its zones. before: as the state has it; None: the state does not know of it.
+    """Finds a zone for one slice. before: the spec in Pulumi's state; None: the state does not have the slice.
 
-    Zones that `before` has and `wanted` has not any more are only emptied. The one that a state or a caller says it is
-    in (`zone`) is preferred where several are alike.
+    Zones that only `before` has are emptied. Among equal zones, the `zone` of the spec is preferred.
     """
 
     def __init__(
-        self, lifecycle: OneZone, client: Client, backoff: Backoff, wanted: Spec, before: Spec | None
+        self, lifecycle: OneZone, client: Client, backoff: Backoff, desired: Spec, before: Spec | None
     ) -> None:
         self._lifecycle = lifecycle
         self._client = client
         self._backoff = backoff
-        self._wanted = wanted
+        self._desired = desired
         self._is_recorded = before is not None
-        home = (before or wanted).zone
-        self._specs = {spec.zone: spec for spec in wanted.everywhere}
-        former = {spec.zone: spec for spec in before.everywhere} if before else {}
-        self._all = {**former, **self._specs}
+        home = (before or desired).zone
+        self._specs = {spec.zone: spec for spec in desired.per_zone}
+        previous = {spec.zone: spec for spec in before.per_zone} if before else {}
+        self._all = {**previous, **self._specs}
         self._preferred = sorted(self._specs, key=lambda zone: zone != home)
         self._open: set[str] = set()  # zones whose request is waited for; of `first` one
-        self._asked: dict[str, float] = {}  # when, of those that were not ACTIVE when the search began
+        self._requested_at: dict[str, float] = {}  # when, of those that were not ACTIVE when the search began
         self._operations: dict[str, str] = {}  # by which they were asked for, until the request is shown
         self._refused: dict[str, str] = {}  # why a zone is not asked (again)
         self._answers: dict[str, str] = {}  # the status or state of these
 
-    def found(self) -> Placed | None:
-        """How it stands now, without changing anything; None where no zone has anything of ours."""
+    def observed(self) -> Placed | None:
+        """The current request, without changing anything; None if no zone has one of ours."""
         held = self._survey(LATE_S)
         for kind in ("active", "waiting", "lost"):
             zones = [zone for zone in self._preferred if zone in held and held[zone].kind == kind]
             if zones:
-                others = [zone for zone in held if zone != zones[0] and held[zone].state != "DELETING"]
-                is_one_too_many = kind == "active" and others
+                other_zones = [zone for zone in held if zone != zones[0] and held[zone].state != "DELETING"]
+                is_one_too_many = kind == "active" and other_zones
                 return Placed(
                     spec=self._all[zones[0]],
                     look=held[zones[0]],
-                    others=tuple(others) if is_one_too_many else (),
+                    other_zones=tuple(other_zones) if is_one_too_many else (),
                 )
         return None
 
     def run(self) -> Placed:
-        """See to it that it is asked for, and wait until it is ACTIVE or wait_s is over.
+        """Request the slice, and wait until it is ACTIVE or wait_s is over.
 
-        Raises CloudTpuError where no zone takes or keeps the request, or something runs that only a person may delete.
+        Raises CloudTpuError if no zone takes or keeps the request, or something runs that only a person may delete.
         """
-        self._strays = {spec.zone: spec for spec in strays(self._listing, self._wanted, self._all)}
+        self._strays = {spec.zone: spec for spec in strays(self._listing, self._desired, self._all)}
         self._all |= self._strays
         self._begin(self._survey(LATE_S))
-        started = said = self._backoff.now()
+        started = reported = self._backoff.now()
         last = ""
         while True:
             waited_s = self._backoff.now() - started
-            left_s = max(self._wanted.wait_s - waited_s, 0.0)
+            left_s = max(self._desired.wait_s - waited_s, 0.0)
             held = self._look_again(min(left_s, LOOK_PATIENCE_S))
             for zone, look in held.items():
-                self._lifecycle.remember(self._all[zone], look, is_new=zone in self._asked)
-            if active := self._of_kind(held, "active"):
-                return self._kept(active[0], held[active[0]])
-            lost = self._of_kind(held, "lost")
+                self._lifecycle.remember(self._all[zone], look, is_new=zone in self._requested_at)
+            if active := self._zones_by_kind(held, "active"):
+                return self._keep(active[0], held[active[0]])
+            lost = self._zones_by_kind(held, "lost")
             for zone in lost:
-                self._refuse(zone, held[zone].why, held[zone].state)
+                self._refuse(zone, held[zone].reason, held[zone].state)
                 self._withdraw([zone], "it will not come")
-            waiting = self._of_kind(held, "waiting")
-            if self._wanted.strategy != "race" and (
+            waiting = self._zones_by_kind(held, "waiting")
+            if self._desired.strategy != "race" and (
                 self._next_turn(held) if waiting else self._pass_on(next(iter([*lost, *self._specs])))
             ):
                 continue
             if not waiting:
                 raise self._nothing_left()
             now_at = ", ".join(f"{zone} {held[zone].state}" for zone in waiting)
-            if waited_s >= self._wanted.wait_s:
+            if waited_s >= self._desired.wait_s:
                 self._backoff.say(
                     f"warning: {self._id} is still {now_at} after {spoken(waited_s)} and stays in the queue:"
                     " `pulumi up` waits on, `pulumi destroy` gives it up"
                 )
                 best = min(waiting, key=lambda zone: held[zone].state in NOT_YET)
                 return Placed(spec=self._specs[best], look=held[best])
-            if now_at != last or self._backoff.now() - said >= SAY_EVERY_S:
-                last, said = now_at, self._backoff.now()
+            if now_at != last or self._backoff.now() - reported >= SAY_EVERY_S:
+                last, reported = now_at, self._backoff.now()
                 self._backoff.say(
                     f"{self._id}: {now_at}; waited {spoken(waited_s)}, at most {spoken(left_s)} more"
                 )
@@ -191,45 +194,47 @@ class Search:
     @functools.cached_property
     def _listing(self) -> Listing:
         """What all zones showed when the search began."""
-        return self._client.queued_resources(self._wanted.project)
+        return self._client.queued_resources(self._desired.project)
 
     @property
     def _id(self) -> str:
-        return self._wanted.queued_resource_id
+        return self._desired.queued_resource_id
 
-    def _of_kind(self, held: Mapping[str, Look], kind: str) -> list[str]:
-        """The wanted zones that stand so, the preferred one first."""
+    def _zones_by_kind(self, held: Mapping[str, Look], kind: str) -> list[str]:
+        """The desired zones whose request is of this kind, the preferred zone first."""
         return [zone for zone in self._preferred if zone in held and held[zone].kind == kind]
 
     def _survey(self, patience_s: float) -> dict[str, Look]:
-        """What every zone has of ours. Raises CloudTpuError where one does not answer: it may have one that runs."""
+        """Our requests in all zones. Raises CloudTpuError if a zone does not answer: it may have one that runs."""
         held = {}
         for zone, spec in self._all.items():
             try:
-                found = self._client.queued_resource(spec.name, patience_s=patience_s)
+                queued_resource = self._client.queued_resource(spec.name, patience_s=patience_s)
             except CloudTpuError as error:
-                if error.status not in UNUSABLE or zone == self._wanted.zone:
+                if error.status not in UNUSABLE or zone == self._desired.zone:
                     raise
                 require_empty(self._listing, spec, error)
                 self._refuse(zone, str(error), error.status)
                 continue
-            if found is not None and request.is_owned(request.node_of(found), spec.owner):
-                held[zone] = self._lifecycle.look(spec, found)
+            if queued_resource is not None and request.is_owned(
+                request.requested_node(queued_resource), spec.owner
+            ):
+                held[zone] = self._lifecycle.look(spec, queued_resource)
         return held
 
     def _look_again(self, patience_s: float) -> dict[str, Look]:
-        """How those that are waited for stand. What cannot be read now is looked at later, and waits meanwhile."""
+        """The requests that are waited for. One that cannot be read now counts as waiting, and is read again later."""
         held = {}
         for zone in [zone for zone in self._specs if zone in self._open]:
             spec = self._specs[zone]
-            unread = Look(kind="waiting", state=request.UNREAD, why="", queued_resource={}, nodes={})
+            unread = Look(kind="waiting", state=request.UNREAD, reason="", queued_resource={}, nodes={})
             try:
-                found = self._client.queued_resource(spec.name, patience_s=patience_s)
-                if found is not None:
-                    held[zone] = self._lifecycle.look(spec, found)
+                queued_resource = self._client.queued_resource(spec.name, patience_s=patience_s)
+                if queued_resource is not None:
+                    held[zone] = self._lifecycle.look(spec, queued_resource)
                     self._operations.pop(zone, None)
                 else:
-                    waited_s = self._backoff.now() - self._asked.get(zone, 0.0)
+                    waited_s = self._backoff.now() - self._requested_at.get(zone, 0.0)
                     self._lifecycle.require_pending(spec, self._operations.get(zone), waited_s)
                     held[zone] = dataclasses.replace(unread, state="ACCEPTED")
             except AbandonedError:
@@ -247,7 +252,7 @@ class Search:
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def _begin(self, held: Mapping[str, Look]) -> None:
-        """Adopt what is there, or ask for it."""
+        """Adopt an existing request, or make one."""
         for zone, look in held.items():
             if look.kind == "lost" and look.may_be_running:
                 self._lifecycle.ask(self._all[zone], is_recorded=self._is_recorded)  # says so, and raises
@@ -257,23 +262,23 @@ class Search:
                     " in a zone that is none of its zones any more, and it is ACTIVE. Nothing that runs is deleted"
                     f" without being asked:\nadd {zone} to its zones, or delete it: {self._all[zone].how_to_delete}"
                 )
-        if active := self._of_kind(held, "active"):
+        if active := self._zones_by_kind(held, "active"):
             self._lifecycle.ask(self._specs[active[0]], is_recorded=self._is_recorded)
             self._open.add(active[0])
-        elif self._wanted.strategy == "race":
+        elif self._desired.strategy == "race":
             self._withdraw(
                 [zone for zone in held if zone not in self._specs], "not one of its zones any more"
             )
             for zone in self._specs:
                 _ = zone in self._refused or self._ask(zone)
         else:
-            first = next(iter([*self._of_kind(held, "waiting"), *self._specs]))
+            first = next(iter([*self._zones_by_kind(held, "waiting"), *self._specs]))
             self._withdraw([zone for zone in held if zone != first], "one zone at a time")
             if first in self._refused or not self._ask(first):
                 self._pass_on(first)
 
     def _ask(self, zone: str) -> bool:
-        """Whether the zone has the request now."""
+        """Request the slice in a zone. Returns whether the zone has the request now."""
         spec = self._specs[zone]
         try:
             operation = self._lifecycle.ask(spec, is_recorded=self._is_recorded)
@@ -283,68 +288,68 @@ class Search:
             if error.status not in REFUSED and not self._open:
                 raise
             self._refuse(zone, str(error), error.status)
-            refusal = Look(kind="lost", state="FAILED", why=str(error), queued_resource={}, nodes={})
+            refusal = Look(kind="lost", state="FAILED", reason=str(error), queued_resource={}, nodes={})
             self._lifecycle.remember(spec, refusal)
             return False
         self._open.add(zone)
-        self._asked[zone] = self._backoff.now()
+        self._requested_at[zone] = self._backoff.now()
         if operation is not None:
             self._operations[zone] = operation
         return True
 
-    def _refuse(self, zone: str, why: str, answer: str = "") -> None:
-        self._backoff.say(f"{self._id}: not to be had in {zone}: {why.splitlines()[0]}")
-        self._refused[zone], self._answers[zone] = why, answer
+    def _refuse(self, zone: str, reason: str, answer: str = "") -> None:
+        self._backoff.say(f"{self._id}: not available in {zone}: {reason.splitlines()[0]}")
+        self._refused[zone], self._answers[zone] = reason, answer
         self._open.discard(zone)
         self._operations.pop(zone, None)
 
     def _next_turn(self, held: Mapping[str, Look]) -> bool:
-        """Give the next zone its turn where that of the present one is over. Whether another has the request now."""
-        for here, look in held.items():
-            is_over_here = is_over(self._wanted, look, self._client.now())
-            if look.kind != "waiting" or not is_over_here or not self._others(here):
+        """Move the request on if the current zone's turn is over. Returns whether another zone has it now."""
+        for zone, look in held.items():
+            is_over_here = is_over(self._desired, look, self._client.now())
+            if look.kind != "waiting" or not is_over_here or not self._next_zones(zone):
                 return False
             waited = spoken(stock_outs.age_s(look, self._client.now()))
-            if self._withdraw([here], f"nothing within {waited}"):
+            if self._withdraw([zone], f"nothing within {waited}"):
                 return False
-            self._open.discard(here)
-            return self._pass_on(here) or not self._ask(here)
+            self._open.discard(zone)
+            return self._pass_on(zone) or not self._ask(zone)
         return False
 
-    def _pass_on(self, here: str) -> bool:
-        """Whether the first zone after this one that takes the request has it now."""
-        return any(self._ask(zone) for zone in self._others(here))
+    def _pass_on(self, current_zone: str) -> bool:
+        """Request the slice in the first zone after this one that takes it. Returns whether one does."""
+        return any(self._ask(zone) for zone in self._next_zones(current_zone))
 
-    def _others(self, here: str) -> list[str]:
+    def _next_zones(self, current_zone: str) -> list[str]:
         """The zones that may still be asked, those that come after this one first."""
         order = list(self._specs)
-        turn = order.index(here)
+        turn = order.index(current_zone)
         return [zone for zone in [*order[turn + 1 :], *order[:turn]] if zone not in self._refused]
 
     # --- withdrawing ------------------------------------------------------------------------------------------------
 
-    def _kept(self, zone: str, look: Look) -> Placed:
-        others = [each for each in self._all if each != zone]
-        left = self._withdraw(others, f"{zone} has it", limit_s=LOOK_AGAIN_S)
-        return Placed(spec=self._specs[zone], look=look, others=tuple(left))
+    def _keep(self, zone: str, look: Look) -> Placed:
+        other_zones = [other_zone for other_zone in self._all if other_zone != zone]
+        left = self._withdraw(other_zones, f"{zone} has it", limit_s=LOOK_AGAIN_S)
+        return Placed(spec=self._specs[zone], look=look, other_zones=tuple(left))
 
-    def settle(self, others: Sequence[str]) -> Sequence[str]:
-        """Withdraw what others than the slice's zone still have of it; those that keep it."""
-        self._all = {zone: dataclasses.replace(self._wanted, zone=zone) for zone in others} | self._all
-        return self._withdraw(others, f"{self._wanted.zone} has it", limit_s=SETTLE_LIMIT_S)
+    def settle(self, other_zones: Sequence[str]) -> Sequence[str]:
+        """Withdraw the requests in other zones. Returns the zones that still have one."""
+        self._all = {zone: dataclasses.replace(self._desired, zone=zone) for zone in other_zones} | self._all
+        return self._withdraw(other_zones, f"{self._desired.zone} has it", limit_s=SETTLE_LIMIT_S)
 
     def _withdraw(
-        self, zones: Iterable[str], why: str, *, limit_s: float = WITHDRAW_LIMIT_S
+        self, zones: Iterable[str], reason: str, *, limit_s: float = WITHDRAW_LIMIT_S
     ) -> Sequence[str]:
-        """Have deleted what these zones have of ours. Returns those that still have it, with a line that says so.
+        """Delete our requests in these zones. Returns the zones that still have one, after a warning.
 
-        What is being deleted is not waited for: it does not come back, and the next search looks again.
+        A deletion is not waited for: a request does not come back, and the next search looks again.
         """
         left = []
         for zone in zones:
             try:
                 if self._delete(self._all[zone], limit_s):
-                    self._backoff.say(f"{self._id}: withdrawn in {zone}: {why}")
+                    self._backoff.say(f"{self._id}: withdrawn in {zone}: {reason}")
             except AbandonedError:
                 raise
             except CloudTpuError as error:
@@ -353,18 +358,20 @@ class Search:
         return left
 
     def _delete(self, spec: Spec, limit_s: float) -> bool:
-        """Whether there was something to delete."""
+        """Delete a request. Returns whether there was one."""
         until = self._backoff.now() + limit_s
         while True:
             try:
-                found = self._client.queued_resource(spec.name, patience_s=LOOK_PATIENCE_S)
+                queued_resource = self._client.queued_resource(spec.name, patience_s=LOOK_PATIENCE_S)
             except CloudTpuError as error:
                 if error.status not in UNUSABLE:
                     raise
                 require_empty(self._client.queued_resources(spec.project), spec, error)
                 return False
-            ours = found is not None and request.is_owned(request.node_of(found), spec.owner)
-            if found is None or not ours or request.state_of(found) == "DELETING":
+            ours = queued_resource is not None and request.is_owned(
+                request.requested_node(queued_resource), spec.owner
+            )
+            if queued_resource is None or not ours or request.resource_state(queued_resource) == "DELETING":
                 return False
             self._backoff.require_awaited()
             try:
@@ -377,9 +384,9 @@ class Search:
             self._backoff.pause(LOOK_AGAIN_S)
 
     def _nothing_left(self) -> CloudTpuError:
-        reasons = "\n".join(f"  {zone}: {why}" for zone, why in self._refused.items())
+        reasons = "\n".join(f"  {zone}: {reason}" for zone, reason in self._refused.items())
         text = (
-            f"{self._id} ({self._wanted.kind}, {self._wanted.capacity}) was not to be had in any of its zones:"
+            f"{self._id} ({self._desired.kind}, {self._desired.capacity}) is not available in any of its zones:"
             f"\n{reasons}\n`pulumi up` asks for it again."
         )
         answers = {self._answers.get(zone, "") for zone in self._specs}

@@ -76,19 +76,19 @@ class SliceConfig:
         return (self.zone, *self.more_zones)
 
     @property
-    def where(self) -> str:
+    def zones_text(self) -> str:
         """Its zones in words: us-central1-a, us-west4-a or europe-west4-b."""
-        *others, last = self.zones
-        return f"{', '.join(others)} or {last}" if others else last
+        *other_zones, last = self.zones
+        return f"{', '.join(other_zones)} or {last}" if other_zones else last
 
     @property
     def region(self) -> str:
-        return catalogue.region_of(self.zone)
+        return catalogue.zone_region(self.zone)
 
     @property
     def regions(self) -> tuple[str, ...]:
         """Of all its zones, each once."""
-        return tuple(dict.fromkeys(catalogue.region_of(zone) for zone in self.zones))
+        return tuple(dict.fromkeys(catalogue.zone_region(zone) for zone in self.zones))
 
     @property
     def hosts(self) -> int:
@@ -128,7 +128,7 @@ class NfsConfig:
 
     @property
     def region(self) -> str:
-        return catalogue.region_of(self.zone)
+        return catalogue.zone_region(self.zone)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class NotifyConfig:
     @property
     def secrets(self) -> tuple[str, ...]:
         """The names of all secrets, each once."""
-        return tuple(dict.fromkeys(each for each in (self.slack, self.webhook, self.smtp) if each))
+        return tuple(dict.fromkeys(secret for secret in (self.slack, self.webhook, self.smtp) if secret))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class ClusterConfig:
 
     @property
     def region(self) -> str:
-        return catalogue.region_of(self.zone)
+        return catalogue.zone_region(self.zone)
 
     @property
     def machine_type(self) -> str:
@@ -250,18 +250,23 @@ class Config:
     @property
     def regions(self) -> tuple[str, ...]:
         """Every region that has a VM, in the order of the configuration."""
-        of_slices = [region for each in self.slices for region in each.regions if not self.is_elsewhere(each)]
-        others = [*([self.nfs.region] if self.nfs else []), *([self.gke.region] if self.gke else [])]
-        return tuple(dict.fromkeys([*of_slices, *others]))
+        slice_regions = [
+            region
+            for slice_config in self.slices
+            for region in slice_config.regions
+            if not self.is_elsewhere(slice_config)
+        ]
+        other_regions = [*([self.nfs.region] if self.nfs else []), *([self.gke.region] if self.gke else [])]
+        return tuple(dict.fromkeys([*slice_regions, *other_regions]))
 
     @property
     def gke(self) -> ClusterConfig | None:
         """The cluster, where it is the stack's own."""
         return self.cluster if self.cluster is not None and self.cluster.context is None else None
 
-    def is_elsewhere(self, each: SliceConfig) -> bool:
+    def is_elsewhere(self, slice_config: SliceConfig) -> bool:
         """Whether a slice is in a cluster that is not the stack's, so that nothing is made or paid for it here."""
-        return each.in_cluster and self.gke is None
+        return slice_config.in_cluster and self.gke is None
 
     @property
     def has_machines(self) -> bool:
@@ -269,7 +274,7 @@ class Config:
 
         A stack with neither slices nor a cluster is one whose TPU VMs have been returned for now.
         """
-        vms = any(not each.in_cluster for each in self.slices)
+        vms = any(not slice_config.in_cluster for slice_config in self.slices)
         return vms or self.gateway is not None or self.cluster is None
 
     @property

@@ -60,7 +60,7 @@ def zone(*, unlisted: bool) -> Rule:
         if catalogue.ZONE.fullmatch(text):
             return None if unlisted or text in zones.ZONES else _unknown_zone(text)
         if REGION.fullmatch(text):
-            own = zones.of_region(text)
+            own = zones.zones_in(text)
             return f"is a region; write one of its zones, {', '.join(own) or f'such as {text}-b'}"
         return f"is not a zone{did_you_mean(text, zones.ZONES) or '; write it as us-central1-a'}"
 
@@ -68,13 +68,13 @@ def zone(*, unlisted: bool) -> Rule:
 
 
 def _unknown_zone(text: str) -> str:
-    region_name = catalogue.region_of(text)
-    own = zones.of_region(region_name)
+    region_name = catalogue.zone_region(text)
+    own = zones.zones_in(region_name)
     if own:
         return (
             f"is not a zone of {region_name} that is known; choose one of {', '.join(own)}{_newer(', or if')}"
         )
-    return f"is not a zone that is known{_meant(text, zones.ZONES)}"
+    return f"is not a zone that is known{_hint(text, zones.ZONES)}"
 
 
 def region(*, unlisted: bool) -> Rule:
@@ -87,17 +87,17 @@ def region(*, unlisted: bool) -> Rule:
                 "write a region such as us-central1"
             )
         if REGION.fullmatch(text):
-            known = unlisted or text in zones.REGIONS
-            return None if known else f"is not a region that is known{_meant(text, zones.REGIONS)}"
+            is_known = unlisted or text in zones.REGIONS
+            return None if is_known else f"is not a region that is known{_hint(text, zones.REGIONS)}"
         if catalogue.ZONE.fullmatch(text):
-            return f"is a zone; write its region, {catalogue.region_of(text)}"
+            return f"is a zone; write its region, {catalogue.zone_region(text)}"
         return f"is not a region{did_you_mean(text, zones.REGIONS) or '; write it as us-central1'}"
 
     return rule
 
 
-def _meant(text: str, names: Collection[str]) -> str:
-    """What may have been meant, and the way round for what is right all the same."""
+def _hint(text: str, names: Collection[str]) -> str:
+    """A suggestion, and how to use a name that is right and not listed here."""
     near = did_you_mean(text, names)
     return near + _newer(" If") if near else _newer("; if")
 
@@ -125,10 +125,10 @@ def _matching(pattern: re.Pattern[str], wrong: str) -> Rule:
     return lambda text: None if pattern.fullmatch(text) else wrong
 
 
-def _name_and_no_path(what: str, more: str = "") -> Rule:
+def _name_and_no_path(kind: str, more: str = "") -> Rule:
     def rule(text: str) -> str | None:
         if "/" in text:
-            return f"is a path; write only the {what}'s name{more}"
+            return f"is a path; write only the {kind}'s name{more}"
         return name(longest=naming.LONGEST)(text)
 
     return rule
@@ -175,15 +175,17 @@ def bucket(text: str) -> str | None:
 def principal(text: str) -> str | None:
     if text in ("allUsers", "allAuthenticatedUsers"):
         return "is the whole internet; name people, groups or service accounts"
-    kind, _, who = text.partition(":")
-    if kind in ("user", "group", "serviceAccount") and MAIL.fullmatch(who):
+    kind, _, identity = text.partition(":")
+    if kind in ("user", "group", "serviceAccount") and MAIL.fullmatch(identity):
         # To Google they are one, and two bindings of one person take each other away.
-        return None if who == who.lower() else f"has capital letters; write {kind}:{who.lower()}"
-    if (kind == "domain" and DOMAIN.fullmatch(who)) or FEDERATED.fullmatch(text):
+        return (
+            None if identity == identity.lower() else f"has capital letters; write {kind}:{identity.lower()}"
+        )
+    if (kind == "domain" and DOMAIN.fullmatch(identity)) or FEDERATED.fullmatch(text):
         return None
     if MAIL.fullmatch(text):
-        which = "serviceAccount" if text.endswith(".gserviceaccount.com") else "user"
-        return f"does not say what it is; did you mean {which}:{text}?"
+        principal_kind = "serviceAccount" if text.endswith(".gserviceaccount.com") else "user"
+        return f"does not say what it is; did you mean {principal_kind}:{text}?"
     return (
         "is no principal; write user:MAIL, group:MAIL, serviceAccount:MAIL, domain:DOMAIN, "
         "or one that begins with principal:// or principalSet://"
@@ -233,19 +235,21 @@ def machine_type(*, unlisted: bool) -> Rule:
     def rule(text: str) -> str | None:
         if MACHINE.fullmatch(text) is None:
             return "is not a machine type; write one such as e2-small"
-        family = zones.family_of(text)
+        family = zones.machine_family(text)
         if family in ARM_FAMILIES:
             return "is an Arm machine, the gateway's image is for x86; write one such as e2-small"
         if family not in zones.FAMILIES:
-            known = ", ".join(zones.FAMILIES)
-            return f"is not of a family that takes the gateway's pd-balanced disks; write one of {known}"
+            families = ", ".join(zones.FAMILIES)
+            return f"is not of a family that takes the gateway's pd-balanced disks; write one of {families}"
         if unlisted or zones.is_machine_type(text):
             return None
         kind = text.rpartition("-")[0] + "-"
-        sizes = [each[len(kind) :] for each in zones.MACHINE_TYPES if each.startswith(kind)]
+        sizes = [
+            listed_type[len(kind) :] for listed_type in zones.MACHINE_TYPES if listed_type.startswith(kind)
+        ]
         if sizes and sizes[0].isdigit():
             return f"is not a size that is known; those of {kind}N are {', '.join(sizes)}{_newer('; if')}"
-        return f"is not a machine type that is known{_meant(text, zones.MACHINE_TYPES)}"
+        return f"is not a machine type that is known{_hint(text, zones.MACHINE_TYPES)}"
 
     return rule
 
@@ -258,6 +262,6 @@ def runtime_version(*, unlisted: bool) -> Rule:
             return "is not a runtime version; write one such as v2-alpha-tpuv6e"
         if unlisted or generations.is_runtime_version(text):
             return None
-        return f"is not a runtime version that is known{_meant(text, generations.RUNTIME_VERSIONS)}"
+        return f"is not a runtime version that is known{_hint(text, generations.RUNTIME_VERSIONS)}"
 
     return rule

@@ -55,7 +55,7 @@ KEEP = 10
 MOST_KEPT = 1000
 MOST_CHIPS = 1_000_000
 GRANTED_CAPACITIES: tuple[Capacity, ...] = tuple(
-    each for each in typing.get_args(Capacity) if each not in ("reserved", "flex-start")
+    capacity for capacity in typing.get_args(Capacity) if capacity not in ("reserved", "flex-start")
 )
 
 CHANNELS: tuple[ReleaseChannel, ...] = typing.get_args(ReleaseChannel)
@@ -73,7 +73,7 @@ SYSTEM = (
     *("run", "sbin", "snap", "sys", "tmp", "usr", "var"),
 )
 SHARED = ("media", "mnt", "opt", "srv")
-OF_IMAGES = ("/opt/venv", "/opt/tpu-stack")
+IMAGE_FOLDERS = ("/opt/venv", "/opt/tpu-stack")
 """What the images of `images/` keep there; the share is seen in containers under the same path."""
 
 LEAST_SOFT_DELETE_DAYS, MOST_SOFT_DELETE_DAYS = 7, 90
@@ -88,13 +88,13 @@ def read(
     stack: str,
     secrets: Collection[str] = (),
     provider: Mapping[str, object] = types.MappingProxyType({}),
-    others: Collection[str] = (),
+    other_keys: Collection[str] = (),
 ) -> Config:
     """values: this project's keys without the namespace, as YAML has them or as the texts that Pulumi makes of them.
 
     secrets: the keys that are kept as secrets, which none of them is; their values are neither read nor shown.
-    provider: what is set below gcp:, with the namespace; None where it is a secret. others: the keys that are set in
-    other namespaces, with those.
+    provider: the keys below gcp:, with the namespace; None where the value is a secret. other_keys: the keys of all
+    other namespaces, with the namespace.
 
     Raises:
         ConfigError: with every mistake in it.
@@ -120,7 +120,9 @@ def read(
         grant = _grant(root, unlisted=unlisted)
         slices = slice_keys.read(root, dataclasses.replace(home, grant=grant))
         # What is not a slice is where the first one is.
-        home = dataclasses.replace(home, zone=next((each.zone for each in slices if each.zone), home.zone))
+        home = dataclasses.replace(
+            home, zone=next((slice_config.zone for slice_config in slices if slice_config.zone), home.zone)
+        )
         with root.section("storage") as storage:
             bucket = _bucket(storage, home)
             nfs = _nfs(storage, home)
@@ -148,7 +150,7 @@ def read(
             protect=root.flag("protect", default=True),
         )
         problems += [
-            f"{key_shown(key)}: {wrong}" for key in others if (wrong := _meant_for_us(key, root.keys))
+            f"{key_shown(key)}: {wrong}" for key in other_keys if (wrong := _meant_for_us(key, root.keys))
         ]
     if problems:
         raise ConfigError(tuple(problems))
@@ -210,7 +212,7 @@ def _bucket(storage: Section, home: Home) -> BucketConfig | None:
             section.say("name", f'missing, and the default "{default}" {wrong}')
         region = section.text("region", None, rule=formats.region(unlisted=home.unlisted))
         soft_delete_days = section.integer(
-            "soft-delete-days", DEFAULT_DAYS, least=0, most=MOST_SOFT_DELETE_DAYS
+            "soft-delete-days", DEFAULT_DAYS, minimum=0, maximum=MOST_SOFT_DELETE_DAYS
         )
         if 0 < soft_delete_days < LEAST_SOFT_DELETE_DAYS:
             section.refuse("soft-delete-days", "is not 0 (off) or 7 to 90")
@@ -218,7 +220,9 @@ def _bucket(storage: Section, home: Home) -> BucketConfig | None:
             name=name or default,
             region=region or home.storage_region,
             soft_delete_days=soft_delete_days,
-            temporary_days=section.integer("temporary-days", DEFAULT_DAYS, least=1, most=MOST_TEMPORARY_DAYS),
+            temporary_days=section.integer(
+                "temporary-days", DEFAULT_DAYS, minimum=1, maximum=MOST_TEMPORARY_DAYS
+            ),
         )
 
 
@@ -226,15 +230,15 @@ def _nfs(storage: Section, home: Home) -> NfsConfig | None:
     with storage.section("nfs", example="kind: none") as section:
         kind = section.choice("kind", "gateway", KINDS)
         # An AI zone has accelerators, and hardly the small machines and the file service of its parent.
-        default_zone = zones.parent_of(home.zone) if home.zone else ""
+        default_zone = zones.parent_zone(home.zone) if home.zone else ""
         zone = section.text("zone", default_zone, rule=formats.zone(unlisted=home.unlisted))
         machine_type = section.text("machine-type", None, rule=formats.machine_type(unlisted=home.unlisted))
         default_type = zones.gateway_machine_type(zone)
-        there = zones.families_in(zone)
-        if machine_type and not home.unlisted and zones.family_of(machine_type) not in there:
+        families = zones.families_in(zone)
+        if machine_type and not home.unlisted and zones.machine_family(machine_type) not in families:
             section.refuse(
                 "machine-type",
-                f"is not to be had in {zone}, which has {', '.join(there)}; write {default_type}, or leave it out",
+                f"is not available in {zone}, which has {', '.join(families)}; write {default_type}, or leave it out",
             )
         mount = section.text("mount", MOUNT, rule=_mount_rule)
         if kind == "none":
@@ -242,9 +246,9 @@ def _nfs(storage: Section, home: Home) -> NfsConfig | None:
                 if section.has(key):
                     section.say(key, "is of no use with kind none; remove it, or take gateway or filestore")
             return None
-        least, most = LEAST_GIB[kind], MOST_GIB[kind]
+        minimum, maximum = LEAST_GIB[kind], MOST_GIB[kind]
         unit = f", which is what {kind} takes"
-        size_gib = section.integer("size-gib", DEFAULT_GIB[kind], least=least, most=most, unit=unit)
+        size_gib = section.integer("size-gib", DEFAULT_GIB[kind], minimum=minimum, maximum=maximum, unit=unit)
         if kind == "filestore" and section.has("machine-type"):
             section.say("machine-type", "is only for the gateway; remove it, or write kind: gateway")
         return NfsConfig(
@@ -253,15 +257,15 @@ def _nfs(storage: Section, home: Home) -> NfsConfig | None:
 
 
 def _cluster(root: Section, home: Home, slices: Sequence[SliceConfig]) -> ClusterConfig | None:
-    """Of the slices that are node pools; there is one where one of them is, or where it is configured."""
-    in_it = [(index, each) for index, each in enumerate(slices) if each.in_cluster]
-    if not in_it and not root.has("cluster"):
+    """The cluster; None if no slice is a node pool and no cluster is configured."""
+    pools = [(index, slice_config) for index, slice_config in enumerate(slices) if slice_config.in_cluster]
+    if not pools and not root.has("cluster"):
         return None
     with root.section("cluster") as section:
         context = section.text("context", None, rule=formats.context)
-        first = next((each.zone for _, each in in_it if each.zone), home.zone or "")
-        zone = section.text("zone", zones.parent_of(first), rule=formats.zone(unlisted=home.unlisted))
-        made = ClusterConfig(
+        first = next((slice_config.zone for _, slice_config in pools if slice_config.zone), home.zone or "")
+        zone = section.text("zone", zones.parent_zone(first), rule=formats.zone(unlisted=home.unlisted))
+        cluster_config = ClusterConfig(
             context=context,
             zone=zone,
             release_channel=section.choice("release-channel", "regular", CHANNELS),
@@ -278,20 +282,20 @@ def _cluster(root: Section, home: Home, slices: Sequence[SliceConfig]) -> Cluste
                 section.say(
                     key, "is of a cluster that is made, and context names one that exists; remove one of them"
                 )
-        if len(made.authorized_networks) > MOST_NETWORKS:
+        if len(cluster_config.authorized_networks) > MOST_NETWORKS:
             section.say(
                 "authorized-networks",
-                f"{len(made.authorized_networks)} ranges; GKE takes {MOST_NETWORKS}; join some",
+                f"{len(cluster_config.authorized_networks)} ranges; GKE takes {MOST_NETWORKS}; join some",
             )
         if context is None and zone and section.fine("zone"):
-            for index, each in in_it:
-                if each.zone and each.region != made.region:
+            for index, slice_config in pools:
+                if slice_config.zone and slice_config.region != cluster_config.region:
                     section.say(
                         "zone",
-                        f"{zone} is not in {each.region}, where tpu-stack:slices[{index}] is, and a cluster is in one "
-                        "region; write a zone of that region, or give the slice a stack of its own",
+                        f"{zone} is not in {slice_config.region}, where tpu-stack:slices[{index}] is, and a "
+                        "cluster is in one region; write a zone of that region, or give the slice a stack of its own",
                     )
-        return made
+        return cluster_config
 
 
 def _mount_rule(text: str) -> str | None:
@@ -299,9 +303,9 @@ def _mount_rule(text: str) -> str | None:
         return f"is not an absolute path of letters, digits, dots, hyphens and underscores; write one such as {MOUNT}"
     if posixpath.normpath(text) != text:
         return "is not the shortest form of that path; leave out dots, doubled slashes and the last slash"
-    first, _, rest = text[1:].partition("/")
-    in_image = any(f"{text}/".startswith(f"{each}/") for each in OF_IMAGES)
-    if not first or first in SYSTEM or (first in SHARED and not rest) or in_image:
+    first, _, subfolder = text[1:].partition("/")
+    in_image = any(f"{text}/".startswith(f"{folder}/") for folder in IMAGE_FOLDERS)
+    if not first or first in SYSTEM or (first in SHARED and not subfolder) or in_image:
         return f"would hide a folder of the system, of people or of the images; write one such as {MOUNT}"
     # It also lands in /etc/fstab and in a unit of systemd, where no other name needs quotes.
     if re.search(r"/[-.]", text):
@@ -311,7 +315,7 @@ def _mount_rule(text: str) -> str | None:
 
 def _network(root: Section) -> NetworkConfig:
     with root.section("network") as section:
-        made = NetworkConfig(
+        network_config = NetworkConfig(
             existing=section.text("existing", None, rule=formats.network),
             subnetwork=section.text("subnetwork", None, rule=formats.network),
             external_addresses=section.flag("external-addresses", default=False),
@@ -320,7 +324,7 @@ def _network(root: Section) -> NetworkConfig:
             section.say(
                 "subnetwork", "is of an existing network; write existing: NAME beside it, or remove it"
             )
-        return made
+        return network_config
 
 
 def _access(root: Section) -> AccessConfig:
@@ -339,7 +343,7 @@ def _images(root: Section, home: Home) -> ImagesConfig:
         return ImagesConfig(
             repository=repository,
             region=region or home.storage_region,
-            keep=section.integer("keep", KEEP, least=1, most=MOST_KEPT),
+            keep=section.integer("keep", KEEP, minimum=1, maximum=MOST_KEPT),
             references=section.mapping(
                 "references", key_rule=formats.framework, value_rule=formats.reference
             ),
@@ -378,39 +382,40 @@ def _grant(root: Section, *, unlisted: bool) -> tuple[GrantLine, ...]:
 
 
 def _grant_line(section: Section, unlisted: bool) -> GrantLine:
-    where = "a grant is for one zone; write it as the grant does"
-    which = "write on-demand or spot, as the grant does"
+    zone_missing = "a grant is for one zone; write it as the grant does"
+    capacity_missing = "write on-demand or spot, as the grant does"
     with section:
         return GrantLine(
             generation=_granted_generation(section),
-            zone=section.text("zone", "", rule=formats.zone(unlisted=unlisted), missing=where),
+            zone=section.text("zone", "", rule=formats.zone(unlisted=unlisted), missing=zone_missing),
             chips=section.integer(
-                "chips", 0, least=1, most=MOST_CHIPS, missing="write how many the grant lists"
+                "chips", 0, minimum=1, maximum=MOST_CHIPS, missing="write how many the grant lists"
             ),
-            capacity=section.choice("capacity", "spot", GRANTED_CAPACITIES, missing=which),
+            capacity=section.choice("capacity", "spot", GRANTED_CAPACITIES, missing=capacity_missing),
             until=section.date("until"),
         )
 
 
 def _granted_generation(section: Section) -> str:
-    """Its name, of that or of the prefix that its types have."""
+    """The name of a generation that is given by its name or by the prefix of its types."""
     text = section.text("type", None, missing="write the generation, such as v5e")
     if text is None:
         return ""
     try:
-        which = catalogue.generation(text)
+        generation = catalogue.generation(text)
     except CatalogueError as error:
         if text in catalogue.ACCELERATORS:
-            one = catalogue.ACCELERATORS[text]
+            accelerator = catalogue.ACCELERATORS[text]
             section.refuse(
-                "type", f"is a size; write {one.generation.name}, and how many as chips: {one.chips}"
+                "type",
+                f"is a size; write {accelerator.generation.name}, and how many as chips: {accelerator.chips}",
             )
         else:
             section.say("type", str(error))
         return ""
-    if not which.offered:
+    if not generation.offered:
         section.refuse("type", f"is not offered by the Cloud TPU API; choose one of {catalogue.NAMES}")
-    return which.name
+    return generation.name
 
 
 def _provider(provider: Mapping[str, object], problems: list[str], *, unlisted: bool) -> None:
@@ -428,23 +433,23 @@ def _provider(provider: Mapping[str, object], problems: list[str], *, unlisted: 
 def _meant_for_us(key: str, own: Collection[str]) -> str | None:
     """What is wrong with a key of another namespace, if it seems to be a slip for one that is read here."""
     namespace, _, name = key.partition(":")
-    meant = suggestion(namespace, (NAMESPACE, PROVIDER.rstrip(":")))
-    if meant is None and name in {*own} - NAMES_OF_PROVIDERS:
-        meant = NAMESPACE
-    if meant is None:
+    likely_namespace = suggestion(namespace, (NAMESPACE, PROVIDER.rstrip(":")))
+    if likely_namespace is None and name in {*own} - NAMES_OF_PROVIDERS:
+        likely_namespace = NAMESPACE
+    if likely_namespace is None:
         return None
-    names = own if meant == NAMESPACE else _keys_of_the_provider()
-    return f"nothing reads it; did you mean {meant}:{suggestion(name, names) or name}?"
+    names = own if likely_namespace == NAMESPACE else _keys_of_the_provider()
+    return f"nothing reads it; did you mean {likely_namespace}:{suggestion(name, names) or name}?"
 
 
 def _unknown_keys_of_the_provider(keys: Collection[str]) -> list[str]:
-    """The provider itself takes them without a word."""
-    known = _keys_of_the_provider()
+    """A mistake for each key that the provider does not know; the provider itself ignores such a key."""
+    known_keys = _keys_of_the_provider()
     return [
         f"{PROVIDER}{key_shown(name)}: unknown key of Pulumi's gcp provider; "
-        + (f"did you mean {PROVIDER}{near}?" if (near := suggestion(name, known)) else "remove it")
+        + (f"did you mean {PROVIDER}{near}?" if (near := suggestion(name, known_keys)) else "remove it")
         for name in sorted(key.removeprefix(PROVIDER) for key in keys)
-        if name not in known
+        if name not in known_keys
     ]
 
 

@@ -33,7 +33,7 @@ class Section:
 
     Used with `with`: at its end every key that nothing asked for is an unknown one.
     as_text: values may be texts that stand for others ("true", "40", JSON), as Pulumi hands over the top level.
-    hidden: keys that are there, but whose values are not ours to see; somebody else has said so.
+    hidden: keys that exist and whose values are secret; the caller has recorded them as mistakes.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Section:
         self._problems = problems
         self._as_text = as_text
         self._hidden = hidden
-        self._asked: dict[str, None] = {}
+        self._read_keys: dict[str, None] = {}
         self._wrong: set[str] = set(hidden)
 
     def __enter__(self) -> Section:
@@ -59,28 +59,28 @@ class Section:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Says of every key that nothing asked for that it is unknown."""
         for key in self._values if kind is None else ():
-            if key not in self._asked:
+            if key not in self._read_keys:
                 self._problems.append(f"{self.path(key_shown(key))}: unknown key; {self._instead(str(key))}")
 
     def _instead(self, key: str) -> str:
-        """What to do about an unknown key; where another was meant, that one is not missing too."""
-        if near := suggestion(key_shown(key), self._asked):
+        """What to do about an unknown key. A key that it seems to stand for is not reported as missing too."""
+        if near := suggestion(key_shown(key), self._read_keys):
             missing = f"{self.path(near)}: missing; "
-            self._problems[:] = [each for each in self._problems if not each.startswith(missing)]
+            self._problems[:] = [problem for problem in self._problems if not problem.startswith(missing)]
             return f"did you mean {near}?"
         outer = re.split(r"[.\[]", key)[0]
-        if outer in self._asked:
+        if outer in self._read_keys:
             place = "an entry of" if key[len(outer)] == "[" else "a mapping below"
             return f"write it as {place} {outer}:, or with `pulumi config set --path '{self.path(key)}'`"
-        return f"the keys here are {', '.join(self._asked)}"
+        return f"the keys here are {', '.join(self._read_keys)}"
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that something has asked for so far."""
-        return tuple(self._asked)
+        return tuple(self._read_keys)
 
     def has(self, key: str) -> bool:
-        self._asked[key] = None
+        self._read_keys[key] = None
         return key in self._values
 
     def fine(self, *keys: str) -> bool:
@@ -92,7 +92,7 @@ class Section:
 
     def say(self, key: str, wrong: str) -> None:
         """Records a mistake at a key."""
-        self._asked[key] = None
+        self._read_keys[key] = None
         self._wrong.add(key)
         self._problems.append(f"{self.path(key)}: {wrong}")
 
@@ -134,7 +134,7 @@ class Section:
         return default
 
     def integer[D](
-        self, key: str, default: D, *, least: int, most: int, unit: str = "", missing: str | None = None
+        self, key: str, default: D, *, minimum: int, maximum: int, unit: str = "", missing: str | None = None
     ) -> int | D:
         value = self._value_parsed(key, missing)
         if value is None:
@@ -142,8 +142,8 @@ class Section:
         if isinstance(value, bool) or not isinstance(value, int):
             quoted = isinstance(value, str) and value.isascii() and value.isdigit()
             self.refuse(key, "is not a whole number" + ("; write it without quotes" if quoted else ""))
-        elif not least <= value <= most:
-            self.refuse(key, f"is not from {least} to {most}{unit}")
+        elif not minimum <= value <= maximum:
+            self.refuse(key, f"is not from {minimum} to {maximum}{unit}")
         else:
             return value
         return default
@@ -207,41 +207,41 @@ class Section:
         if value is not None and not isinstance(value, Mapping):
             such_as = f", such as {example}" if example else ""
             self.refuse(key, f"is not a mapping; write keys and values below it{such_as}")
-        found = value if isinstance(value, Mapping) else {}
-        return Section(found, prefix=f"{self.path(key)}.", problems=self._problems)
+        mapping = value if isinstance(value, Mapping) else {}
+        return Section(mapping, prefix=f"{self.path(key)}.", problems=self._problems)
 
     def sections(self, key: str, *, missing: str | None = None) -> list[Section]:
         """Each mapping of the list at a key, with its place in the path."""
-        found = []
+        sections = []
         for index, value in enumerate(self._list(key, missing)):
             path = f"{self.path(key)}[{index}]"
             if isinstance(value, Mapping):
-                found.append(Section(value, prefix=f"{path}.", problems=self._problems))
+                sections.append(Section(value, prefix=f"{path}.", problems=self._problems))
             else:
                 self._wrong.add(key)
                 self._problems.append(
                     f"{path}: {shown(value)} is not a mapping; write keys and values below it"
                 )
-        return found
+        return sections
 
     def texts(self, key: str, *, rule: Rule) -> tuple[str, ...]:
-        """The texts of a list, each there once."""
-        found: dict[str, None] = {}
+        """The texts of a list; a repeated one is a mistake."""
+        texts: dict[str, None] = {}
         for index, value in enumerate(self._list(key, None)):
             wrong = wrong_text(value, rule)
-            if wrong is None and value in found:
+            if wrong is None and value in texts:
                 wrong = "is there twice; remove one"
             if wrong is not None:
                 self._wrong.add(key)
                 self._problems.append(f"{self.path(key)}[{index}]: {shown(value)} {wrong}")
             elif isinstance(value, str):
-                found[value] = None
-        return tuple(found)
+                texts[value] = None
+        return tuple(texts)
 
     def mapping(self, key: str, *, key_rule: Rule, value_rule: Rule) -> dict[str, str]:
         """Texts by name, the names being the user's own."""
         inner = self.section(key)
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name in inner._values:
             wrong_name = wrong_text(name, key_rule)
             if wrong_name is not None:
@@ -250,10 +250,10 @@ class Section:
                 continue
             text = inner.text(str(name), None, rule=value_rule)
             if text is not None:
-                found[str(name)] = text
+                texts[str(name)] = text
         if inner._wrong:
             self._wrong.add(key)
-        return found
+        return texts
 
     def _value(self, key: str, missing: str | None = None) -> object:
         """None where there is none to use; then said so where that is a mistake."""
@@ -322,7 +322,7 @@ def parsed(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        found: object = json.loads(value)
+        decoded: object = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    return value if isinstance(found, str) else found
+    return value if isinstance(decoded, str) else decoded

@@ -1,7 +1,7 @@
-"""What of a stack's settings file, Pulumi.STACK.yaml, the engine reads past or refuses without naming the key. Pure.
+"""Finds what the engine ignores in a stack's settings file, Pulumi.STACK.yaml, or refuses without naming the key. Pure.
 
-The engine takes the first document only, and of that `config` and what it keeps of the stack itself; everything else
-it leaves unread, without a word. The program is handed what it has read.
+The engine reads only the first document, and in it only `config` and its own keys. It ignores everything else
+silently, and gives the program only what it has read.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from contracts.suggestions import suggestion
 
 CONFIG = "config"
 PROJECT = "tpu-stack"
-OF_THE_STACK = ("encryptionsalt", "encryptedkey", "secretsprovider", "environment")
+STACK_KEYS = ("encryptionsalt", "encryptedkey", "secretsprovider", "environment")
 """https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/ (November 2026)."""
 
 
 def unread(text: str) -> list[str]:
-    """Return what stands in the file and is read by nothing, each with its line and what to do."""
+    """Return the parts of the file that nothing reads, each with its line and a remedy."""
     try:
         documents = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
     except (yaml.YAMLError, RecursionError):
         return []  # the engine says what is wrong with it
-    found = [
-        f"line {_line(each)}: is in another document of the file, and only the first is read; move it there, and "
+    problems = [
+        f"line {_line(document)}: is in another document of the file, and only the first is read; move it there, and "
         "remove the line ---"
-        for each in documents[1:]
-        if not _is_null(each)
+        for document in documents[1:]
+        if not _is_null(document)
     ]
     root = documents[0] if documents else None
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
-        if key.value not in (CONFIG, *OF_THE_STACK):
-            found.append(f"line {_line(key)}: {key.value}: {_instead(str(key.value))}")
+        if key.value not in (CONFIG, *STACK_KEYS):
+            problems.append(f"line {_line(key)}: {key.value}: {_instead(str(key.value))}")
         elif key.value == CONFIG and isinstance(value, yaml.MappingNode):
-            found += _hidden(value)
-    return found
+            problems += _hidden(value)
+    return problems
 
 
 def _hidden(config: yaml.MappingNode) -> Iterator[str]:
-    """Keys without a name, and those that the engine takes for another form of one, so that either counts."""
+    """Yield keys without a name, and keys that the engine takes for another spelling of an earlier key."""
     lines: dict[str, tuple[int, str]] = {}
     for key, _ in config.value:
         if _is_null(key):
@@ -51,20 +51,20 @@ def _hidden(config: yaml.MappingNode) -> Iterator[str]:
         written = str(key.value)
         # https://www.pulumi.com/docs/iac/concepts/config/: a key without a namespace is the project's own.
         short = written.replace(":config:", ":", 1) if ":" in written else f"{PROJECT}:{written}"
-        line, other = lines.setdefault(short, (_line(key), written))
-        if other != written:
-            yield f"line {_line(key)}: {written}: is the same key as {other} in line {line}; remove one"
+        line, first_key = lines.setdefault(short, (_line(key), written))
+        if first_key != written:
+            yield f"line {_line(key)}: {written}: is the same key as {first_key} in line {line}; remove one"
 
 
 def _instead(key: str) -> str:
     if ":" in key:
         return f"stands outside {CONFIG}, where nothing reads it; indent it below {CONFIG}:"
-    near = suggestion(key, (CONFIG, *OF_THE_STACK))
+    near = suggestion(key, (CONFIG, *STACK_KEYS))
     return "nothing reads it; " + (f"did you mean {near}:?" if near else f"move it below {CONFIG}:")
 
 
 def refused(text: str) -> list[str]:
-    """Return what the engine refuses in words that do not name the place: tabs, and numbers that JSON does not have."""
+    """Return what the engine refuses without naming the place: tabs, and numbers that JSON does not have."""
     try:
         root = next(yaml.compose_all(text, yaml.SafeLoader), None)
     except yaml.YAMLError as error:
@@ -76,26 +76,26 @@ def refused(text: str) -> list[str]:
     except RecursionError:
         return []
     values = root.value if isinstance(root, yaml.MappingNode) else []
-    seen: set[int] = set()
+    visited: set[int] = set()
     return [
         f"{path}: {number} is not a number that a configuration can have; write it in digits, or remove the key"
         for key, value in values
         if key.value == CONFIG
-        for path, number in _not_finite(value, "", seen)
+        for path, number in _not_finite(value, "", visited)
     ]
 
 
-def _not_finite(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """The paths of numbers that are infinite or none. seen: ids of nodes, as an alias may stand for one above it."""
-    if id(node) in seen:
+def _not_finite(node: yaml.Node, path: str, visited: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield the paths of infinite numbers and NaN. visited: ids of nodes, as an alias may refer to its parent."""
+    if id(node) in visited:
         return
-    seen.add(id(node))
+    visited.add(id(node))
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield from _not_finite(value, f"{path}.{key.value}" if path else str(key.value), seen)
+            yield from _not_finite(value, f"{path}.{key.value}" if path else str(key.value), visited)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _not_finite(value, f"{path}[{index}]", seen)
+            yield from _not_finite(value, f"{path}[{index}]", visited)
     elif node.tag == "tag:yaml.org,2002:float":
         with contextlib.suppress(ValueError):
             if not math.isfinite(yaml.SafeLoader("").construct_yaml_float(node)):

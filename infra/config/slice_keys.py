@@ -38,8 +38,8 @@ WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_
 MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
 """Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
 
-OF_ONE_ZONE = "of one zone, and the slice has several; write one of them as zone, or remove this"
-OF_NODE_POOLS = "is only for provisioning node-pool"
+ONE_ZONE_ONLY = "of one zone, and the slice has several; write one of them as zone, or remove this"
+NODE_POOLS_ONLY = "is only for provisioning node-pool"
 NOT_OF_NODE_POOLS = (
     *(
         "runtime-version",
@@ -52,7 +52,7 @@ NOT_OF_NODE_POOLS = (
     ),
     "data-disks",
 )
-OF_THE_QUEUE = "works only with provisioning queued; remove it, or take queued"
+QUEUED_ONLY = "works only with provisioning queued; remove it, or take queued"
 RESERVATION = re.compile(
     r"(?:projects|folders|organizations)/([^/]+)/(?:locations/([^/]+)/)?reservations/([^/]+)"
 )
@@ -101,20 +101,20 @@ class Home:
     @property
     def storage_region(self) -> str:
         """Of what is no slice and names no region itself; empty where the zone is not known, which has been said."""
-        return catalogue.region_of(self.zone) if self.zone else ""
+        return catalogue.zone_region(self.zone) if self.zone else ""
 
 
 def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
-    """Every slice; of no use where a mistake is recorded, which is then the whole configuration's."""
+    """Read every slice. The result is invalid if a mistake was recorded."""
     sections = root.sections("slices", missing="write a list of at least one slice, see Pulumi.example.yaml")
     if root.has("slices") and root.fine("slices") and not sections and home.zone is None:
         root.say("slices", "is empty; write a slice, or tpu-stack:zone, where the storage without slices is")
-    made = []
+    slices = []
     for section in sections:
         with section:
-            made.append(_slice(section, home))
-    _refuse_twins(list(zip(sections, made, strict=True)))
-    return tuple(made)
+            slices.append(_slice(section, home))
+    _refuse_twins(list(zip(sections, slices, strict=True)))
+    return tuple(slices)
 
 
 def _slice(section: Section, home: Home) -> SliceConfig:
@@ -123,7 +123,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     provisioning = section.choice("provisioning", "queued", PROVISIONINGS)
     accelerator = _accelerator(section, "gke" if provisioning == "node-pool" else "cloud-tpu")
     capacity = section.choice("capacity", "on-demand", CAPACITIES)
-    count = section.integer("count", 1, least=1, most=MOST_SLICES_IN_ONE)
+    count = section.integer("count", 1, minimum=1, maximum=MOST_SLICES_IN_ONE)
     zones = _zones(section, accelerator, home, capacity, count)
     zone = zones[0] if zones else None
     strategy = section.choice("strategy", "first", STRATEGIES)
@@ -132,8 +132,8 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
     wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
     # Where it can have no disks at all, that is said of them, and not how each of them could be mended.
-    of_disks = None if provisioning == "node-pool" or len(zones) > 1 else accelerator
-    made = SliceConfig(
+    disk_accelerator = None if provisioning == "node-pool" or len(zones) > 1 else accelerator
+    slice_config = SliceConfig(
         name=name,
         accelerator=accelerator or ANY_ACCELERATOR,
         zone=zone or "",
@@ -147,83 +147,86 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         guaranteed_s=guaranteed_s,
         wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
         labels=_labels(section),
-        data_disks=_data_disks(section, of_disks, home.project, zone, count=count),
+        data_disks=_data_disks(section, disk_accelerator, home.project, zone, count=count),
         more_zones=zones[1:],
         strategy=strategy,
         zone_wait_s=(zone_wait_s or ZONE_WAIT_S) if len(zones) > 1 and strategy == "first" else 0,
         scale_to_zero=section.flag("scale-to-zero", default=capacity == "flex-start"),
     )
     if provisioning == "node-pool":
-        _check_node_pool(section, made, accelerator)
+        _check_node_pool(section, slice_config, accelerator)
     else:
-        _check_tpu_vms(section, made, wait_s)
-        _check_zones(section, made)
-    return made
+        _check_tpu_vms(section, slice_config, wait_s)
+        _check_zones(section, slice_config)
+    return slice_config
 
 
-def _check_tpu_vms(section: Section, made: SliceConfig, wait_s: int | None) -> None:
+def _check_tpu_vms(section: Section, slice_config: SliceConfig, wait_s: int | None) -> None:
     """wait_s: as it is configured."""
-    if made.valid_until_s is not None and wait_s is not None and wait_s > made.valid_until_s:
-        gives_up = f"valid-until {spoken(made.valid_until_s)}, when the queue gives up"
+    if slice_config.valid_until_s is not None and wait_s is not None and wait_s > slice_config.valid_until_s:
+        gives_up = f"valid-until {spoken(slice_config.valid_until_s)}, when the queue gives up"
         section.refuse("wait", f"is longer than {gives_up}; shorten it")
-    if made.capacity == "spot" and section.has("guaranteed-for"):
+    if slice_config.capacity == "spot" and section.has("guaranteed-for"):
         section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
-    if made.provisioning == "direct" and made.capacity == "reserved":
+    if slice_config.provisioning == "direct" and slice_config.capacity == "reserved":
         section.say("provisioning", "direct cannot name a reservation; write queued")
-    if made.provisioning == "direct":
-        for key in ("valid-until", "guaranteed-for", *(["count"] if made.count > 1 else [])):
+    if slice_config.provisioning == "direct":
+        for key in ("valid-until", "guaranteed-for", *(["count"] if slice_config.count > 1 else [])):
             if section.has(key):
-                section.say(key, OF_THE_QUEUE)
-    if made.capacity == "flex-start":
-        section.say("capacity", f"flex-start {OF_NODE_POOLS}; write that, or take spot or on-demand")
+                section.say(key, QUEUED_ONLY)
+    if slice_config.capacity == "flex-start":
+        section.say("capacity", f"flex-start {NODE_POOLS_ONLY}; write that, or take spot or on-demand")
     if section.has("scale-to-zero"):
-        section.say("scale-to-zero", f"{OF_NODE_POOLS}; write that, or remove it")
+        section.say("scale-to-zero", f"{NODE_POOLS_ONLY}; write that, or remove it")
 
 
-def _check_zones(section: Section, made: SliceConfig) -> None:
+def _check_zones(section: Section, slice_config: SliceConfig) -> None:
     """What a slice with several zones cannot have, and what one with a single zone has no use for."""
     key = "zones" if section.has("zones") else "anywhere-in-grant"
-    if made.more_zones:
-        if made.provisioning == "direct":
-            section.say(key, OF_THE_QUEUE)
-        for other, there in (("reservation", made.capacity == "reserved"), ("data-disks", made.data_disks)):
-            if there:
-                section.say(other, f"is {OF_ONE_ZONE}")
+    if slice_config.more_zones:
+        if slice_config.provisioning == "direct":
+            section.say(key, QUEUED_ONLY)
+        for other_key, is_set in (
+            ("reservation", slice_config.capacity == "reserved"),
+            ("data-disks", slice_config.data_disks),
+        ):
+            if is_set:
+                section.say(other_key, f"is {ONE_ZONE_ONLY}")
     elif not section.has("zones") and not section.has("anywhere-in-grant"):
-        for other in ("strategy", "zone-wait"):
-            if section.has(other):
+        for other_key in ("strategy", "zone-wait"):
+            if section.has(other_key):
                 section.say(
-                    other, "is only for a slice with several zones; write zones: [A, B], or remove it"
+                    other_key, "is only for a slice with several zones; write zones: [A, B], or remove it"
                 )
-    if made.more_zones and made.strategy == "race" and section.has("zone-wait"):
+    if slice_config.more_zones and slice_config.strategy == "race" and section.has("zone-wait"):
         section.say("zone-wait", "is for strategy first; a race waits in every zone at once; remove it")
 
 
-def _check_node_pool(section: Section, made: SliceConfig, accelerator: Accelerator | None) -> None:
+def _check_node_pool(section: Section, slice_config: SliceConfig, accelerator: Accelerator | None) -> None:
     """What only TPU VMs have, and what Google refuses of node pools.
 
     Multislice needs pools of several hosts: https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice;
     flex-start makes nodes only when they are asked for: …/docs/concepts/dws (November 2026).
     """
-    if made.name == naming.SYSTEM_POOL:
+    if slice_config.name == naming.SYSTEM_POOL:
         section.refuse("name", "is the name of the cluster's own node pool; take another")
     for key in NOT_OF_NODE_POOLS:
         if section.has(key):
             section.say(key, "is of TPU VMs, and this slice is node pools; remove it")
-    if made.count > 1 and accelerator is not None and accelerator.hosts == 1:
+    if slice_config.count > 1 and accelerator is not None and accelerator.hosts == 1:
         section.refuse(
             "count",
             f"slices of one host each ({accelerator.type_name}) do not train together on GKE; take a larger type, or 1",
         )
-    if made.capacity == "flex-start" and not made.scale_to_zero:
+    if slice_config.capacity == "flex-start" and not slice_config.scale_to_zero:
         section.say(
             "scale-to-zero", "false: nodes of capacity flex-start come only when a run asks; remove it"
         )
-    if made.reservation and not re.match(r"projects/[^/]+/", made.reservation):
+    if slice_config.reservation and not re.match(r"projects/[^/]+/", slice_config.reservation):
         section.refuse(
             "reservation", "is not of a project, as a node pool's must be; write projects/P/reservations/NAME"
         )
-    elif made.reservation and made.reservation.endswith(f"/{ANY}"):
+    elif slice_config.reservation and slice_config.reservation.endswith(f"/{ANY}"):
         section.refuse("reservation", "names none, and a node pool needs one; write its name")
 
 
@@ -262,19 +265,19 @@ def _accelerator(section: Section, offer: Offer) -> Accelerator | None:
 def _zones(
     section: Section, accelerator: Accelerator | None, home: Home, capacity: Capacity, count: int
 ) -> tuple[str, ...]:
-    """Where a slice may be; none where that is not known, which is then recorded here or with what it depends on."""
+    """The zones that a slice may be in; empty if they are not known, for which a mistake is then recorded."""
     zones = section.texts("zones", rule=formats.zone(unlisted=home.unlisted))
-    anywhere = section.flag("anywhere-in-grant", default=False)
-    others = [key for key in ("zone", "region") if section.has(key)]
-    if section.has("zones") and (others or anywhere):
-        section.say("zones", f"stands beside {(*others, 'anywhere-in-grant')[0]}; write one of the two")
+    is_anywhere = section.flag("anywhere-in-grant", default=False)
+    other_keys = [key for key in ("zone", "region") if section.has(key)]
+    if section.has("zones") and (other_keys or is_anywhere):
+        section.say("zones", f"stands beside {(*other_keys, 'anywhere-in-grant')[0]}; write one of the two")
     elif section.has("zones"):
         if not zones and section.fine("zones"):
             section.say("zones", "is empty; write at least one zone")
         return zones if section.fine("zones") else ()
-    elif anywhere and others:
-        section.say("anywhere-in-grant", f"stands beside {others[0]}; write one of the two")
-    elif anywhere:
+    elif is_anywhere and other_keys:
+        section.say("anywhere-in-grant", f"stands beside {other_keys[0]}; write one of the two")
+    elif is_anywhere:
         return _granted_zones(section, accelerator, home, capacity, count)
     else:
         zone = _zone(section, accelerator, home)
@@ -290,54 +293,56 @@ def _granted_zones(
         return ()
     generation, chips = accelerator.generation, accelerator.chips * count
     lines = [line for line in home.grant if line.generation == generation.name and line.capacity == capacity]
-    found = [
+    granted = [
         line.zone
         for line in lines
         if line.chips >= chips and line.zone and (home.unlisted or line.zone in accelerator.zones)
     ]
-    if not found:
+    if not granted:
         has = ", ".join(f"{line.chips} in {line.zone}" for line in lines) or "none"
         section.say(
             "anywhere-in-grant",
             f"tpu-stack:grant has no zone with {chips} {generation.name} {capacity} chips for "
             f"{accelerator.type_name} ({has}); write zones, ask for less, or complete the grant",
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(granted))
 
 
 def _zone(section: Section, accelerator: Accelerator | None, home: Home) -> str | None:
-    """Of a slice; None where it is not known, which is then recorded here or with what it depends on."""
+    """The zone of a slice; None if it is not known, for which a mistake is then recorded."""
     own_zone = section.text("zone", None, rule=formats.zone(unlisted=home.unlisted))
     own_region = section.text("region", None, rule=formats.region(unlisted=home.unlisted))
     if section.has("zone") and section.has("region"):
         section.say("region", "stands beside zone; write one of the two")
         return None
     if section.has("zone") or section.has("region"):
-        said = f'"{own_region}"'
-        return _only_zone(section, "region", said, accelerator, own_region) if own_region else own_zone
+        problem = f'"{own_region}"'
+        return _only_zone(section, "region", problem, accelerator, own_region) if own_region else own_zone
     if home.zone is not None or not home.fine:
         return home.zone
     if home.region is not None:
-        said = f"missing, and tpu-stack:region {home.region}"
-        return _only_zone(section, "zone", said, accelerator, home.region)
+        problem = f"missing, and tpu-stack:region {home.region}"
+        return _only_zone(section, "zone", problem, accelerator, home.region)
     section.say("zone", f"missing; write it here, or tpu-stack:zone for all slices{home.ignored}")
     return None
 
 
 def _only_zone(
-    section: Section, key: str, said: str, accelerator: Accelerator | None, region: str
+    section: Section, key: str, problem: str, accelerator: Accelerator | None, region: str
 ) -> str | None:
     if accelerator is None:
         return None
-    zones = [each for each in accelerator.zones if catalogue.region_of(each) == region]
+    zones = [zone for zone in accelerator.zones if catalogue.zone_region(zone) == region]
     if len(zones) == 1:
         return zones[0]
-    which = accelerator.type_name
+    type_name = accelerator.type_name
     if zones:
-        section.say(key, f"{said} has {len(zones)} zones with {which}; write zone: {' or '.join(zones)}")
+        section.say(
+            key, f"{problem} has {len(zones)} zones with {type_name}; write zone: {' or '.join(zones)}"
+        )
     else:
-        others = " or ".join(accelerator.zones)
-        section.say(key, f"{said} has no zone in which {which} is listed; write zone: {others}")
+        listed_zones = " or ".join(accelerator.zones)
+        section.say(key, f"{problem} has no zone in which {type_name} is listed; write zone: {listed_zones}")
     return None
 
 
@@ -385,10 +390,10 @@ def _runtime_version(section: Section, accelerator: Accelerator | None, home: Ho
         return text or default
     number, lite = match.groups()
     named = {"5": "v5e" if lite else "v5p"}.get(number, f"v{number}")
-    which = accelerator.generation.name
-    if named != which:
+    generation = accelerator.generation.name
+    if named != generation:
         section.refuse(
-            "runtime-version", f"is for {named}, the slice is {which}; write {default}, or leave it out"
+            "runtime-version", f"is for {named}, the slice is {generation}; write {default}, or leave it out"
         )
     return text or default
 
@@ -398,10 +403,10 @@ def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequ
     with section.section("boot-disk") as boot_disk:
         kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
         if boot_disk.has("kms-key") and provisioning == "direct":
-            boot_disk.say("kms-key", OF_THE_QUEUE)
+            boot_disk.say("kms-key", QUEUED_ONLY)
         elif kms_key is not None:
             location = kms_key.split("/")[3]
-            elsewhere = [region for region in map(catalogue.region_of, zones) if region != location]
+            elsewhere = [region for region in map(catalogue.region, zones) if region != location]
             if elsewhere and formats.REGION.fullmatch(location):
                 region = elsewhere[0]
                 wrong = f"is a key of {location}, the slice is in {region}; take one of {region} or global"
@@ -430,21 +435,21 @@ def _labels(section: Section) -> dict[str, str]:
 def _data_disks(
     section: Section, accelerator: Accelerator | None, project: str | None, zone: str | None, *, count: int
 ) -> tuple[DataDisk, ...]:
-    """Of a slice. A disk that several VMs have is read-only, so it must be one that has data on it already.
+    """The data disks of a slice. A disk that several VMs share is read-only, so it must have data on it already.
 
     accelerator: None where that is a mistake; then any type of disk is taken.
     """
     generation = accelerator.generation.name if accelerator else ""
-    alone = accelerator is None or accelerator.hosts * count == 1
+    is_single_host = accelerator is None or accelerator.hosts * count == 1
     sections = section.sections("data-disks")
-    made = []
-    for each in sections:
-        with each:
-            made.append(_disk(each, generation, project, zone, alone=alone))
-    disks = tuple(made)
-    most = MOST_DISKS.get(generation, MOST_DISKS_OF_OTHERS)
-    if len(disks) > most:
-        section.say("data-disks", f"{len(disks)} disks; a {generation} VM takes {most}; remove some")
+    disk_configs = []
+    for disk_section in sections:
+        with disk_section:
+            disk_configs.append(_disk(disk_section, generation, project, zone, is_single_host=is_single_host))
+    disks = tuple(disk_configs)
+    limit = MOST_DISKS.get(generation, MOST_DISKS_OF_OTHERS)
+    if len(disks) > limit:
+        section.say("data-disks", f"{len(disks)} disks; a {generation} VM takes {limit}; remove some")
     for key, values in (("name", [disk.name for disk in disks]), ("source", [disk.source for disk in disks])):
         for index, value in enumerate(values):
             if value and value in values[:index]:
@@ -454,32 +459,32 @@ def _data_disks(
 
 
 def _disk(
-    section: Section, generation: str, project: str | None, zone: str | None, *, alone: bool
+    section: Section, generation: str, project: str | None, zone: str | None, *, is_single_host: bool
 ) -> DataDisk:
     name_rule = formats.name(longest=LONGEST_DISK_NAME)
     name = section.text("name", "", rule=name_rule, missing="each disk needs one, such as data")
     types = DISK_TYPES.get(generation, DISK_TYPES_OF_OTHERS) if generation else ALL_DISK_TYPES
     wrong = f"is no type of disk that a {generation or 'TPU'} VM takes"
     disk_type = section.choice("type", types[0], types, wrong=wrong)
-    size_gib = section.integer("size-gib", None, least=LEAST_DISK_GIB[disk_type], most=MOST_DISK_GIB)
+    size_gib = section.integer("size-gib", None, minimum=LEAST_DISK_GIB[disk_type], maximum=MOST_DISK_GIB)
     source = _source(section, project=project, zone=zone)
-    made, exists = section.has("size-gib"), section.has("source")
+    is_new, exists = section.has("size-gib"), section.has("source")
     mode = section.choice("mode", "read-only" if exists else "read-write", DISK_MODES)
-    if made and exists:
+    if is_new and exists:
         section.say(
             "size-gib", "stands beside source; write size-gib for a new disk, or source for one that exists"
         )
-    elif not made and not exists:
+    elif not is_new and not exists:
         section.say("size-gib", "missing; write it for a new disk, or source for one that exists")
     elif exists and section.has("type"):
         section.say("type", "is of new disks, the source has its own; remove it")
-    elif made and not alone:
+    elif is_new and not is_single_host:
         section.say(
             "size-gib", "makes a disk, which only one VM can write to; this slice has more: write source"
         )
-    elif made and mode == "read-only":
+    elif is_new and mode == "read-only":
         section.refuse("mode", "leaves a new disk empty for ever; write read-write, or a source")
-    elif exists and not alone and mode == "read-write":
+    elif exists and not is_single_host and mode == "read-write":
         section.refuse("mode", "is only for one VM, this slice has more; write read-only")
     return DataDisk(name=name, disk_type=disk_type, size_gib=size_gib, source=source, mode=mode)
 
@@ -503,36 +508,40 @@ def _source(section: Section, *, project: str | None, zone: str | None) -> str |
     return text if match else f"projects/{project}/zones/{zone}/disks/{text}"
 
 
-def _elsewhere(found: str, zone: str | None) -> str | None:
+def _elsewhere(place: str, zone: str | None) -> str | None:
     """What is wrong with a place that should be the slice's zone, if anything is."""
-    return None if zone in (None, found) else f"is not in the slice's zone {zone}; take one that is"
+    return None if zone in (None, place) else f"is not in the slice's zone {zone}; take one that is"
 
 
 def _refuse_twins(slices: Sequence[tuple[Section, SliceConfig]]) -> None:
-    """Two slices, or hosts of them, of one name, and a disk that one writes to while another has it."""
+    """Refuse two slices or hosts of one name, and a disk that one slice writes to while another has it."""
     named: dict[str, Section] = {}
-    for section, each in slices:
+    for section, slice_config in slices:
         # Google calls the slices of a multislice NAME-0, NAME-1 and so on.
-        numbered = [f"{each.name}-{number}" for number in range(each.count)] if each.count > 1 else []
-        for name in [each.name, *numbered]:
+        numbered = (
+            [f"{slice_config.name}-{number}" for number in range(slice_config.count)]
+            if slice_config.count > 1
+            else []
+        )
+        for name in [slice_config.name, *numbered]:
             first = named.setdefault(name, section)
             if name and first is not section:
-                whose = first.path("name").removesuffix(".name")
-                section.say("name", f'"{name}" is the name of {whose} or a part of it too; take another')
+                owner = first.path("name").removesuffix(".name")
+                section.say("name", f'"{name}" is the name of {owner} or a part of it too; take another')
                 break
-    made: dict[str, Section] = {}
-    for section, each in slices:
-        for disk in each.data_disks:
-            full_name = f"{each.name}-{disk.name}"
-            if not disk.source and (first := made.setdefault(full_name, section)) is not section:
+    disk_sections: dict[str, Section] = {}
+    for section, slice_config in slices:
+        for disk in slice_config.data_disks:
+            full_name = f"{slice_config.name}-{disk.name}"
+            if not disk.source and (first := disk_sections.setdefault(full_name, section)) is not section:
                 section.say(
                     "data-disks",
                     f'one would be called "{full_name}", as one in {first.path("data-disks")} is; rename it',
                 )
     held: dict[str, tuple[Section, DataDisk]] = {}
     for section, disk in _existing_disks(slices):
-        holder, other = held.setdefault(disk.source or "", (section, disk))
-        if holder is not section and "read-write" in (disk.mode, other.mode):
+        holder, other_disk = held.setdefault(disk.source or "", (section, disk))
+        if holder is not section and "read-write" in (disk.mode, other_disk.mode):
             section.say(
                 "data-disks",
                 f'"{disk.source}" is in {holder.path("data-disks")} too; write mode: read-only in both',
@@ -540,4 +549,6 @@ def _refuse_twins(slices: Sequence[tuple[Section, SliceConfig]]) -> None:
 
 
 def _existing_disks(slices: Sequence[tuple[Section, SliceConfig]]) -> Iterator[tuple[Section, DataDisk]]:
-    return ((section, disk) for section, each in slices for disk in each.data_disks if disk.source)
+    return (
+        (section, disk) for section, slice_config in slices for disk in slice_config.data_disks if disk.source
+    )

@@ -29,7 +29,7 @@ class Review:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """What stops `pulumi up`."""
-        return tuple(found for found in self.findings if found.severity == "error")
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
     def table(self) -> str:
@@ -40,7 +40,7 @@ class Review:
 def review(config: Config, *, today: datetime.date) -> Review:
     """Never raises for a configuration that the reader has accepted."""
     coverage = grant.cover(config, today)
-    cost = costs.cost_of(config, coverage.covered_chips)
+    cost = costs.stack_cost(config, coverage.covered_chips)
     return Review(
         findings=(
             *risks.supply(config),
@@ -61,7 +61,7 @@ def _budget(config: Config, cost: Cost, least_usd_per_hour: float) -> Iterator[F
     missing = ", ".join(cost.not_known)
     if budget is None:
         if least_usd_per_hour > ASKS_ABOVE_USD_PER_HOUR:
-            chips = sum(each.chips for each in config.slices)
+            chips = sum(slice_config.chips for slice_config in config.slices)
             yield error(
                 BUDGET,
                 f"missing; {chips:,} chips and what belongs to them are billed at {least_usd_per_hour:,.2f} "
@@ -69,12 +69,12 @@ def _budget(config: Config, cost: Cost, least_usd_per_hour: float) -> Iterator[F
                 "write a budget that covers it, ask for less, or write the grant that pays for it",
             )
     elif billed > budget:
-        of_cost = (line for line in cost.lines if not line.covered_by_grant)
-        dearest = max(of_cost, key=lambda line: line.usd_per_hour or 0)
+        billed_lines = (line for line in cost.lines if not line.covered_by_grant)
+        dearest = max(billed_lines, key=lambda line: line.usd_per_hour or 0)
         yield error(
             BUDGET,
             f"{budget:,.2f} USD an hour is less than the {billed:,.2f} that is billed, most of it for "
-            f"{dearest.what} ({dearest.usd_per_hour or 0:,.2f}); raise the budget or ask for less",
+            f"{dearest.item} ({dearest.usd_per_hour or 0:,.2f}); raise the budget or ask for less",
         )
     elif least_usd_per_hour > budget:
         yield error(

@@ -159,5 +159,9 @@ def requests_usd_per_hour(*, listings: float, reads: float) -> float:
 def regions_differ_by() -> float:
     """How much more than in us-central1 something costs where it costs most: 0.5 is half as much again."""
     base = REGIONAL[STAND_IN]
-    ratios = [price / least for each in REGIONAL.values() for price, least in zip(each, base, strict=True)]
+    ratios = [
+        price / base_price
+        for region_prices in REGIONAL.values()
+        for price, base_price in zip(region_prices, base, strict=True)
+    ]
     return max(ratios) - 1

@@ -34,7 +34,7 @@ LISTINGS_OF_A_PASS, READS_OF_A_PASS = 1, 2
 class CostLine:
     """usd_per_hour: of the whole quantity; None where no list price is known."""
 
-    what: str
+    item: str
     quantity: str
     usd_per_hour: float | None
     covered_by_grant: bool = False
@@ -44,7 +44,7 @@ class CostLine:
 class Rate:
     """What is billed by an amount that only the use of the stack decides."""
 
-    what: str
+    item: str
     usd: float
     per: str
 
@@ -71,7 +71,7 @@ class Cost:
     def not_known(self) -> tuple[str, ...]:
         """What is billed at a price that is not known."""
         return tuple(
-            line.what for line in self.lines if line.usd_per_hour is None and not line.covered_by_grant
+            line.item for line in self.lines if line.usd_per_hour is None and not line.covered_by_grant
         )
 
 
@@ -79,7 +79,7 @@ def table(cost: Cost) -> str:
     """Aligned columns for a terminal below a title: each line, both totals, the rates and what was assumed."""
     rows = [("what", "quantity", "USD/hour", "USD/day", "")]
     rows += [
-        (line.what, line.quantity, *_money(line.usd_per_hour), "grant" if line.covered_by_grant else "")
+        (line.item, line.quantity, *_money(line.usd_per_hour), "grant" if line.covered_by_grant else "")
         for line in cost.lines
     ]
     rows.append(("billed", "", *_money(cost.usd_per_hour), ""))
@@ -87,10 +87,10 @@ def table(cost: Cost) -> str:
         rows.append(("covered by the grant", "", *_money(cost.covered_usd_per_hour), ""))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     aligned = [
-        f"{what:<{widths[0]}}  {quantity:<{widths[1]}}  {hour:>{widths[2]}}  {day:>{widths[3]}}  {mark}".rstrip()
-        for what, quantity, hour, day, mark in rows
+        f"{item:<{widths[0]}}  {quantity:<{widths[1]}}  {hour:>{widths[2]}}  {day:>{widths[3]}}  {mark}".rstrip()
+        for item, quantity, hour, day, mark in rows
     ]
-    below = [f"and {rate.what} by use: {rate.usd:.3f} USD per {rate.per}" for rate in cost.rates]
+    below = [f"and {rate.item} by use: {rate.usd:.3f} USD per {rate.per}" for rate in cost.rates]
     if cost.not_known:
         below.insert(0, f"and at prices that are not known: {'; '.join(cost.not_known)}")
     return "\n".join(["Cost at list prices:", *aligned, *below, *cost.assumptions])
@@ -108,13 +108,13 @@ def _total(lines: Iterable[CostLine]) -> float:
     return math.fsum(line.usd_per_hour for line in lines if line.usd_per_hour is not None)
 
 
-def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
+def stack_cost(config: Config, covered_chips: Sequence[int]) -> Cost:
     """covered_chips: how many chips of each slice a grant covers, in the order of `config.slices`."""
     slices = [
         line
-        for each, covered in zip(config.slices, covered_chips, strict=True)
-        if not config.is_elsewhere(each)
-        for line in _slice_lines(each, covered)
+        for slice_config, covered in zip(config.slices, covered_chips, strict=True)
+        if not config.is_elsewhere(slice_config)
+        for line in _slice_lines(slice_config, covered)
     ]
     nat = tuple(_nat_lines(config))
     return Cost(
@@ -131,11 +131,18 @@ def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
     )
 
 
-def chips_usd_per_hour(each: SliceConfig, chips: int) -> float | None:
+def chips_usd_per_hour(slice_config: SliceConfig, chips: int) -> float | None:
     """The list price of some chips of a slice, in the dearest of its zones; None where one is not known."""
-    prices = [catalogue.price_usd_per_hour(each.accelerator, zone, each.capacity) for zone in each.zones]
-    known = [price for price in prices if price is not None]
-    return max(known) / each.accelerator.chips * chips if len(known) == len(prices) else None
+    prices = [
+        catalogue.price_usd_per_hour(slice_config.accelerator, zone, slice_config.capacity)
+        for zone in slice_config.zones
+    ]
+    known_prices = [price for price in prices if price is not None]
+    return (
+        max(known_prices) / slice_config.accelerator.chips * chips
+        if len(known_prices) == len(prices)
+        else None
+    )
 
 
 def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
@@ -144,84 +151,94 @@ def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
     Reserved chips are paid for already.
     """
     unpriced = sum(
-        (prices.lowest_usd_per_chip_hour(each.accelerator.generation.name, each.capacity) or 0.0)
-        * (each.chips - covered)
-        for each, covered in zip(config.slices, covered_chips, strict=True)
-        if chips_usd_per_hour(each, 1) is None and not config.is_elsewhere(each)
+        (
+            prices.lowest_usd_per_chip_hour(slice_config.accelerator.generation.name, slice_config.capacity)
+            or 0.0
+        )
+        * (slice_config.chips - covered)
+        for slice_config, covered in zip(config.slices, covered_chips, strict=True)
+        if chips_usd_per_hour(slice_config, 1) is None and not config.is_elsewhere(slice_config)
     )
-    return cost_of(config, covered_chips).usd_per_hour + unpriced
+    return stack_cost(config, covered_chips).usd_per_hour + unpriced
 
 
-def _slice_lines(each: SliceConfig, covered: int) -> Iterator[CostLine]:
-    """Its chips, and the disks that are made with it; one that exists is billed already."""
-    number = f"{each.count} x " if each.count > 1 else ""
-    for chips, by_grant in ((covered, True), (each.chips - covered, False)):
+def _slice_lines(slice_config: SliceConfig, covered: int) -> Iterator[CostLine]:
+    """The cost of a slice's chips and of the disks that are made with it; an existing disk is billed already."""
+    number = f"{slice_config.count} x " if slice_config.count > 1 else ""
+    for chips, by_grant in ((covered, True), (slice_config.chips - covered, False)):
         if chips:
             yield CostLine(
-                what=f"slice {each.name}: {number}{each.accelerator.type_name}, {each.where}",
-                quantity=f"{_counted(chips, 'chip')}, {each.capacity}"
-                + (", while asked for" if each.scale_to_zero else ""),
-                usd_per_hour=chips_usd_per_hour(each, chips),
+                item=f"slice {slice_config.name}: {number}{slice_config.accelerator.type_name}, "
+                f"{slice_config.zones_text}",
+                quantity=f"{_counted(chips, 'chip')}, {slice_config.capacity}"
+                + (", while asked for" if slice_config.scale_to_zero else ""),
+                usd_per_hour=chips_usd_per_hour(slice_config, chips),
                 covered_by_grant=by_grant,
             )
-    if each.in_cluster:
-        of_node = _disk_line("", node_disk_type(each), NODE_BOOT_GIB, each.region)
-        disks = None if of_node.usd_per_hour is None else of_node.usd_per_hour * each.hosts
+    if slice_config.in_cluster:
+        boot_disk = _disk_line("", node_disk_type(slice_config), NODE_BOOT_GIB, slice_config.region)
+        disks = None if boot_disk.usd_per_hour is None else boot_disk.usd_per_hour * slice_config.hosts
         yield CostLine(
-            what=f"slice {each.name}: boot disks",
-            quantity=f"{each.hosts} x {of_node.quantity}",
+            item=f"slice {slice_config.name}: boot disks",
+            quantity=f"{slice_config.hosts} x {boot_disk.quantity}",
             usd_per_hour=disks,
         )
-    for disk in each.data_disks:
+    for disk in slice_config.data_disks:
         if disk.size_gib is not None:
-            what = f"slice {each.name}: disk {disk.name}"
-            yield _disk_line(what, disk.disk_type, disk.size_gib, each.region)
+            item = f"slice {slice_config.name}: disk {disk.name}"
+            yield _disk_line(item, disk.disk_type, disk.size_gib, slice_config.region)
 
 
-def node_disk_type(each: SliceConfig) -> str:
+def node_disk_type(slice_config: SliceConfig) -> str:
     """v6e and TPU7x take no Persistent Disk."""
-    return "pd-balanced" if each.accelerator.generation.name in ("v4", "v5e", "v5p") else "hyperdisk-balanced"
+    return (
+        "pd-balanced"
+        if slice_config.accelerator.generation.name in ("v4", "v5e", "v5p")
+        else "hyperdisk-balanced"
+    )
 
 
 def _cluster_lines(gke: ClusterConfig | None) -> Iterator[CostLine]:
     if gke is not None:
-        yield CostLine(what="cluster: GKE", quantity="1 cluster", usd_per_hour=billing.GKE_FEE.usd)
+        yield CostLine(item="cluster: GKE", quantity="1 cluster", usd_per_hour=billing.GKE_FEE.usd)
         kind = gke.machine_type
         price = billing.machine_usd_per_hour(kind, gke.region)
-        yield CostLine(what="cluster: VM", quantity=f"1 {kind}", usd_per_hour=price)
+        yield CostLine(item="cluster: VM", quantity=f"1 {kind}", usd_per_hour=price)
         yield _disk_line("cluster: boot disk", "pd-balanced", NODE_BOOT_GIB, gke.region)
 
 
-def _disk_line(what: str, disk_type: str, size_gib: int, region: str) -> CostLine:
+def _disk_line(item: str, disk_type: str, size_gib: int, region: str) -> CostLine:
     price = billing.disk_usd_per_hour(disk_type, size_gib, region)
-    return CostLine(what=what, quantity=f"{size_gib} GiB {disk_type}", usd_per_hour=price)
+    return CostLine(item=item, quantity=f"{size_gib} GiB {disk_type}", usd_per_hour=price)
 
 
 def _nfs_lines(nfs: NfsConfig | None) -> Iterator[CostLine]:
     if nfs is not None and nfs.kind == "filestore":
         price = billing.FILESTORE_BASIC_HDD.usd * nfs.size_gib
-        yield CostLine(what="Filestore", quantity=f"{nfs.size_gib} GiB Basic HDD", usd_per_hour=price)
+        yield CostLine(item="Filestore", quantity=f"{nfs.size_gib} GiB Basic HDD", usd_per_hour=price)
     elif nfs is not None:
         machine = billing.machine_usd_per_hour(nfs.machine_type, nfs.region)
-        yield CostLine(what="gateway: VM", quantity=f"1 {nfs.machine_type}", usd_per_hour=machine)
+        yield CostLine(item="gateway: VM", quantity=f"1 {nfs.machine_type}", usd_per_hour=machine)
         yield _disk_line("gateway: boot disk", GATEWAY_DISK_TYPE, GATEWAY_BOOT_GIB, nfs.region)
         yield _disk_line("gateway: data disk", GATEWAY_DISK_TYPE, nfs.size_gib, nfs.region)
 
 
 def _address_lines(config: Config) -> Iterator[CostLine]:
     if config.network.external_addresses:
-        hosts = sum(each.hosts for each in config.slices if not each.in_cluster)
+        hosts = sum(slice_config.hosts for slice_config in config.slices if not slice_config.in_cluster)
         price = billing.EXTERNAL_ADDRESS.usd * hosts
-        yield CostLine(what="external addresses", quantity=_counted(hosts, "host"), usd_per_hour=price)
+        yield CostLine(item="external addresses", quantity=_counted(hosts, "host"), usd_per_hour=price)
 
 
 def _nat_lines(config: Config) -> Iterator[CostLine]:
     """One gateway a region, used by the VMs without an address of their own. An existing network has its own NAT."""
     vms = dict.fromkeys(config.regions, 0)
-    for each in config.slices:
-        if not config.is_elsewhere(each):
+    for slice_config in config.slices:
+        if not config.is_elsewhere(slice_config):
             # Nodes never have an address of their own.
-            vms[each.region] += each.hosts if each.in_cluster or not config.network.external_addresses else 0
+            vms[slice_config.region] += (
+                slice_config.hosts if slice_config.in_cluster or not config.network.external_addresses else 0
+            )
     if config.gke is not None:
         vms[config.gke.region] += 1
     if config.nfs is not None and config.nfs.kind == "gateway":
@@ -229,7 +246,7 @@ def _nat_lines(config: Config) -> Iterator[CostLine]:
     for region, number in vms.items():
         if number and config.network.existing is None:
             yield CostLine(
-                what=f"Cloud NAT, {region}",
+                item=f"Cloud NAT, {region}",
                 quantity=f"{_counted(number, 'VM')}, 1 address",
                 usd_per_hour=billing.nat_usd_per_hour(number),
             )
@@ -242,38 +259,42 @@ def _keeper_lines(config: Config) -> Iterator[CostLine]:
         price = billing.requests_usd_per_hour(
             listings=LISTINGS_OF_A_PASS * PASSES_PER_HOUR, reads=READS_OF_A_PASS * PASSES_PER_HOUR
         )
-        yield CostLine(what="keeper", quantity=f"{per_pass} requests a minute", usd_per_hour=price)
+        yield CostLine(item="keeper", quantity=f"{per_pass} requests a minute", usd_per_hour=price)
 
 
 def _rates(config: Config, *, nat: bool) -> tuple[Rate, ...]:
-    made = []
+    rates = []
     if config.bucket is not None:
         region = config.bucket.region
-        made.append(Rate(what="bucket", usd=billing.regional(region).bucket_usd, per="GiB and month"))
-    made.append(Rate(what="images", usd=billing.REGISTRY.usd, per=billing.REGISTRY.per))
+        rates.append(Rate(item="bucket", usd=billing.regional(region).bucket_usd, per="GiB and month"))
+    rates.append(Rate(item="images", usd=billing.REGISTRY.usd, per=billing.REGISTRY.per))
     if nat:
-        made.append(Rate(what="Cloud NAT", usd=billing.NAT_DATA.usd, per=billing.NAT_DATA.per))
-    return tuple(made)
+        rates.append(Rate(item="Cloud NAT", usd=billing.NAT_DATA.usd, per=billing.NAT_DATA.per))
+    return tuple(rates)
 
 
 def _assumptions(config: Config) -> tuple[str, ...]:
-    said = [f"List prices: TPUs of {prices.READ_IN}, the rest as docs/costs.md says. Spot prices float."]
+    assumptions = [
+        f"List prices: TPUs of {prices.READ_IN}, the rest as docs/costs.md says. Spot prices float."
+    ]
     regions = {*config.regions, *([config.bucket.region] if config.bucket else [])}
     strangers = sorted(region for region in regions if not billing.is_listed(region))
     if strangers:
-        said.append(
+        assumptions.append(
             f"No list of VMs, disks and buckets is known for {', '.join(strangers)}: {billing.STAND_IN}'s is taken; "
             f"other regions cost up to {billing.regions_differ_by():.0%} more."
         )
     if config.gke is not None:
-        said.append(
+        assumptions.append(
             "GKE gives 74.40 USD a month on zonal clusters: the fee of one of a billing account is free."
         )
-    if any(each.scale_to_zero and not config.is_elsewhere(each) for each in config.slices):
-        said.append("Chips that are there only while asked for are counted as if they always were.")
+    if any(
+        slice_config.scale_to_zero and not config.is_elsewhere(slice_config) for slice_config in config.slices
+    ):
+        assumptions.append("Chips that are there only while asked for are counted as if they always were.")
     if config.nfs is not None and config.nfs.kind == "filestore" and config.nfs.region != "us-west1":
-        said.append(f"Filestore in {config.nfs.region} is priced as in us-west1, the only known.")
-    return tuple(said)
+        assumptions.append(f"Filestore in {config.nfs.region} is priced as in us-west1, the only known.")
+    return tuple(assumptions)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -46,13 +46,13 @@ def cover(config: Config, today: datetime.date) -> Coverage:
         range(len(left)), key=lambda index: config.grant[index].until or datetime.date.max, reverse=True
     )
     covered = [0] * len(config.slices)
-    least_in = [each.zone for each in config.slices]
-    for place, each in sorted(enumerate(config.slices), key=lambda item: item[1].name):
-        in_zone = dict.fromkeys(each.zones, 0)
-        for zone in each.zones:
+    least_in = [slice_config.zone for slice_config in config.slices]
+    for place, slice_config in sorted(enumerate(config.slices), key=lambda item: item[1].name):
+        in_zone = dict.fromkeys(slice_config.zones, 0)
+        for zone in slice_config.zones:
             for index in longest:
-                if _matches(config.grant[index], each, zone):
-                    taken = min(each.chips - in_zone[zone], left[index])
+                if _matches(config.grant[index], slice_config, zone):
+                    taken = min(slice_config.chips - in_zone[zone], left[index])
                     in_zone[zone] += taken
                     left[index] -= taken
         least_in[place] = min(in_zone, key=lambda zone: in_zone[zone])
@@ -60,10 +60,10 @@ def cover(config: Config, today: datetime.date) -> Coverage:
     use = tuple(
         GrantUse(
             line=line,
-            used_chips=0 if _ended(line, today) else line.chips - rest,
+            used_chips=0 if _ended(line, today) else line.chips - unused,
             ended=_ended(line, today),
         )
-        for line, rest in zip(config.grant, left, strict=True)
+        for line, unused in zip(config.grant, left, strict=True)
     )
     return Coverage(covered_chips=tuple(covered), least_in=tuple(least_in), use=use)
 
@@ -73,12 +73,12 @@ def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterat
     if not config.grant:
         return
     for index, line in enumerate(config.grant):
-        yield from _of_line(index, line, today)
+        yield from _line_findings(index, line, today)
     live = [line for line in config.grant if not _ended(line, today)]
-    for index, (each, covered) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
-        if covered < each.chips and not config.is_elsewhere(each):
+    for index, (slice_config, covered) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
+        if covered < slice_config.chips and not config.is_elsewhere(slice_config):
             yield _uncovered(config, index, covered, coverage.least_in[index], live)
-        if each.provisioning == "direct":
+        if slice_config.provisioning == "direct":
             yield warning(
                 slice_path(index, "provisioning"),
                 "direct: a grant's quota is meant for queued resources, and may not be enough for a direct node; "
@@ -89,14 +89,14 @@ def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterat
 def table(use: Sequence[GrantUse]) -> str:
     """One line of text for each line of the grant: the chips used of those granted."""
     return "\n".join(
-        f"grant: {each.used_chips} of {_line(each.line)} in {each.line.zone} used"
-        + (f", until {each.line.until}" if each.line.until and not each.ended else "")
-        + (f", ended {each.line.until}" if each.ended else "")
-        for each in use
+        f"grant: {line_use.used_chips} of {_line(line_use.line)} in {line_use.line.zone} used"
+        + (f", until {line_use.line.until}" if line_use.line.until and not line_use.ended else "")
+        + (f", ended {line_use.line.until}" if line_use.ended else "")
+        for line_use in use
     )
 
 
-def _of_line(index: int, line: GrantLine, today: datetime.date) -> Iterator[Finding]:
+def _line_findings(index: int, line: GrantLine, today: datetime.date) -> Iterator[Finding]:
     if line.until is None:
         return
     path, granted = f"tpu-stack:grant[{index}].until", f"the grant for {_line(line)} in {line.zone}"
@@ -104,52 +104,52 @@ def _of_line(index: int, line: GrantLine, today: datetime.date) -> Iterator[Find
     if days < 0:
         yield warning(path, f"{granted} ended on {line.until}: it covers nothing")
     elif days <= ENDS_SOON_DAYS:
-        when = {0: "today", 1: "tomorrow"}.get(days, f"in {days} days")
-        yield warning(path, f"{granted} ends {when}, on {line.until}; what runs longer is billed")
+        day = {0: "today", 1: "tomorrow"}.get(days, f"in {days} days")
+        yield warning(path, f"{granted} ends {day}, on {line.until}; what runs longer is billed")
 
 
 def _uncovered(config: Config, index: int, covered: int, zone: str, live: list[GrantLine]) -> Finding:
-    each = config.slices[index]
-    key, reason = _reason(config, each, covered, zone, live)
-    if each.more_zones:
+    slice_config = config.slices[index]
+    key, reason = _reason(config, slice_config, covered, zone, live)
+    if slice_config.more_zones:
         key, reason = "zones", f"{reason}, and it may be there"
-    billed = each.chips - covered
-    chips = f"{billed} of the {each.chips} chips" if covered else f"all {each.chips} chips"
-    price = chips_usd_per_hour(each, billed)
+    billed = slice_config.chips - covered
+    chips = f"{billed} of the {slice_config.chips} chips" if covered else f"all {slice_config.chips} chips"
+    price = chips_usd_per_hour(slice_config, billed)
     at = "at a price that is not known" if price is None else f"at list price, {price:,.2f} USD an hour"
     return refused(
         slice_path(index, key),
-        f'{reason}; {chips} of "{each.name}" are billed {at}',
+        f'{reason}; {chips} of "{slice_config.name}" are billed {at}',
         unless="tpu-stack:allow-billable",
         allowed=config.allow.billable,
     )
 
 
 def _reason(
-    config: Config, each: SliceConfig, covered: int, zone: str, live: list[GrantLine]
+    config: Config, slice_config: SliceConfig, covered: int, zone: str, live: list[GrantLine]
 ) -> tuple[str, str]:
     """The key that is to blame, and why the grant does not cover it all in a zone."""
-    generation = each.accelerator.generation.name
-    asked = f"{generation} {each.capacity}"
-    if each.in_cluster:
+    generation = slice_config.accelerator.generation.name
+    kind = f"{generation} {slice_config.capacity}"
+    if slice_config.in_cluster:
         return (
             "provisioning",
             "a grant is quota of the Cloud TPU API, and node pools use Compute Engine's quota, which it does not cover",
         )
-    of_generation = [line for line in live if _generation(line) == generation]
-    there = [line for line in of_generation if line.zone == zone]
-    granted = sum(line.chips for line in there if line.capacity == each.capacity)
+    generation_lines = [line for line in live if _generation(line) == generation]
+    zone_lines = [line for line in generation_lines if line.zone == zone]
+    granted = sum(line.chips for line in zone_lines if line.capacity == slice_config.capacity)
     if granted:
-        others = f", of which other slices use {granted - covered}" if granted > covered else ""
-        return "", f"the grant has {granted} {asked} chips in {zone}{others}"
-    ends = [line.until for line in config.grant if _matches(line, each, zone) and line.until]
+        shared = f", of which other slices use {granted - covered}" if granted > covered else ""
+        return "", f"the grant has {granted} {kind} chips in {zone}{shared}"
+    ends = [line.until for line in config.grant if _matches(line, slice_config, zone) and line.until]
     if ends:
-        return "", f"the grant for {asked} in {zone} ended on {max(ends)}"
-    if there:
-        has = " and ".join(f"{line.capacity} ({line.chips} chips)" for line in there)
-        return "capacity", f"the grant has {generation} in {zone} as {has}, not as {each.capacity}"
-    if of_generation:
-        zones = ", ".join(f"{line.zone} ({line.chips} {line.capacity})" for line in of_generation)
+        return "", f"the grant for {kind} in {zone} ended on {max(ends)}"
+    if zone_lines:
+        has = " and ".join(f"{line.capacity} ({line.chips} chips)" for line in zone_lines)
+        return "capacity", f"the grant has {generation} in {zone} as {has}, not as {slice_config.capacity}"
+    if generation_lines:
+        zones = ", ".join(f"{line.zone} ({line.chips} {line.capacity})" for line in generation_lines)
         return "zone", f"{zone} is not of the grant for {generation}, which has {zones}"
     if live:
         names = ", ".join(dict.fromkeys(_generation(line) for line in live))
@@ -157,9 +157,9 @@ def _reason(
     return "", "the whole grant has ended"
 
 
-def _matches(line: GrantLine, each: SliceConfig, zone: str) -> bool:
-    asked = (each.accelerator.generation.name, zone, each.capacity)
-    return not each.in_cluster and asked == (_generation(line), line.zone, line.capacity)
+def _matches(line: GrantLine, slice_config: SliceConfig, zone: str) -> bool:
+    requirement = (slice_config.accelerator.generation.name, zone, slice_config.capacity)
+    return not slice_config.in_cluster and requirement == (_generation(line), line.zone, line.capacity)
 
 
 def _generation(line: GrantLine) -> str:

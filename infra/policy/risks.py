@@ -47,34 +47,34 @@ OCEANIA_USD_PER_GIB = 0.15
 
 def supply(config: Config) -> Iterator[Finding]:
     """How likely each slice comes as it is asked for, and what happens when it does not."""
-    for index, each in enumerate(config.slices):
-        yield from _place(config, index, each)
-        if each.in_cluster:
-            yield from _node_pool(config, index, each)
-        if each.provisioning == "direct":
-            yield from _direct(config, index, each)
-        chips = each.accelerator.chips
-        if each.capacity == "spot" and chips >= LARGE_SPOT_CHIPS:
+    for index, slice_config in enumerate(config.slices):
+        yield from _place(config, index, slice_config)
+        if slice_config.in_cluster:
+            yield from _node_pool(config, index, slice_config)
+        if slice_config.provisioning == "direct":
+            yield from _direct(config, index, slice_config)
+        chips = slice_config.accelerator.chips
+        if slice_config.capacity == "spot" and chips >= LARGE_SPOT_CHIPS:
             yield note(
                 slice_path(index, "accelerator"),
-                f"{each.accelerator.type_name} asks for {chips} spot chips at once, which seldom come; several smaller "
-                "slices sooner do",
+                f"{slice_config.accelerator.type_name} asks for {chips} spot chips at once, which seldom come; "
+                "several smaller slices sooner do",
             )
     yield from _not_known(config)
 
 
-def _place(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
+def _place(config: Config, index: int, slice_config: SliceConfig) -> Iterator[Finding]:
     """AI zones: https://cloud.google.com/compute/docs/regions-zones/ai-zones, November 2026.
 
     A v3 that fails so: https://github.com/jax-ml/jax/issues/30834.
     """
-    listed, generation = each.accelerator.zones, each.accelerator.generation.name
-    path = slice_path(index, "zones" if each.more_zones else "zone")
-    for zone in each.zones:
+    listed, generation = slice_config.accelerator.zones, slice_config.accelerator.generation.name
+    path = slice_path(index, "zones" if slice_config.more_zones else "zone")
+    for zone in slice_config.zones:
         if zone not in listed:
             yield refused(
                 path,
-                f"{zone} does not list {each.accelerator.type_name}; these do: {', '.join(listed)}",
+                f"{zone} does not list {slice_config.accelerator.type_name}; these do: {', '.join(listed)}",
                 unless="tpu-stack:allow-unlisted",
                 allowed=config.allow.unlisted,
             )
@@ -84,10 +84,11 @@ def _place(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
                 f"{zone} is an AI zone: a project uses it after AI zones were made visible to it, and with capacity "
                 "that is reserved there; its storage is in the standard zones of the region",
             )
-    if each.more_zones and config.bucket is None:
+    if slice_config.more_zones and config.bucket is None:
         yield error(
             path,
-            f'"{each.name}" may be in several zones, so its runs have to be in a bucket, and there is none; remove '
+            f'"{slice_config.name}" may be in several zones, so its runs have to be in a bucket, and there is '
+            "none; remove "
             "storage.bucket: false, or write one zone",
         )
     if generation in OLD:
@@ -98,38 +99,40 @@ def _place(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
         )
 
 
-def _node_pool(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
+def _node_pool(config: Config, index: int, slice_config: SliceConfig) -> Iterator[Finding]:
     if config.bucket is None:
         yield error(
             slice_path(index, "provisioning"),
-            f'"{each.name}" is node pools, whose pods fetch code from the bucket and keep their runs there, and there '
+            f'"{slice_config.name}" is node pools, whose pods fetch code from the bucket and keep their runs '
+            "there, and there "
             "is none; remove storage.bucket: false, or write queued",
         )
-    listed = FLEX_START_ZONES.get(each.accelerator.generation.name, ())
-    if each.capacity == "flex-start" and each.zone not in listed:
-        known = f"it lists {', '.join(listed)}" if listed else "it lists no zone for it"
+    listed = FLEX_START_ZONES.get(slice_config.accelerator.generation.name, ())
+    if slice_config.capacity == "flex-start" and slice_config.zone not in listed:
+        listing = f"it lists {', '.join(listed)}" if listed else "it lists no zone for it"
         yield warning(
             slice_path(index, "capacity"),
-            f"Google does not list flex-start for {each.accelerator.generation.name} in {each.zone}; {known}",
+            f"Google does not list flex-start for {slice_config.accelerator.generation.name} in "
+            f"{slice_config.zone}; {listing}",
         )
-    if each.count > 1:
+    if slice_config.count > 1:
         yield note(
             slice_path(index, "count"),
-            f"{each.count} slices train together as a JobSet, whose controller has to be installed in the cluster "
-            "(docs/kubernetes.md)",
+            f"{slice_config.count} slices train together as a JobSet, whose controller has to be installed in the "
+            "cluster (docs/kubernetes.md)",
         )
 
 
-def _direct(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
+def _direct(config: Config, index: int, slice_config: SliceConfig) -> Iterator[Finding]:
     """Google answers a used-up quota with 429, which the provider takes for a passing fault."""
     path = slice_path(index, "provisioning")
     yield warning(
         path,
-        f"direct: a refused quota (HTTP 429) is retried without a word until wait, {spoken(each.wait_s)}, is "
+        f"direct: a refused quota (HTTP 429) is retried without a word until wait, {spoken(slice_config.wait_s)}, is "
         "over; if `pulumi up` seems to hang, look at the quotas of Cloud TPU API in the console (IAM & Admin, "
         f"Quotas, project {config.project}); queued says at once what was refused",
     )
-    if each.capacity == "spot":
+    if slice_config.capacity == "spot":
         yield warning(
             path,
             "direct: a spot node that is preempted is not made again by the next `pulumi up`, only by `pulumi up "
@@ -140,9 +143,9 @@ def _direct(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
 def _not_known(config: Config) -> Iterator[Finding]:
     """What the reader takes only where `allow-unlisted` is set: newer than our lists, or misspelt."""
     named: list[tuple[str, str, bool]] = []
-    for index, each in enumerate(config.slices):
-        version = each.runtime_version
-        if each.in_cluster:
+    for index, slice_config in enumerate(config.slices):
+        version = slice_config.runtime_version
+        if slice_config.in_cluster:
             continue
         named.append((slice_path(index, "runtime-version"), version, generations.is_runtime_version(version)))
     for index, line in enumerate(config.grant):
@@ -154,13 +157,13 @@ def _not_known(config: Config) -> Iterator[Finding]:
         nfs = config.nfs
         named.append(("tpu-stack:storage.nfs.zone", nfs.zone, nfs.zone in zones.ZONES))
         if nfs.kind == "gateway":
-            there = zones.family_of(nfs.machine_type) in zones.families_in(nfs.zone)
-            known = there and zones.is_machine_type(nfs.machine_type)
-            named.append(("tpu-stack:storage.nfs.machine-type", nfs.machine_type, known))
+            is_in_zone = zones.machine_family(nfs.machine_type) in zones.families_in(nfs.zone)
+            is_known = is_in_zone and zones.is_machine_type(nfs.machine_type)
+            named.append(("tpu-stack:storage.nfs.machine-type", nfs.machine_type, is_known))
     region = config.images.region
     named.append(("tpu-stack:images.region", region, region in zones.REGIONS))
-    for path, value, known in named:
-        if not known:
+    for path, value, is_known in named:
+        if not is_known:
             yield warning(path, f'"{value}" is not known here; Google refuses it if it is misspelt')
 
 
@@ -171,12 +174,12 @@ def usd_per_gib(source: str, destination: str) -> float | None:
     """Between two regions: nothing within one, about so much otherwise; None where no price is known."""
     if source == destination:
         return 0.0
-    here, there = _continent(source), _continent(destination)
-    if here is None or there is None:
+    from_continent, to_continent = _continent(source), _continent(destination)
+    if from_continent is None or to_continent is None:
         return None
-    if here == there:
-        return WITHIN_USD_PER_GIB[here]
-    return OCEANIA_USD_PER_GIB if "Oceania" in (here, there) else BETWEEN_USD_PER_GIB
+    if from_continent == to_continent:
+        return WITHIN_USD_PER_GIB[from_continent]
+    return OCEANIA_USD_PER_GIB if "Oceania" in (from_continent, to_continent) else BETWEEN_USD_PER_GIB
 
 
 def estimate(source: str, destination: str) -> str:
@@ -184,32 +187,40 @@ def estimate(source: str, destination: str) -> str:
     price = usd_per_gib(source, destination)
     if price is None:
         return "an amount per TB that is not known here"
-    here, there = _continent(source), _continent(destination)
-    where = f"within {here}" if here == there else f"from {here} to {there}"
-    return f"about {price * GIB_PER_TB:.0f} USD per TB ({where}, {price:.2f} USD per GiB)"
+    from_continent, to_continent = _continent(source), _continent(destination)
+    route = (
+        f"within {from_continent}"
+        if from_continent == to_continent
+        else f"from {from_continent} to {to_continent}"
+    )
+    return f"about {price * GIB_PER_TB:.0f} USD per TB ({route}, {price:.2f} USD per GiB)"
 
 
 def egress(config: Config) -> Iterator[Finding]:
     """One for each store and each other region that has slices; a note where only the zone differs."""
-    for path, what, home in _stores(config):
+    for path, store, home in _stores(config):
         mounted = path == NFS_ZONE
-        readers = [each for each in config.slices if not (mounted and each.in_cluster)]
-        yield from _across(config, path, what, home, readers)
+        readers = [
+            slice_config for slice_config in config.slices if not (mounted and slice_config.in_cluster)
+        ]
+        yield from _across(config, path, store, home, readers)
     nfs = config.nfs
     if nfs is not None:
-        apart = [
-            each.name
-            for each in config.slices
+        distant = [
+            slice_config.name
+            for slice_config in config.slices
             # Pods do not mount the share.
-            if not each.in_cluster
-            and any(catalogue.region_of(zone) == nfs.region and zone != nfs.zone for zone in each.zones)
+            if not slice_config.in_cluster
+            and any(
+                catalogue.zone_region(zone) == nfs.region and zone != nfs.zone for zone in slice_config.zones
+            )
         ]
-        if apart:
+        if distant:
             price = billing.CROSS_ZONE.usd
             yield note(
                 NFS_ZONE,
-                f"the NFS server is in {nfs.zone}, {_named(apart)} in another zone of the region: traffic between them "
-                f"costs about {price * GIB_PER_TB:.0f} USD per TB ({price:.2f} USD per GiB)",
+                f"the NFS server is in {nfs.zone}, {_named(distant)} in another zone of the region: traffic "
+                f"between them costs about {price * GIB_PER_TB:.0f} USD per TB ({price:.2f} USD per GiB)",
             )
 
 
@@ -224,23 +235,23 @@ def _stores(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _across(
-    config: Config, path: str, what: str, home: str, slices: Sequence[SliceConfig]
+    config: Config, path: str, store: str, home: str, slices: Sequence[SliceConfig]
 ) -> Iterator[Finding]:
     """slices: those that read from it."""
     readers: dict[str, list[str]] = {}
-    for each in slices:
-        for region in each.regions:
-            readers.setdefault(region, []).append(each.name)
+    for slice_config in slices:
+        for region in slice_config.regions:
+            readers.setdefault(region, []).append(slice_config.name)
     # A store is in one region, whichever that is.
-    apart = "give the slices of each region a stack of their own"
-    remedy = apart if len(readers) > 1 else "put it into that region"
-    if any(len(each.regions) > 1 for each in slices):
+    split_advice = "give the slices of each region a stack of their own"
+    remedy = split_advice if len(readers) > 1 else "put it into that region"
+    if any(len(slice_config.regions) > 1 for slice_config in slices):
         remedy = f"write only zones of {home}"
     for region, names in readers.items():
         if region != home:
             yield refused(
                 path,
-                f"{what} is in {home}, {_named(names)} in {region}: reading it from there costs "
+                f"{store} is in {home}, {_named(names)} in {region}: reading it from there costs "
                 f"{estimate(home, region)}; {remedy}",
                 unless="tpu-stack:allow-cross-region",
                 allowed=config.allow.cross_region,
@@ -262,12 +273,12 @@ def _continent(region: str) -> str | None:
 def exposure(config: Config) -> Iterator[Finding]:
     """Who can reach the hosts, and what can be lost."""
     if config.network.external_addresses:
-        hosts = sum(each.hosts for each in config.slices if not each.in_cluster)
-        of = "more than" if hosts > ADDRESSES_IN_USE else "of"
+        hosts = sum(slice_config.hosts for slice_config in config.slices if not slice_config.in_cluster)
+        comparison = "more than" if hosts > ADDRESSES_IN_USE else "of"
         yield warning(
             "tpu-stack:network.external-addresses",
-            f"true gives each of the {hosts} hosts an address on the internet, {of} the {ADDRESSES_IN_USE} that a "
-            "project may use by default; the firewall still admits only IAP",
+            f"true gives each of the {hosts} hosts an address on the internet, {comparison} the {ADDRESSES_IN_USE} "
+            "that a project may use by default; the firewall still admits only IAP",
         )
     if config.network.existing is not None:
         rules = (
@@ -292,8 +303,10 @@ def exposure(config: Config) -> Iterator[Finding]:
     if not config.protect:
         lost = [f'bucket "{config.bucket.name}" (once it is empty)'] if config.bucket else []
         lost += ["all data of the NFS server"] if config.nfs else []
-        made = any(not disk.source for each in config.slices for disk in each.data_disks)
-        lost += ["data disks that were made with slices"] if made else []
+        has_new_disks = any(
+            not disk.source for slice_config in config.slices for disk in slice_config.data_disks
+        )
+        lost += ["data disks that were made with slices"] if has_new_disks else []
         yield warning(
             "tpu-stack:protect",
             "false lets `pulumi destroy`, and a change that replaces them, delete "
@@ -322,7 +335,11 @@ def _cluster(config: Config) -> Iterator[Finding]:
             "GKE takes ranges for pods and services of its own choice from that network, and adds firewall rules for "
             "its nodes",
         )
-    if config.nfs is not None and config.slices and all(each.in_cluster for each in config.slices):
+    if (
+        config.nfs is not None
+        and config.slices
+        and all(slice_config.in_cluster for slice_config in config.slices)
+    ):
         yield note(
             "tpu-stack:storage.nfs",
             "pods do not mount the share, and all slices are node pools; write kind: none to do without its server",
@@ -331,7 +348,7 @@ def _cluster(config: Config) -> Iterator[Finding]:
 
 def _keeper(config: Config) -> Iterator[Finding]:
     path = "tpu-stack:keeper"
-    if config.slices and all(each.in_cluster for each in config.slices):
+    if config.slices and all(slice_config.in_cluster for slice_config in config.slices):
         yield warning(
             path,
             "the keeper is for TPU VMs, and all slices are node pools, whose cluster starts pods again and makes nodes "
@@ -350,8 +367,8 @@ def _keeper(config: Config) -> Iterator[Finding]:
             "true lets the gateway make and delete TPUs of this project and become root on their hosts; switching it "
             "on or off restarts the gateway, and what uses the share waits for a minute (docs/security.md)",
         )
-    direct = [each.name for each in config.slices if each.provisioning == "direct"]
-    pools = [each.name for each in config.slices if each.in_cluster]
+    direct = [slice_config.name for slice_config in config.slices if slice_config.provisioning == "direct"]
+    pools = [slice_config.name for slice_config in config.slices if slice_config.in_cluster]
     if pools:
         yield note(
             path, f"{_named(pools)}: is left to its cluster, which starts pods again and makes nodes anew"

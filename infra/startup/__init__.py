@@ -82,7 +82,7 @@ def tpu_host_script(host: TpuHost) -> str:
 
 def script(name: str, settings: Mapping[str, str]) -> str:
     """The file `name` of infra/startup/ behind its settings and what all scripts share, ready to be run."""
-    parts = [(FOLDER / each).read_text(encoding="utf-8") for each in ("machine.sh", name)]
+    parts = [(FOLDER / file_name).read_text(encoding="utf-8") for file_name in ("machine.sh", name)]
     return "".join(["#!/bin/bash\n", assignments(settings), *parts])
 
 

@@ -204,9 +204,7 @@ def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(engine: Engin
     too_late.wait_for("WAITING_FOR_RESOURCES")
     api.control.advance(600)
     report = too_late.report()
-    assert not report.ok and "was not to be had" in report.text and "Traceback" not in report.text, (
-        report.text
-    )
+    assert not report.ok and "is not available" in report.text and "Traceback" not in report.text, report.text
     assert alive(api) == ([], [])
     assert QUEUED not in {each["type"] for each in engine.resources()}
 

@@ -20,7 +20,7 @@ from infra.catalogue import (
     by_topology,
     generations,
     price_usd_per_hour,
-    region_of,
+    zone_region,
     zones,
 )
 
@@ -69,15 +69,15 @@ def test_every_zone_of_the_catalogue_is_known_and_an_ai_zone_belongs_to_a_standa
     listed = {zone for which in GENERATIONS for zone in which.zones}
     assert listed - set(zones.ZONES) == set()
     for zone in zones.AI_ZONES:
-        assert zones.is_ai_zone(zone) and zones.parent_of(zone) in zones.of_region(region_of(zone))
-    assert zones.parent_of("us-central1-b") == "us-central1-b"
-    assert region_of("us-south1-ai1b") == "us-south1"
+        assert zones.is_ai_zone(zone) and zones.parent_zone(zone) in zones.zones_in(zone_region(zone))
+    assert zones.parent_zone("us-central1-b") == "us-central1-b"
+    assert zone_region("us-south1-ai1b") == "us-south1"
 
 
 def test_the_gateway_s_default_is_a_machine_that_its_zone_has() -> None:
     for zone in zones.ZONES:
         default = zones.gateway_machine_type(zone)
-        assert zones.family_of(default) in zones.families_in(zone) and zones.is_machine_type(default)
+        assert zones.machine_family(default) in zones.families_in(zone) and zones.is_machine_type(default)
     assert "e2" not in zones.families_in("us-central2-b")
 
 
@@ -169,7 +169,7 @@ def test_a_price_is_the_regions_times_the_chips_and_none_where_none_is_listed(
 )
 def test_what_is_no_zone_has_no_region(text: str) -> None:
     with pytest.raises(CatalogueError, match=r"is not a zone; write it as us-central1-b"):
-        region_of(text)
+        zone_region(text)
 
 
 # --- the house ----------------------------------------------------------------------------------------------

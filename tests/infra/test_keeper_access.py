@@ -127,7 +127,7 @@ def test_the_specification_has_what_a_slice_is_made_of_and_depends_on_no_slice(
     found = json.loads(described.inputs["content"]["value"])
     queued = declared.one("QueuedResource")
     assert list(found["slices"]) == ["q"]
-    assert Spec.of(found["slices"]["q"]) == Spec.of(queued.inputs)
+    assert Spec.from_props(found["slices"]["q"]) == Spec.from_props(queued.inputs)
     assert found["slices"]["q"]["lease_url"] == "gs://my-project-dev-tpu-stack/control/leases/q.json"
     assert found["owner"] == "0123abcd"
     mail = {"TPU_STACK_SMTP": "secret:projects/my-project/secrets/mail"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra import lease
-from infra.documents import Documents, DocumentsError, Found, MissingError
+from infra.documents import Documents, DocumentsError, MissingError, StoredDocument
 from infra.lease import RENEW_S, STALE_S, Lease, LeaseHeldError, LeaseLostError
 
 
@@ -152,7 +152,7 @@ def test_who_may_wait_for_an_outage_does_and_gives_a_holder_its_minute_after_it(
     holder.take()
     read, back_s = Documents.read, time.now_s + 300.0
 
-    def refuse(self: Documents, name: str) -> Found:
+    def refuse(self: Documents, name: str) -> StoredDocument:
         if time.now_s < back_s:
             raise DocumentsError("the bucket does not answer")
         return read(self, name)
@@ -166,7 +166,7 @@ def test_who_may_wait_for_an_outage_does_and_gives_a_holder_its_minute_after_it(
     assert time.now_s >= back_s + STALE_S
     back_s = float("inf")
 
-    def missing(self: Documents, name: str) -> Found:
+    def missing(self: Documents, name: str) -> StoredDocument:
         raise MissingError("there is no such bucket")
 
     monkeypatch.setattr(Documents, "read", missing)

@@ -31,7 +31,7 @@ CLUSTER = "projects/my-project/locations/us-central1-a/clusters/tpu-stack-dev"
 def test_the_reason_of_a_pool_is_what_its_conditions_say_or_the_older_text(
     pool: dict[str, Any], reason: str
 ) -> None:
-    assert node_pools.reason_of(pool) == reason
+    assert node_pools.pool_error(pool) == reason
     schemas = google()["schemas"]
     assert pool.keys() <= schemas["NodePool"]["properties"].keys()
     for condition in pool.get("conditions", []):
@@ -52,8 +52,8 @@ def test_without_conditions_it_is_the_error_of_the_last_operation_on_the_pool() 
         operation("main", "2026-11-03T00:00:00Z", None),
         operation("main-0", "2026-11-04T00:00:00Z", "of another pool"),
     ]
-    assert node_pools.reason_of_operation(operations, "main") == FULL
-    assert node_pools.reason_of_operation(operations, "other") == ""
+    assert node_pools.operation_error(operations, "main") == FULL
+    assert node_pools.operation_error(operations, "other") == ""
     for each in operations:
         assert each.keys() <= google()["schemas"]["Operation"]["properties"].keys()
 

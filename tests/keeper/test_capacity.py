@@ -68,7 +68,7 @@ def test_what_requests_have_found_is_shown_of_a_stack_that_has_no_hosts(
     for seen in ("out", "served", "out"):
         stock_outs.remember(Documents(str(store)), A, seen, now)
     assert capacity(Console(width=120), wanted, days=30, as_json=True) == 0
-    hour = [stock_outs.hour_of(now)]
+    hour = [stock_outs.utc_hour(now)]
     assert json.loads(capsys.readouterr().out) == [
         {"zone": "us-a1-a", "kind": "v5litepod-16", "capacity": "spot", "out": hour, "served": hour}
     ]

@@ -81,7 +81,7 @@ def test_one_that_waits_in_vain_gets_the_next_zone_and_one_that_two_zones_serve_
     lab.later(700.0)
     lab.later(600.0)
     assert lab.states() == {ZONES[1]: ACTIVE} and lab.is_running
-    properties = Spec.of(wanted_props(**TWO_ZONES))
+    properties = Spec.from_props(wanted_props(**TWO_ZONES))
     lab.set_capacity(64, 64)
     Lifecycle(lab.cloud.client, lab.cloud.session.backoff).ask(properties, is_recorded=False)
     lab.cloud.control.advance(600.0)
@@ -266,7 +266,7 @@ def test_a_slice_stands_as_the_requests_of_its_own_stack_do_in_all_its_zones(
 
     def found(unreachable: tuple[str, ...]) -> Standing:
         return observed_slice(
-            stack, "main", Listing(found=requests, unreachable=unreachable), lambda: NOW
+            stack, "main", Listing(items=requests, unreachable=unreachable), lambda: NOW
         ).standing
 
     assert found(()) == standing

@@ -73,7 +73,7 @@ def make(api: TpuApi) -> Callable[..., None]:
             "runtime_version": "v2-alpha-tpuv5-lite",
             "capacity": "spot",
         }
-        spec = Spec.of({**props, **kind, **more})
+        spec = Spec.from_props({**props, **kind, **more})
         parent = f"/v2/projects/grant/locations/{zone}"
         body = json.dumps(queued_resource(spec)).encode()
         api.answer("POST", f"{parent}/queuedResources?queuedResourceId={own_id}", body)
@@ -192,7 +192,7 @@ def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ou
     known = parse_export("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE])))
 
     def queued(zone: str, at: str, owner: str = OWNER) -> dict[str, Any]:
-        spec = Spec.of(
+        spec = Spec.from_props(
             {
                 "project": "grant", "zone": zone, "queued_resource_id": "q", "owner": owner, "capacity": "spot",
                 "accelerator_type": "v5litepod-16", "runtime_version": "r",

@@ -64,7 +64,7 @@ def preempted_at_once(cloud: Cloud) -> None:
         ({"valid_until_s": 600}, None, "FAILED: the request could not be served before its valid-until time"),
         ({}, lambda cloud: cloud.control.fail(QR, "no such network"), "no such network"),
         ({}, lambda cloud: cloud.control.vanish(QR), "someone else has deleted it. `pulumi up` asks for it again"),
-        ({}, preempted_at_once, "was not to be had: it is SUSPEND"),
+        ({}, preempted_at_once, "is not available: it is SUSPEND"),
     ],
 )  # fmt: skip
 def test_one_that_will_not_come_is_an_error_that_says_why_and_nothing_is_left(

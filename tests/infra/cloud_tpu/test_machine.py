@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
         """Everything that is there, with the node by whose labels one tells whose it is."""
         alive = self.control.alive()
         for queued in alive["queuedResources"]:
-            yield queued, request.node_of(queued)
+            yield queued, request.requested_node(queued)
         for node in alive["nodes"]:
             yield node, node
 

@@ -35,7 +35,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def spec(**more: Any) -> Spec:
-    return Spec.of(wanted_props(**more))
+    return Spec.from_props(wanted_props(**more))
 
 
 def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
@@ -95,7 +95,7 @@ def test_only_what_was_asked_for_is_said_of_tier_and_node(
     more: dict[str, Any], tier: set[str], has: dict[str, Any], lacks: str
 ) -> None:
     body = request.queued_resource(spec(**more))
-    node = request.node_of(body)
+    node = request.requested_node(body)
     assert set(body) - {"tpu"} == tier
     assert node | has == node and lacks not in node
 
@@ -159,7 +159,7 @@ def test_what_was_asked_for_what_google_fills_in_and_full_paths_are_no_differenc
     assert request.queued_resource(asked)["reservationName"] == any_reservation
     assert request.differences(asked, found, waiting=True) == ()
     filled = request.queued_resource(spec())
-    node = request.node_of(filled)
+    node = request.requested_node(filled)
     node["networkConfig"] |= {"network": "default", "subnetwork": "default"}
     node["acceleratorConfig"] = {"type": "V5LITE_POD", "topology": "4x4"}
     node["serviceAccount"] = {"email": "123-compute@developer.gserviceaccount.com"}
@@ -207,7 +207,7 @@ def test_a_deadline_counts_only_while_it_waits_and_google_may_show_it_as_a_time(
 
 def test_a_node_that_is_as_asked_for_is_not_patched_and_the_mask_names_what_the_body_has() -> None:
     everything, plain = (spec(**more) for more in (EVERYTHING, {}))
-    as_asked, other = (request.node_of(request.queued_resource(each)) for each in (everything, plain))
+    as_asked, other = (request.requested_node(request.queued_resource(each)) for each in (everything, plain))
     assert request.patch(everything, as_asked, ()) == ("", {})
     mask, body = request.patch(spec(**EVERYTHING, external_addresses=True), other, ())
     assert mask == "labels,metadata,tags,description,networkConfig.enableExternalIps"
@@ -218,7 +218,7 @@ def test_a_node_that_is_as_asked_for_is_not_patched_and_the_mask_names_what_the_
 def test_keys_that_others_have_written_stay_and_ours_go_when_not_asked_for_any_more() -> None:
     was = {"old": "1", "enable-oslogin": "FALSE"}
     of_gcloud = {"ssh-keys": "ada:ssh-ed25519 AAAA"}
-    node = request.node_of(request.queued_resource(spec())) | {"metadata": was | of_gcloud}
+    node = request.requested_node(request.queued_resource(spec())) | {"metadata": was | of_gcloud}
     patch = request.patch(spec(metadata={"enable-oslogin": "TRUE"}), node, [{"metadata": was}])
     assert patch == ("metadata", {"metadata": {"enable-oslogin": "TRUE", **of_gcloud}})
 
@@ -309,7 +309,7 @@ def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> N
         look = request.look(queued(state), {})
         lost, active = state in NEVER_SERVED_AGAIN, state == "ACTIVE"
         assert (look.kind, look.state) == ("lost" if lost else "active" if active else "waiting", state)
-        assert request.kind_of(state) == look.kind
+        assert request.state_kind(state) == look.kind
     assert request.look({}, {}).kind == "waiting"
 
 
@@ -333,11 +333,11 @@ def test_an_active_one_is_what_its_worst_node_is(
 ) -> None:
     look = request.look(queued("ACTIVE"), nodes)
     assert (look.kind, look.state, look.may_be_running) == (kind, state, may_be_running)
-    assert (f"is {state}" in look.why) == (kind == "lost" and state != "MISSING")
+    assert (f"is {state}" in look.reason) == (kind == "lost" and state != "MISSING")
 
 
 def test_the_reason_of_a_loss_is_told() -> None:
     failed = queued("FAILED", failedData={"error": {"code": 9, "message": "no such network"}})
-    assert request.look(failed, {}).why == "it is FAILED: no such network"
+    assert request.look(failed, {}).reason == "it is FAILED: no such network"
     suspended = queued("SUSPENDED", stateInitiator="USER")
-    assert request.look(suspended, {}).why == "it is SUSPENDED by a user"
+    assert request.look(suspended, {}).reason == "it is SUSPENDED by a user"

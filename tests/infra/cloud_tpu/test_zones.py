@@ -44,7 +44,7 @@ def ours(cloud: Cloud) -> dict[str, str]:
     return {
         each["name"].split("/")[3]: each["state"]["state"]
         for each in cloud.control.alive()["queuedResources"]
-        if request.is_owned(request.node_of(each), OWNER)
+        if request.is_owned(request.requested_node(each), OWNER)
     }
 
 
@@ -203,7 +203,9 @@ def test_a_request_that_is_wrong_in_every_zone_is_wrong(
 def test_what_is_taken_back_before_it_is_there_is_told_from_a_refusal(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, where: Json
 ) -> None:
-    lost = request.Look(kind="lost", state="SUSPENDED", why="it is SUSPENDED", queued_resource={}, nodes={})
+    lost = request.Look(
+        kind="lost", state="SUSPENDED", reason="it is SUSPENDED", queued_resource={}, nodes={}
+    )
     monkeypatch.setattr(Lifecycle, "ask", lambda *_, **__: "operation")
     monkeypatch.setattr(Lifecycle, "look", lambda *_: lost)
     monkeypatch.setattr(Client, "queued_resource", lambda *_, **__: {"name": "main"})

@@ -136,7 +136,7 @@ def test_a_key_of_another_namespace_that_seems_to_be_a_slip_is_a_mistake_and_nam
         "kubernetes:context",
         "docker:host",
     ]
-    reader.read({"slices": [SLICE]}, project="my-project", stack="dev", others=foreign)
+    reader.read({"slices": [SLICE]}, project="my-project", stack="dev", other_keys=foreign)
 
 
 PLACE = "write it in digits, or remove the key"

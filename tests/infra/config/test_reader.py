@@ -93,7 +93,7 @@ def test_a_place_is_the_slice_s_own_or_the_stack_s(
     assert config.bucket and config.nfs
     assert [each.zone for each in config.slices] == zones
     assert (config.nfs.zone, config.nfs.machine_type) == (nfs_zone, machine_type)
-    assert config.bucket.region == config.images.region == catalogue.region_of(nfs_zone)
+    assert config.bucket.region == config.images.region == catalogue.zone_region(nfs_zone)
 
 
 GRANT = [
@@ -127,8 +127,8 @@ def test_a_slice_may_be_in_the_zones_that_are_named_or_in_those_of_the_grant(
     (main,) = config.slices
     assert (main.zones, (main.strategy, main.zone_wait_s)) == (zones, how)
     # All that is no slice is where the first zone is, and every region has a subnet.
-    assert config.bucket is not None and config.bucket.region == catalogue.region_of(zones[0])
-    assert set(config.regions) == {catalogue.region_of(zone) for zone in zones}
+    assert config.bucket is not None and config.bucket.region == catalogue.zone_region(zones[0])
+    assert set(config.regions) == {catalogue.zone_region(zone) for zone in zones}
 
 
 FULL_NAME = "projects/my-project/locations/us-central1-a/reservations/"

@@ -83,7 +83,7 @@ def test_a_plain_one_is_found_no_fault_with_but_for_the_name_that_answers_everyw
 
 
 def lines(config: Config) -> dict[str, float | None]:
-    return {each.what: each.usd_per_hour for each in policy.review(config, today=TODAY).cost.lines}
+    return {each.item: each.usd_per_hour for each in policy.review(config, today=TODAY).cost.lines}
 
 
 def test_a_cluster_costs_its_fee_a_machine_and_a_disk_a_node_and_one_that_exists_nothing() -> None:

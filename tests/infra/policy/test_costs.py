@@ -40,7 +40,7 @@ def test_a_price_has_a_source_and_a_date_stands_in_the_docs_with_them_and_is_use
 def test_every_region_with_tpus_has_its_prices_in_the_docs_too_and_none_is_cheaper_than_the_stand_in() -> (
     None
 ):
-    with_tpus = {catalogue.region_of(zone) for each in catalogue.GENERATIONS for zone in each.zones}
+    with_tpus = {catalogue.zone_region(zone) for each in catalogue.GENERATIONS for zone in each.zones}
     assert with_tpus - set(billing.REGIONAL) == {"us-central2"}
     assert not billing.is_listed("us-central2")
     base = billing.regional("us-central2")
@@ -100,7 +100,7 @@ def test_a_total_is_the_sum_of_its_lines_in_any_order_and_only_what_is_billed_ca
     assert cost.usd_per_hour == pytest.approx(math.fsum(each.usd_per_hour or 0 for each in billed))
     both = cost.usd_per_hour + cost.covered_usd_per_hour
     assert both == pytest.approx(math.fsum(each.usd_per_hour or 0 for each in made))
-    assert list(cost.not_known) == [each.what for each in billed if each.usd_per_hour is None]
+    assert list(cost.not_known) == [each.item for each in billed if each.usd_per_hour is None]
 
 
 # --- what is billed ---------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ IN_EUROPE = a_stack(region="europe-west4")
 
 
 def cost(config: Config, *covered: int) -> Cost:
-    return costs.cost_of(config, covered or (0,) * len(config.slices))
+    return costs.stack_cost(config, covered or (0,) * len(config.slices))
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_what_is_billed_has_a_line_and_a_price_that_is_not_known_is_not_zero(
     config: Config, what: str, quantity: str, usd_per_hour: float | None
 ) -> None:
     reviewed = cost(config)
-    (line,) = [each for each in reviewed.lines if each.what.startswith(what)]
+    (line,) = [each for each in reviewed.lines if each.item.startswith(what)]
     assert line.quantity == quantity
     assert line.usd_per_hour == pytest.approx(usd_per_hour)
-    assert (line.what in reviewed.not_known) == (usd_per_hour is None)
+    assert (line.item in reviewed.not_known) == (usd_per_hour is None)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_what_is_billed_has_a_line_and_a_price_that_is_not_known_is_not_zero(
     ],
 )
 def test_what_a_stack_does_not_have_is_not_billed(config: Config, what: str) -> None:
-    assert not any(each.what.startswith(what) for each in cost(config).lines)
+    assert not any(each.item.startswith(what) for each in cost(config).lines)
 
 
 def test_what_a_grant_covers_of_a_slice_is_a_line_of_its_own_and_needs_no_price() -> None:
-    lines = [each for each in cost(a_stack(), 10).lines if each.what.startswith("slice main")]
+    lines = [each for each in cost(a_stack(), 10).lines if each.item.startswith("slice main")]
     assert [(each.quantity, each.covered_by_grant) for each in lines] == [
         ("10 chips, spot", True),
         ("6 chips, spot", False),
@@ -179,12 +179,12 @@ def test_what_a_grant_covers_of_a_slice_is_a_line_of_its_own_and_needs_no_price(
 
 def test_what_is_billed_by_use_has_its_rate() -> None:
     rates = cost(a_stack(region="us-west4")).rates
-    assert [(each.what, each.usd) for each in rates] == [
+    assert [(each.item, each.usd) for each in rates] == [
         ("bucket", 0.023),
         ("images", 0.10),
         ("Cloud NAT", 0.045),
     ]
-    assert [each.what for each in cost(a_stack(bucket=None, network=EXISTING)).rates] == ["images"]
+    assert [each.item for each in cost(a_stack(bucket=None, network=EXISTING)).rates] == ["images"]
 
 
 def test_a_price_that_is_borrowed_from_another_region_is_said_to_be() -> None:
