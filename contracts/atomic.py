@@ -60,35 +60,37 @@ def write(
     data: bytes | str,
     *,
     mode: int | None = None,
-    put: Callable[[str, str], None] | None = None,
-    beside: str | None = None,
+    replace: Callable[[str, str], None] | None = None,
+    temporary_path: str | None = None,
 ) -> None:
-    """Write a file whole, text as UTF-8. Its folder has to be there.
+    """Write a file whole, text as UTF-8. Its folder must exist.
 
-    mode: exactly; None is what the umask leaves. put: how the file gets its name; os.replace where none is given. With
-    os.link one that is there already stays. beside: the path that it has until then, on the same disk.
+    mode: the exact mode; None: by the umask. replace: gives the temporary file its name; by default os.replace. With
+    os.link, an existing file stays. temporary_path: the path until then, on the same disk.
 
     Raises:
-        FileExistsError: with os.link, there is a file already.
-        OSError: the disk is full, or the folder is not there or not to be written.
+        FileExistsError: with os.link, if the file exists.
+        OSError: the disk is full, or the folder does not exist or cannot be written.
     """
     folder, name = os.path.split(path)
-    beside = beside or os.path.join(folder, beside_name(name))
+    temporary_path = temporary_path or os.path.join(folder, beside_name(name))
     try:
-        made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
-        with open(made, "wb") as file:
+        descriptor = os.open(
+            temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600
+        )
+        with open(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(data.encode(errors="replace") if isinstance(data, str) else data)
-        (put or os.replace)(beside, os.fspath(path))
+        (replace or os.replace)(temporary_path, os.fspath(path))
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
+            os.unlink(temporary_path)
 
 
-def write_json(path: str | Path, value: object, *, put: Callable[[str, str], None] | None = None) -> None:
+def write_json(path: str | Path, value: object, *, replace: Callable[[str, str], None] | None = None) -> None:
     """Write a JSON file whole; see `write`."""
-    write(path, json.dumps(value), put=put)
+    write(path, json.dumps(value), replace=replace)
 
 
 def remove(path: str | Path) -> None:

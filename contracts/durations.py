@@ -9,14 +9,14 @@ UNITS = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
 
 
 def spoken(length_s: float, units: int = 2) -> str:
-    """In a sentence: 42 s, 12 min 5 s, 3 h 5 min, 2 d. units: at most so many of them, the largest first."""
+    """A duration in a sentence: 42 s, 12 min 5 s, 3 h 5 min, 2 d. units: the most units, the largest first."""
     left_s = round(max(0.0, length_s))
-    told = []
+    parts = []
     for unit_s, name in UNITS:
         count, left_s = divmod(left_s, unit_s)
         if count:
-            told.append(f"{count:,} {name}")
-    return " ".join(told[:units]) or "0 s"
+            parts.append(f"{count:,} {name}")
+    return " ".join(parts[:units]) or "0 s"
 
 
 def clock(length_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The exceptions whose message is all that the user has to see, and the exit codes that say the same to a program."""
+"""The exceptions whose message is all that a user needs to see, and the exit codes that tell a program the same."""
 
 DONE = 0
 FAILED = 1
@@ -20,8 +20,8 @@ SUPERSEDED = 81
 INTERRUPTED = 130
 
 
-def is_of_signal(code: int | None) -> bool:
-    """Return whether an exit code says, as a shell would, that a signal ended a process; 128 (git) and 255 (ssh) do
+def is_signal_exit(code: int | None) -> bool:
+    """Return whether an exit code means, as in a shell, that a signal ended the process; 128 (git) and 255 (ssh) do
     not."""
     return code is not None and 128 < code <= 128 + 64
 
@@ -41,7 +41,7 @@ class Unreachable(RequestError):
     """
 
 
-def exit_code_of(error: RequestError) -> int:
+def exit_code_for(error: RequestError) -> int:
     """Return the exit code of a command or job that ends with this error."""
     return UNAVAILABLE if isinstance(error, Unreachable) else WRONG_REQUEST
 

@@ -61,7 +61,7 @@ def take(directory: RunDirectory, attempt: int, *, launch: int) -> RunDirectory:
     Raises:
         Superseded: somebody else has taken it, or a newer one.
     """
-    mine = directory.of_attempt(attempt)
+    mine = directory.for_attempt(attempt)
     written = json.dumps({"attempt": attempt, "launch": launch, "id": os.urandom(16).hex()}) + "\n"
     if not _create(directory, token(attempt), written):
         raise Superseded(f"attempt {attempt} of this run has been begun by somebody else")

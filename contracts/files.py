@@ -94,14 +94,14 @@ class DiskFiles:
     """Files on this host's disks, NFS among them."""
 
     def read(self, paths: Sequence[str]) -> builtins.list[bytes | None]:
-        found: builtins.list[bytes | None] = []
+        contents: builtins.list[bytes | None] = []
         for path in paths:
             try:
                 with open(path, "rb") as file:
-                    found.append(file.read())
+                    contents.append(file.read())
             except (FileNotFoundError, NotADirectoryError):
-                found.append(None)
-        return found
+                contents.append(None)
+        return contents
 
     def read_from(self, path: str, offset: int) -> tuple[bytes, int] | None:
         try:
@@ -134,7 +134,7 @@ class DiskFiles:
     def create(self, path: str, data: bytes) -> bool:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            atomic.write(path, data, put=os.link)
+            atomic.write(path, data, replace=os.link)
         except FileExistsError:
             return False
         return True
@@ -150,8 +150,8 @@ class DiskFiles:
             return []
 
     def folder_bytes(self, path: str) -> int:
-        found = ((folder, name) for folder, _, names in os.walk(path) for name in names)
-        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, name in found)
+        entries = ((folder, name) for folder, _, names in os.walk(path) for name in names)
+        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, name in entries)
 
     def remove_folder(self, path: str, first: str) -> None:
         if os.path.islink(path):
@@ -173,16 +173,16 @@ class DiskFiles:
     def put_folder(self, folder: str, path: str) -> None:
         """Copy a folder to `path`, with modes by the umask; what was there before is replaced."""
         parent, name = os.path.split(path)
-        beside = os.path.join(parent, f".{name}{atomic.SUFFIX}")
-        shutil.rmtree(beside, ignore_errors=True)
+        temporary = os.path.join(parent, f".{name}{atomic.SUFFIX}")
+        shutil.rmtree(temporary, ignore_errors=True)
         for place, _, names in os.walk(folder):
-            to = os.path.normpath(os.path.join(beside, os.path.relpath(place, folder)))
+            to = os.path.normpath(os.path.join(temporary, os.path.relpath(place, folder)))
             os.makedirs(to)
-            for each in names:
+            for file_name in names:
                 # What was made in a temporary folder is for its owner only.
-                shutil.copyfile(os.path.join(place, each), os.path.join(to, each))
+                shutil.copyfile(os.path.join(place, file_name), os.path.join(to, file_name))
         shutil.rmtree(path, ignore_errors=True)
-        os.replace(beside, path)
+        os.replace(temporary, path)
 
 
 def _piece(folder: str, name: str, offset: int, limit: int) -> Piece | None:
@@ -224,14 +224,14 @@ STORES = ("gs", "gcs", "file")
 
 def unwritable(place: str) -> str | None:
     """Return why no files are kept at a path or URL, and what is supported; None if they can be."""
-    scheme, separator, rest = place.partition("://")
+    scheme, separator, location = place.partition("://")
     if not separator and (near := re.match(r"(gs|gcs|s3|https?):/*", place)):
         if near[1] in STORES:
             return f"is no URL; write {near[1]}://{place[near.end() :]}"
         scheme, separator = near[1], "://"
     if separator and scheme not in STORES:
         return f"must be a folder, or a bucket of Cloud Storage (gs://BUCKET/…), not {scheme}://"
-    if separator and scheme != "file" and not rest.partition("/")[0]:
+    if separator and scheme != "file" and not location.partition("/")[0]:
         return f"names no bucket; write {scheme}://BUCKET/…"
     return None
 

@@ -199,7 +199,9 @@ def from_json(text: str) -> Inventory:
 
 
 def slices_to_json(slices: Sequence[Slice]) -> str:
-    return json.dumps({"version": VERSION, "slices": [dataclasses.asdict(each) for each in slices]}, indent=2)
+    return json.dumps(
+        {"version": VERSION, "slices": [dataclasses.asdict(one_slice) for one_slice in slices]}, indent=2
+    )
 
 
 def slices_from_json(text: str) -> tuple[Slice, ...]:
@@ -210,7 +212,7 @@ def slices_from_json(text: str) -> tuple[Slice, ...]:
     """
     try:
         value = json.loads(text)
-        return tuple(_decode(Slice, each, f"slices[{index}]") for index, each in enumerate(value["slices"]))
+        return tuple(_decode(Slice, entry, f"slices[{index}]") for index, entry in enumerate(value["slices"]))
     except (ValueError, TypeError, KeyError) as error:
         if isinstance(error, InventoryError):
             raise
@@ -256,5 +258,5 @@ def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
         parts = [f"{path}.{name} is missing" for name in missing]
         parts += [f"{path}.{name} is not known" for name in unknown]
         raise InventoryError("; ".join(parts))
-    given = {name: hint for name, hint in hints.items() if name in value}
-    return kind(**{name: _decode(hint, value[name], f"{path}.{name}") for name, hint in given.items()})
+    present = {name: hint for name, hint in hints.items() if name in value}
+    return kind(**{name: _decode(hint, value[name], f"{path}.{name}") for name, hint in present.items()})

@@ -97,14 +97,14 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
             mistakes.append(f"{name} is not set")
         return value
 
-    def whole(name: str, least: int) -> int:
+    def integer(name: str, minimum: int) -> int:
         value = text(name)
-        if value and (not value.isascii() or not value.isdigit() or int(value) < least):
-            mistakes.append(f'{name}: "{value}" is not a whole number of at least {least}')
-        return int(value) if value.isascii() and value.isdigit() else least
+        if value and (not value.isascii() or not value.isdigit() or int(value) < minimum):
+            mistakes.append(f'{name}: "{value}" is not a whole number of at least {minimum}')
+        return int(value) if value.isascii() and value.isdigit() else minimum
 
     def optional(name: str) -> int | None:
-        return whole(name, 1) if environ.get(name) else None
+        return integer(name, 1) if environ.get(name) else None
 
     platform = text("RUN_PLATFORM")
     if platform and platform not in PLATFORMS:
@@ -114,16 +114,16 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         run_dir=text("RUN_DIR"),
         job=text("RUN_JOB"),
         framework=environ.get("RUN_FRAMEWORK") or environ.get("RUN_STACK") or text("RUN_FRAMEWORK"),
-        attempt=whole("RUN_ATTEMPT", 0),
-        num_processes=whole("RUN_NUM_PROCESSES", 1),
-        process_id=whole("RUN_PROCESS_ID", 0),
+        attempt=integer("RUN_ATTEMPT", 0),
+        num_processes=integer("RUN_NUM_PROCESSES", 1),
+        process_id=integer("RUN_PROCESS_ID", 0),
         coordinator=text("RUN_COORDINATOR"),
         platform=cast(Platform, platform),
         cache_dir=text("RUN_CACHE_DIR"),
         local_devices=optional("RUN_LOCAL_DEVICES"),
         peak_flops_per_s=optional("RUN_PEAK_FLOPS_PER_S"),
         control_dir=environ.get("RUN_CONTROL_DIR") or None,
-        local_rank=whole("RUN_LOCAL_RANK", 0) if environ.get("RUN_LOCAL_RANK") else 0,
+        local_rank=integer("RUN_LOCAL_RANK", 0) if environ.get("RUN_LOCAL_RANK") else 0,
         ranks_per_host=optional("RUN_RANKS_PER_HOST") or 1,
         shared_cache=environ.get("RUN_SHARED_CACHE") or None,
     )

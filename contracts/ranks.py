@@ -1,4 +1,4 @@
-"""What a host is told of its ranks, of an own command or of a job; and what each framework's own launcher would set.
+"""The ranks that a host runs, of a command or of a job, and the variables that each framework's own launcher would set.
 
 A rank is one process. The launcher numbers them, `jobs.runtime.rank_supervisor` starts them.
 """
@@ -15,7 +15,7 @@ from contracts.process import ProcessEnvironment
 
 LAYER_STAMP = "tpu-stack-layer.json"
 """In a command's environment: what it was made for. It is written last."""
-OF_LOG = "log"
+FROM_LOG = "log"
 """As `Spec.progress`: whatever the command prints is progress."""
 
 
@@ -46,14 +46,14 @@ class Ranks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What one host runs.
+    """What one host runs for a rank group.
 
     words: the command. folder: the user's folder as it was sent, whose name is its hash; None: the ranks are a job's,
     which write their own heartbeat and result. work: the copy of it that the command runs in, which stays from one
     attempt to the next. python: the interpreter that "python" means; None: the one on PATH. layer: the folder of the
     environment over that interpreter's which the command gets (`jobs.runtime.command_environment`), as lasting as the
-    copy; None: it gets none. progress: OF_LOG, or a file
-    whose growth is progress; None: standing still is never held against it.
+    copy; None: it gets none. progress: FROM_LOG, or a file whose growth is progress; None: the command is never taken
+    for hung.
     """
 
     words: tuple[str, ...]
@@ -71,12 +71,14 @@ class Spec:
 
 def decoded(text: str) -> Spec:
     fields = json.loads(text)
-    return Spec(**{**fields, "words": tuple(fields["words"]), "ranks": ranks_of(fields["ranks"])})
+    return Spec(**{**fields, "words": tuple(fields["words"]), "ranks": ranks_from_json(fields["ranks"])})
 
 
-def ranks_of(said: dict[str, Any]) -> Ranks:
-    """The ranks that `dataclasses.asdict` has made to JSON."""
-    return Ranks(**{**said, "hosts": tuple(said["hosts"]), "ports": tuple(map(tuple, said["ports"]))})
+def ranks_from_json(encoded: dict[str, Any]) -> Ranks:
+    """Read ranks that `dataclasses.asdict` has turned into JSON."""
+    return Ranks(
+        **{**encoded, "hosts": tuple(encoded["hosts"]), "ports": tuple(map(tuple, encoded["ports"]))}
+    )
 
 
 TORCH_TPU_FIRST_PORT = 8070
@@ -92,8 +94,8 @@ def ranks_that_share(chips: int, framework: str) -> tuple[int, ...]:
     """Return how many ranks can share so many chips of a TPU host, as far as those sources say."""
     if framework == "pytorch":  # torch_tpu: each rank has one
         return (1, chips) if chips > 1 else (1,)
-    of_each = {4: (4, 2, 1), 8: (8, 4, 1)}.get(chips, (chips, 1))
-    return tuple(dict.fromkeys(chips // each for each in of_each))
+    chips_per_rank = {4: (4, 2, 1), 8: (8, 4, 1)}.get(chips, (chips, 1))
+    return tuple(dict.fromkeys(chips // chips_each for chips_each in chips_per_rank))
 
 
 def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> dict[str, str]:
@@ -110,7 +112,7 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
     rank = host.process_id * ranks.per_host + local_rank
     address, _, port = host.coordinator.rpartition(":")
     is_tpu, shares_host = host.platform == "tpu", ranks.per_host > 1
-    found = {
+    variables = {
         **dataclasses.replace(
             host,
             num_processes=ranks.size,
@@ -128,41 +130,43 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
         "NODE_RANK": host.process_id,
     }
     if host.platform == "cpu":
-        found["CUDA_VISIBLE_DEVICES"] = ""
-        found["ACCELERATE_USE_CPU"] = "true"  # without it accelerate on a CPU looks for no peers
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+        variables["ACCELERATE_USE_CPU"] = "true"  # without it accelerate on a CPU looks for no peers
     if host.framework == "jax":
-        found["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu,cpu"}[host.platform]
-        found["JAX_COORDINATOR_ADDRESS"] = host.coordinator
+        variables["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu,cpu"}[host.platform]
+        variables["JAX_COORDINATOR_ADDRESS"] = host.coordinator
         if not is_tpu:
-            found.update(
+            variables.update(
                 OMPI_MCA_orte_hnp_uri=f"0.0;tcp://{host.coordinator}",
                 OMPI_COMM_WORLD_SIZE=ranks.size,
                 OMPI_COMM_WORLD_RANK=rank,
                 OMPI_COMM_WORLD_LOCAL_RANK=local_rank,
             )
     elif host.framework == "tensorflow" and not is_tpu:
-        found["TPU_SKIP_MDS_QUERY"] = 1  # tensorflow-tpu waits minutes for a TPU machine's metadata otherwise
+        variables["TPU_SKIP_MDS_QUERY"] = (
+            1  # tensorflow-tpu waits minutes for a TPU machine's metadata otherwise
+        )
         if ranks.size > 1:
             task = {"type": "worker", "index": rank}
-            found["TF_CONFIG"] = json.dumps({"cluster": {"worker": ranks.addresses()}, "task": task})
+            variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": ranks.addresses()}, "task": task})
     elif host.framework == "pytorch_xla":
-        found["PJRT_DEVICE"] = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}[host.platform]
+        variables["PJRT_DEVICE"] = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}[host.platform]
     elif host.framework == "pytorch" and is_tpu and shares_host:
-        found["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = _each_rank(ranks, TORCH_TPU_FIRST_PORT)
-        found["TORCH_TPU_TOPOLOGY"] = _listed(_axes(ranks.topology))
+        variables["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = _each_rank(ranks, TORCH_TPU_FIRST_PORT)
+        variables["TORCH_TPU_TOPOLOGY"] = _listed(_axes(ranks.topology))
     if is_tpu and shares_host and host.framework != "pytorch":
         axes = _axes(ranks.topology)
-        each = max(1, math.prod(axes) // ranks.size)
-        block = _BLOCKS[each]
-        found.update(
-            TPU_VISIBLE_CHIPS=_listed(range(local_rank * each, (local_rank + 1) * each)),
+        chips_per_rank = max(1, math.prod(axes) // ranks.size)
+        block = _BLOCKS[chips_per_rank]
+        variables.update(
+            TPU_VISIBLE_CHIPS=_listed(range(local_rank * chips_per_rank, (local_rank + 1) * chips_per_rank)),
             TPU_CHIPS_PER_PROCESS_BOUNDS=_listed(block),
             TPU_PROCESS_BOUNDS=_listed(chips // own for chips, own in zip(axes, block, strict=True)),
             TPU_PROCESS_ADDRESSES=_each_rank(ranks, LIBTPU_FIRST_PORT),
             TPU_PROCESS_PORT=LIBTPU_FIRST_PORT + local_rank,
             CLOUD_TPU_TASK_ID=rank,
         )
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def _each_rank(ranks: Ranks, first_port: int) -> str:

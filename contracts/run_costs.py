@@ -28,27 +28,27 @@ class Cost:
     def __init__(self, usd: float, billed_usd: float | None) -> None:
         self.usd, self.billed_usd = usd, billed_usd
 
-    def text(self, each: str = "") -> str:
-        """As a person reads it; of `each` hour, for example."""
-        listed = f"{self.usd:,.2f} USD{each}"
+    def text(self, unit: str = "") -> str:
+        """The cost as a person reads it. unit: what follows an amount, such as " an hour"."""
+        listed = f"{self.usd:,.2f} USD{unit}"
         if self.billed_usd is None:
             return f"{listed} at list prices, less what a grant covers"
         if self.billed_usd >= self.usd:
             return f"{listed} at list prices"
         if self.billed_usd <= 0:
             return f"free by the grant ({listed} at list prices)"
-        return f"{self.billed_usd:,.2f} USD{each} at list prices, {self.usd - self.billed_usd:,.2f} more by the grant"
+        return f"{self.billed_usd:,.2f} USD{unit} at list prices, {self.usd - self.billed_usd:,.2f} more by the grant"
 
 
 def cost(attempts: Sequence[Any], last_wall_s: float | None) -> Cost | None:
-    """Of all attempts, the last of which took `last_wall_s` so far; None where a price or a time is not known."""
+    """The cost of all attempts, the last of which took `last_wall_s` so far; None if a price or a time is not known."""
     usd, billed_usd = 0.0, 0.0
     is_billed_known = bool(attempts)
     for index, attempt in enumerate(attempts):
-        found = attempt if isinstance(attempt, dict) else {}
-        price = found.get("price")
+        record = attempt if isinstance(attempt, dict) else {}
+        price = record.get("price")
         price = price if isinstance(price, dict) else {}
-        wall_s = last_wall_s if index == len(attempts) - 1 else number(found.get("wall_s"))
+        wall_s = last_wall_s if index == len(attempts) - 1 else number(record.get("wall_s"))
         an_hour = number(price.get("usd_per_hour"))
         if an_hour is None or wall_s is None:
             return None
@@ -66,12 +66,12 @@ def number(value: object) -> float | None:
 
 
 def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None:
-    """Of one attempt: what its result says, else until its last heartbeat, or until it was ended without one; None
-    where nothing is known of it."""
-    found = result or {}
-    said = number(found.get("wall_s"))
-    seen_s = [beat["time"] for beat in heartbeats] or [found.get("time")]
-    known_s = [at_s for each in seen_s if (at_s := number(each)) is not None]
-    if said is not None or not known_s:
-        return said
+    """The duration of one attempt: from its result, else until its last heartbeat or until it was ended; None if it is
+    not known."""
+    record = result or {}
+    recorded_s = number(record.get("wall_s"))
+    seen_s = [beat["time"] for beat in heartbeats] or [record.get("time")]
+    known_s = [at_s for moment in seen_s if (at_s := number(moment)) is not None]
+    if recorded_s is not None or not known_s:
+        return recorded_s
     return max(0.0, max(known_s) - calendar.timegm(time.strptime(attempt["started"], MOMENT)))

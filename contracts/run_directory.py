@@ -177,14 +177,14 @@ def result(
     measured: the job's final metrics, and what else is said of its end (warnings, time_s; exit_code of the host that
     failed first, null where it was lost); numbers that are not finite become null, as JSON knows no nan.
     """
-    found = {
+    finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in (measured or {}).items()
     }
     return {
         "outcome": outcome,
         "steps": steps,
-        **found,
+        **finite,
         "wall_s": wall_s,
         "error": error,
         "failed_host": failed_host,
@@ -232,14 +232,18 @@ def state(
     alive = [process for process in processes if process["state"] in ("starting", "running")]
     if result is not None and not alive:
         outcome = result.get("outcome")
-        return next((known for known in OUTCOMES if known == outcome), "failed")
+        return next((known_outcome for known_outcome in OUTCOMES if known_outcome == outcome), "failed")
     states = [beat["state"] if beat else "starting" for beat in heartbeats]
     if "failed" in states:
         return "failed"
     if alive or ((unanswered or not (processes or knowing)) and _is_fresh(heartbeats, now_s)):
         if "saving" in states:
             return "saving"
-        return "running" if all(each not in ("starting", "joined") for each in states) else "starting"
+        return (
+            "running"
+            if all(process_state not in ("starting", "joined") for process_state in states)
+            else "starting"
+        )
     if "stopped" in states:
         return "stopped"
     since_s = max([started_s, *(process["ended"] for process in processes if process.get("ended"))])
@@ -273,8 +277,8 @@ class RunDirectory:
         self.files: Files = files or DiskFiles()
         self.attempt = attempt
 
-    def of_attempt(self, attempt: int) -> RunDirectory:
-        """This directory as attempt `attempt` writes it."""
+    def for_attempt(self, attempt: int) -> RunDirectory:
+        """This directory, for writes by attempt `attempt`."""
         return RunDirectory(self.url, self.files, attempt=attempt)
 
     def unfenced(self) -> RunDirectory:
@@ -297,15 +301,15 @@ class RunDirectory:
                 f"attempt {self.newest_attempt()} of this run has begun since; attempt {self.attempt} ends"
             )
 
-    def commit(self, beside: str, name: str) -> None:
-        """Give the file `beside`, which is of `unfinished`, its name. The place of a file of that name is taken.
+    def commit(self, temporary_name: str, name: str) -> None:
+        """Give a file in the folder of `unfinished` its final name. An existing file of that name is replaced.
 
         Raises:
             Superseded: a newer attempt has begun; nothing has changed.
         """
         self.require_newest()
         try:
-            self.files.move(self.path(beside), self.path(name))
+            self.files.move(self.path(temporary_name), self.path(name))
         except Exception:  # each driver has exceptions of its own
             self.require_newest()  # it has removed the file
             raise
@@ -318,9 +322,9 @@ class RunDirectory:
         return self.read_texts([name])[0]
 
     def read_texts(self, names: Sequence[str]) -> builtins.list[str | None]:
-        """The text of each of several files, read together."""
-        found = self.files.read([self.path(name) for name in names])
-        return [None if data is None else data.decode("utf-8", errors="replace") for data in found]
+        """The texts of several files, read together."""
+        contents = self.files.read([self.path(name) for name in names])
+        return [None if data is None else data.decode("utf-8", errors="replace") for data in contents]
 
     def write_text(self, name: str, text: str) -> None:
         """Write the file whole.
@@ -336,13 +340,13 @@ class RunDirectory:
         if self.attempt is None:
             self.files.write(self.path(name), data)
             return
-        beside = unfinished(self.attempt, name)
+        temporary_name = unfinished(self.attempt, name)
         try:
-            self.files.write_new(self.path(beside), data)
-            self.commit(beside, name)
+            self.files.write_new(self.path(temporary_name), data)
+            self.commit(temporary_name, name)
         except Exception:
             with contextlib.suppress(Exception):  # the first failure says why
-                self.files.remove(self.path(beside))
+                self.files.remove(self.path(temporary_name))
             self.require_newest()
             raise
 

@@ -1,4 +1,4 @@
-"""What lies in a run directory, read as values that can be relied on, whoever has written it.
+"""Reads the files of a run directory as checked values, whoever has written them.
 
 Jobs, commands of the user's own, agents and other versions write there. Every reader takes what it can use: a field
 that is kept has the kind that `contracts.run_directory` gives it, and what could not be read is named, once. Standard
@@ -63,21 +63,21 @@ def example(value: object) -> str:
 
 
 class Unread:
-    """What could not be read of a run's files: each kind once, with its first example and how often it came."""
+    """The parts of a run's files that could not be read: each kind once, with its first example and its count."""
 
-    def __init__(self, *known: str) -> None:
+    def __init__(self, *messages: str) -> None:
         self._kinds: dict[str, tuple[str, str, int]] = {}
         self._announced: set[str] = set()
-        for text in known:
+        for text in messages:
             self.add(text)
 
     def add(self, first: str, *, kind: str = "", more: str = "") -> None:
-        """first: the message. kind: what makes it the same as another; the message itself where there is none. more:
-        what is added where it came several times, with {count}.
+        """first: the message. kind: messages of one kind count as one; by default the message itself. more: what is
+        added if there are several, with {count}.
         """
-        kept, kept_more, count = self._kinds.get(kind or first, (first, more, 0))
+        example, kept_more, count = self._kinds.get(kind or first, (first, more, 0))
         if count or len(self._kinds) < MOST_KINDS:
-            self._kinds[kind or first] = (kept, kept_more, count + 1)
+            self._kinds[kind or first] = (example, kept_more, count + 1)
 
     def texts(self) -> list[str]:
         """A message for each kind, with its count."""
@@ -167,8 +167,8 @@ def is_moment(value: object) -> bool:
         return False
 
 
-def is_count(value: object, most: float = 1e15) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+def is_count(value: object, maximum: float = 1e15) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum
 
 
 def _is_list_of_texts(value: object) -> bool:

@@ -17,7 +17,15 @@ import fabric.tasks
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 
-from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, RequestError, exit_code_of
+from contracts.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    UNAVAILABLE,
+    WRONG_REQUEST,
+    RequestError,
+    exit_code_for,
+)
 from fabfile.options import Words, declared, declared_words, read
 from fabfile.where import opened
 
@@ -144,7 +152,7 @@ def exit_code(carry_out: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except RequestError as error:
-        return _complain(f"error: {error}", exit_code_of(error))
+        return _complain(f"error: {error}", exit_code_for(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # the reader of our output went away
         return DONE

@@ -170,7 +170,7 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         return {"over": INTERRUPTED, "reason": f"attempt {newest_taken} of this run has been launched since"}
     # What is written here rests on what is known now: no newer attempt than this one has begun.
     current = max(last["attempt"], newest_taken)
-    directory = directory.of_attempt(current)
+    directory = directory.for_attempt(current)
     launched = [attempt for attempt in attempts if "pod" in attempt and attempt["attempt"] >= first]
     if "missing" in request:
         return look(directory, limits, launched, last["attempt"], request["missing"], now_s)

@@ -37,7 +37,7 @@ from contracts.errors import (
     SUPERSEDED,
     UNAVAILABLE,
     WRONG_REQUEST,
-    is_of_signal,
+    is_signal_exit,
 )
 
 from .files import note, read_json
@@ -365,7 +365,7 @@ def request_of(told: Json, index: int, agreed: Json) -> Json:
     mine = dataclasses.replace(process_environment.read(start["env"]), attempt=attempt, process_id=index)
     variables = mine.variables()
     if told["ranks"] is not None:
-        variables = ranks.rank_variables(mine, ranks.ranks_of(told["ranks"]), 0)
+        variables = ranks.rank_variables(mine, ranks.ranks_from_json(told["ranks"]), 0)
     own = start["run_dir"] or os.path.join(start["root"], "runs", start["run_id"])
     request = {
         **start,
@@ -405,7 +405,7 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
         return WRONG_REQUEST
     if order is not None or code == PEER_LOST:
         return PEER_LOST
-    if signum is not None or is_of_signal(code):
+    if signum is not None or is_signal_exit(code):
         return int(code or 128 + signum)
     return FAILED_HERE
 

@@ -307,7 +307,7 @@ def stop(request: Json) -> Json:
             reason = f"stopped ({how}) after its supervisor had gone"
             with contextlib.suppress(OSError):  # it is there already, or the disk is full
                 record = exit_record(None, None, time.time(), reason, [])
-                atomic.write_json(process.exit_path, record, put=os.link)
+                atomic.write_json(process.exit_path, record, replace=os.link)
         problem = problems.get(process.process_id)
         note = None if problem is None else f"Docker still has its container: {problem}"
         pid, code, signum = process.record.get("pid"), ended.get("code"), ended.get("signal")

@@ -111,7 +111,7 @@ class RunFiles:
                 self._make_parents(folder)
             path, beside_path = (os.path.join(self.dir or "", each) for each in (name, beside))
             with contextlib.suppress(FileExistsError):
-                atomic.write(path, text, put=put_if_newest, beside=beside_path)
+                atomic.write(path, text, replace=put_if_newest, temporary_path=beside_path)
 
         return tried(f"writing {name}", write)
 

@@ -406,7 +406,7 @@ def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequ
             boot_disk.say("kms-key", QUEUED_ONLY)
         elif kms_key is not None:
             location = kms_key.split("/")[3]
-            elsewhere = [region for region in map(catalogue.region, zones) if region != location]
+            elsewhere = [region for region in map(catalogue.zone_region, zones) if region != location]
             if elsewhere and formats.REGION.fullmatch(location):
                 region = elsewhere[0]
                 wrong = f"is a key of {location}, the slice is in {region}; take one of {region} or global"

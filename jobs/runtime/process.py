@@ -34,7 +34,7 @@ from contracts.errors import (
     JobFailed,
     RequestError,
     Superseded,
-    exit_code_of,
+    exit_code_for,
 )
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
@@ -113,7 +113,7 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
         config = _parse(config_type)
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(exit_code_of(error))
+        sys.exit(exit_code_for(error))
     stacks = answer_sigusr1(environment.control_dir)
     directory = fenced_directory(environment)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
@@ -229,7 +229,7 @@ def _fail(run: Run, error: Exception) -> int:
     if isinstance(error, RequestError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)
-        return exit_code_of(error)
+        return exit_code_for(error)
     if isinstance(error, JobFailed):
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)

@@ -32,7 +32,7 @@ from contracts import atomic, causes, run_directory
 from contracts import process as process_environment
 from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, SUPERSEDED, Superseded
 from contracts.process import ProcessEnvironment
-from contracts.ranks import OF_LOG, Spec, decoded, rank_variables
+from contracts.ranks import FROM_LOG, Spec, decoded, rank_variables
 from jobs.runtime import command_environment, process, sampler
 from jobs.runtime.heartbeat import Heartbeat, last_words
 from jobs.runtime.joining import Joining
@@ -441,7 +441,7 @@ class Progress:
             self._run.heartbeat.step(self.step)
 
     def _measure(self) -> object:
-        if self._spec.progress == OF_LOG:
+        if self._spec.progress == FROM_LOG:
             return sum(rank.printed for rank in self._ranks)
         if self._spec.progress is None:
             return None

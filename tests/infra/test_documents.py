@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import WRONG_REQUEST, exit_code_of
+from contracts.errors import WRONG_REQUEST, exit_code_for
 from infra.documents import ABSENT, ChangedError, Documents, DocumentsError, OutageError
 from tests.infra.bucket import Bucket, served
 
@@ -95,7 +95,7 @@ def test_a_refusal_is_told_at_once_with_who_may_grant_it_and_a_rate_limit_passes
         DocumentsError, match=r"403: me may not; have roles/storage\.objectUser on a-b"
     ) as refused:
         store.read("a")
-    assert exit_code_of(refused.value) == WRONG_REQUEST and bucket.faults == ["forbidden"], (
+    assert exit_code_for(refused.value) == WRONG_REQUEST and bucket.faults == ["forbidden"], (
         "it was asked once"
     )
     bucket.faults.clear()

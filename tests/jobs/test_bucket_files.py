@@ -10,7 +10,7 @@ from fsspec.exceptions import FSTimeoutError
 from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError, TransportError
 
-from contracts.errors import UNAVAILABLE, WRONG_REQUEST, Unreachable, exit_code_of
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST, Unreachable, exit_code_for
 from jobs.runtime.bucket_files import open_url, place_error
 
 
@@ -49,7 +49,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ids=repr,
 )
 def test_only_a_place_that_is_away_may_be_tried_again(error: Exception, code: int) -> None:
-    assert exit_code_of(place_error(error, "--data gs://bucket/x", "check it")) == code
+    assert exit_code_for(place_error(error, "--data gs://bucket/x", "check it")) == code
 
 
 def test_a_server_that_a_driver_asks_at_once_and_is_away_is_named_with_the_option() -> None:

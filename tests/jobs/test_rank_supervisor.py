@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from contracts.process import ProcessEnvironment
-from contracts.ranks import OF_LOG, Ranks, Spec
+from contracts.ranks import FROM_LOG, Ranks, Spec
 from jobs.runtime.rank_supervisor import event_files
 from tests.jobs.groups import free_address
 
@@ -272,7 +272,7 @@ def test_the_first_host_says_done_when_the_others_have(start: Start) -> None:
     assert host.result()["outcome"] == "done"
 
 
-@pytest.mark.parametrize(("progress", "moves"), [(None, True), (OF_LOG, False), ("data.txt", False)])
+@pytest.mark.parametrize(("progress", "moves"), [(None, True), (FROM_LOG, False), ("data.txt", False)])
 def test_standing_still_shows_only_where_progress_is_named(
     start: Start, progress: str | None, moves: bool
 ) -> None:

@@ -372,7 +372,7 @@ def test_of_two_pods_that_begin_at_once_one_does_and_the_next_to_come_goes_on_fr
     directory.write_json("run.json", {"run_id": "r", "attempts": [made_ready(0)]})
     assert begin(directory, other, START_S)["attempt"] == 1
     with pytest.raises(Superseded):
-        directory.of_attempt(0).require_newest()
+        directory.for_attempt(0).require_newest()
     assert [each["attempt"] for each in attempts(directory)] == [0, 1]
 
 
