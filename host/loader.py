@@ -23,7 +23,7 @@ def say(answer: object) -> None:
 
 
 def unpack(archive: bytes, folder: str) -> None:
-    """Put the agent into `folder`: whole or not there. Two at once, and one of them is taken."""
+    """Unpack the agent into `folder`, atomically. Of two that unpack at once, one wins."""
     import io
     import shutil
     import zipfile
@@ -33,19 +33,19 @@ def unpack(archive: bytes, folder: str) -> None:
     for left in os.listdir(agents):  # by an unpacking that was killed
         if left.startswith(".") and not os.path.exists("/proc/" + left.rpartition(".")[2]):
             shutil.rmtree(os.path.join(agents, left), ignore_errors=True)
-    beside = os.path.join(agents, f".{name}.{os.getpid()}")
+    temporary = os.path.join(agents, f".{name}.{os.getpid()}")
     try:
-        zipfile.ZipFile(io.BytesIO(archive)).extractall(beside)
-        os.rename(beside, folder)
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
+        os.rename(temporary, folder)
     except OSError:
         if not os.path.isdir(folder):
             raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def brought(sha256: str) -> bytes:
-    """The agent's archive, asked for."""
+    """Ask the launcher for the agent's archive."""
     import base64
     import hashlib
 
@@ -57,20 +57,20 @@ def brought(sha256: str) -> bytes:
         archive = base64.b64decode(json.loads(line.decode())["archive_base64"])
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(f"the agent did not arrive whole: {error!r}", "connect again") from None
-    found = hashlib.sha256(archive).hexdigest()
-    if found != sha256:
-        raise Refused(f"the agent that arrived has the sha256 {found}, not {sha256}", "connect again")
+    actual = hashlib.sha256(archive).hexdigest()
+    if actual != sha256:
+        raise Refused(f"the agent that arrived has the sha256 {actual}, not {sha256}", "connect again")
     return archive
 
 
 def in_memory() -> str:
-    """Where an agent goes when the disk is full, so that runs can still be looked at and stopped."""
+    """The folder for the agent when the disk is full, so that runs can still be inspected and stopped."""
     place = f"/dev/shm/tpu-stack-{os.getuid()}"
     try:
         os.mkdir(place, 0o700)
     except FileExistsError:
-        found = os.lstat(place)
-        if found.st_uid != os.getuid() or found.st_mode & 0o170077 != 0o040000:
+        status = os.lstat(place)
+        if status.st_uid != os.getuid() or status.st_mode & 0o170077 != 0o040000:
             raise  # somebody else could change what we run
     return place
 

@@ -1,4 +1,4 @@
-"""A container that is about to be started: its directories, its name, its user, and what Docker is told."""
+"""Prepares a container: its directories, its name, its user, and the arguments of `docker run`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contracts import atomic
 from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 
 from . import docker_command
-from .docker_command import GONE, MARKER, Container, container_of, name_of
-from .files import note, tail_of
+from .docker_command import MARKER, NO_SUCH_CONTAINER, Container, container_name, recorded_container
+from .files import last_lines, note
 from .proc import user_name, wait_until
 from .process import Process
 from .protocol import Failed, remedy_for
@@ -29,15 +29,26 @@ MADE_LIMIT_S = 30.0
 
 
 class ContainerStart:
-    """A container that is there as soon as `argv` has been run with `environment`.
+    """A container that exists once `argv` has been run with `environment`.
 
-    words: what the run's log begins with. made: the file that is there then.
+    log_preamble: what the run's log begins with. created_path: the file that is there then.
     """
 
     def __init__(
-        self, name: str, argv: list[str], environment: dict[str, str], words: str | None, made: str
+        self,
+        name: str,
+        argv: list[str],
+        environment: dict[str, str],
+        log_preamble: str | None,
+        created_path: str,
     ) -> None:
-        self.name, self.argv, self.environment, self.words, self._made = name, argv, environment, words, made
+        self.name, self.argv, self.environment, self.log_preamble, self._created_path = (
+            name,
+            argv,
+            environment,
+            log_preamble,
+            created_path,
+        )
 
     def wait(self, client: int, log_path: str) -> None:
         """Until Docker has made the container. client: the pid of what was run.
@@ -50,18 +61,18 @@ class ContainerStart:
             return os.waitid(os.P_PID, client, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
         def is_made() -> bool:
-            return os.path.exists(self._made) and os.path.getsize(self._made) > 0
+            return os.path.exists(self._created_path) and os.path.getsize(self._created_path) > 0
 
         wait_until(lambda: is_made() or has_ended(), MADE_LIMIT_S)
         if not is_made():
-            complaint = docker_command.core("\n".join(tail_of(log_path)[-5:])) or "it says nothing"
+            complaint = docker_command.core("\n".join(last_lines(log_path)[-5:])) or "it says nothing"
             if not has_ended():
                 complaint = f"no answer within {MADE_LIMIT_S:g} s"
             raise docker_command.failure("start: Docker could not make the container", complaint)
 
 
 def prepare_container(process: Process, request: Json) -> ContainerStart:
-    """Get ready for the container of a process. It is on this host's books before it is on Docker's.
+    """Prepare the container of a process. The agent records it before Docker makes it.
 
     Raises:
         Failed: Docker does not answer, the name is taken, or a directory is not there; nothing has been started.
@@ -75,54 +86,54 @@ def prepare_container(process: Process, request: Json) -> ContainerStart:
             "start: this host has no TPU", "choose a host that has one, or another platform than tpu"
         )
     if request["container"].get("access") == "privileged":
-        who = privileged(platform)
+        permissions = privileged(platform)
     else:
-        who = access(platform, devices, os.getuid(), os.getgid(), sorted(os.getgroups()))
+        permissions = access(platform, devices, os.getuid(), os.getgid(), sorted(os.getgroups()))
     environment = image_environment(request["env"], os.environ, user_name())
     environment["RUN_CONTROL_DIR"] = process.dir
-    root = root_of(process)
-    name = name_of(process.run_id, process.attempt, process.process_id)
+    root = agent_root(process)
+    name = container_name(process.run_id, process.attempt, process.process_id)
     own = label_arguments(request, root, os.uname().nodename)
     free_name(Container(name, docker), root)
     sweep(root, docker)
     marker = os.path.join(process.dir, MARKER)
-    atomic.write_json(marker, {"name": name, "docker": docker, "as_root": who.as_root})
+    atomic.write_json(marker, {"name": name, "docker": docker, "as_root": permissions.as_root})
     return ContainerStart(
         name,
-        [docker, *run_arguments(request, name, process.dir, own, who, environment)],
+        [docker, *run_arguments(request, name, process.dir, own, permissions, environment)],
         {**docker_command.client_environment(os.environ), **environment},
-        None if who.note is None else f"tpu-stack: {who.note}\n",
+        None if permissions.note is None else f"tpu-stack: {permissions.note}\n",
         os.path.join(process.dir, CID),
     )
 
 
-def root_of(process: Process) -> str:
+def agent_root(process: Process) -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(process.dir)))
 
 
 def make_mounts(process: Process, request: Json) -> None:
-    """Make the directories that are the agent's or the run's own; Docker would make them root's.
+    """Make the mounted directories that belong to the agent or the run; Docker would make them root's.
 
     Raises:
-        Failed: another one is not there, or the working directory is in none of them.
+        Failed: another mounted directory does not exist, or the working directory is in none of them.
     """
-    found = mounts_of(request["container"], process.dir)
-    own = [root_of(process), request["run_dir"], request["env"].get("RUN_CACHE_DIR")]
-    for path, is_read_only in found.items():
+    mounts = container_mounts(request["container"], process.dir)
+    own = [agent_root(process), request["run_dir"], request["env"].get("RUN_CACHE_DIR")]
+    for path, is_read_only in mounts.items():
         if os.path.exists(path):
             continue
         if is_read_only or not any(is_within(path, place) for place in own if place):
             raise Failed(
-                f"start: {path} is to be seen in the container and is not on this host",
+                f"start: {path} is a mount of the container and does not exist on this host",
                 "stage the bundle first; mount or make that directory",
             )
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
             raise Failed(f"start: {path} cannot be made: {error.strerror}", remedy_for(error)) from None
-    if not any(is_within(request["cwd"], path) for path in found):
+    if not any(is_within(request["cwd"], path) for path in mounts):
         raise Failed(
-            f"start: cwd {request['cwd']} is in none of the container's mounts, {', '.join(found)}",
+            f"start: cwd {request['cwd']} is in none of the container's mounts, {', '.join(mounts)}",
             "add it to them, or correct cwd",
         )
 
@@ -132,24 +143,25 @@ def is_within(path: str, place: str) -> bool:
 
 
 def free_name(taken: Container, root: str) -> None:
-    """Remove the container that has the name, if any, where it is this agent's own, or an ended one of another's.
+    """Remove a container that has the name, if it is this agent's own, or another agent's that has ended.
 
     Raises:
         Failed: it is somebody else's, or cannot be removed.
     """
     form = "[{{json .Config.Labels}}, {{json .State.Running}}, {{json .Id}}]"
-    found = docker_command.ask(["container", "inspect", "--format", form, taken.name], docker=taken.docker)
-    if not found.is_good:
-        if GONE.lower() in found.complaint.lower():
+    answer = docker_command.ask(["container", "inspect", "--format", form, taken.name], docker=taken.docker)
+    if not answer.is_good:
+        if NO_SUCH_CONTAINER.lower() in answer.complaint.lower():
             return
-        raise docker_command.failure("start: Docker could not make the container", found.complaint)
-    labels, is_running, number = json.loads(found.out)
+        raise docker_command.failure("start: Docker could not make the container", answer.complaint)
+    labels, is_running, number = json.loads(answer.out)
     labels = labels or {}
     own = labels.get("tpu-stack.root") == root and labels.get("tpu-stack.host") == os.uname().nodename
     if not own and (is_running or "tpu-stack.run" not in labels):
-        how = "runs and" if is_running else "has ended and"
+        condition = "runs and" if is_running else "has ended and"
         raise Failed(
-            f"start: the name {taken.name} is taken by the container {number[:12]}, which {how} is not this agent's",
+            f"start: the name {taken.name} is taken by the container {number[:12]}, which {condition} is not this "
+            "agent's",
             f"if nobody needs it: `docker rm --force {number[:12]}` on this host",
         )
     problem = taken.remove()
@@ -159,19 +171,21 @@ def free_name(taken: Container, root: str) -> None:
 
 
 def sweep(root: str, docker: str) -> None:
-    """Remove what ended without a supervisor, as in a restart of this host: Docker keeps such a container for ever."""
+    """Remove containers that ended without a supervisor, as in a restart of this host: Docker keeps them for ever."""
     arguments = ["ps", "--all", "--filter", f"label=tpu-stack.root={root}"]
     arguments += ["--filter", f"label=tpu-stack.host={os.uname().nodename}"]
     for status in ("exited", "created", "dead"):
         arguments += ["--filter", f"status={status}"]
     form = "\t".join(f'{{{{.Label "tpu-stack.{name}"}}}}' for name in ("run", "attempt", "process"))
-    found = docker_command.ask([*arguments, "--format", form], docker=docker)
-    for line in found.out.splitlines() if found.is_good else ():
+    answer = docker_command.ask([*arguments, "--format", form], docker=docker)
+    for line in answer.out.splitlines() if answer.is_good else ():
         run_id, attempt, process_id = line.split("\t")
-        other = Process(root, run_id, int(attempt), int(process_id))
-        if other.is_supervised() or other.is_starting():
+        ended_process = Process(root, run_id, int(attempt), int(process_id))
+        if ended_process.is_supervised() or ended_process.is_starting():
             continue
-        left = container_of(other.dir) or Container(name_of(run_id, other.attempt, other.process_id), docker)
+        left = recorded_container(ended_process.dir) or Container(
+            container_name(run_id, ended_process.attempt, ended_process.process_id), docker
+        )
         problem = left.remove()
         note(f"removed {left.name}, which nobody watched" if problem is None else f"{left.name}: {problem}")
 
@@ -213,7 +227,7 @@ def run_arguments(
         *access.arguments,
         *([] if shm is None else ["--shm-size", str(shm)]),
         *([] if cpus is None else ["--cpuset-cpus", ",".join(map(str, sorted(set(cpus))))]),
-        *mount_arguments(mounts_of(container, control_dir)),
+        *mount_arguments(container_mounts(container, control_dir)),
         *["--workdir", request["cwd"]],
         *named(environment),
         *program_words(container["image"], request["argv"], access.become),
@@ -224,21 +238,21 @@ def deliver_arguments(
     request: Json, name: str, uid: int, gid: int, arguments: list[str], environment: Iterable[str]
 ) -> list[str]:
     """`docker run` for a short program of the same image that reads its work from stdin."""
-    who, become = as_user(uid, gid)
+    user_arguments, become = as_user(uid, gid)
     container = request["container"]
-    seen = [*container["read_only_mounts"], os.path.dirname(request["log_path"])]
+    visible = [*container["read_only_mounts"], os.path.dirname(request["log_path"])]
     return [
-        *["run", "--rm", "--interactive", "--name", name, *NETWORK, *who],
-        *mount_arguments(mounts_of({"mounts": [], "read_only_mounts": seen})),
+        *["run", "--rm", "--interactive", "--name", name, *NETWORK, *user_arguments],
+        *mount_arguments(container_mounts({"mounts": [], "read_only_mounts": visible})),
         *named(environment),
         *program_words(container["image"], arguments, become),
     ]
 
 
 def label_arguments(request: Json, root: str, host: str) -> list[str]:
-    found = {"run": request["run_id"], "attempt": request["attempt"], "process": request["process_id"]}
-    found.update(root=root, host=host)
-    return [word for name, value in found.items() for word in ("--label", f"tpu-stack.{name}={value}")]
+    labels = {"run": request["run_id"], "attempt": request["attempt"], "process": request["process_id"]}
+    labels.update(root=root, host=host)
+    return [word for name, value in labels.items() for word in ("--label", f"tpu-stack.{name}={value}")]
 
 
 def program_words(image: str, argv: list[str], become: list[str]) -> list[str]:
@@ -246,21 +260,21 @@ def program_words(image: str, argv: list[str], become: list[str]) -> list[str]:
 
     become: the words that run first, and are replaced by tini.
     """
-    words = [*become, "tini", "--", *argv]
-    return ["--entrypoint", words[0], image, *words[1:]]
+    command = [*become, "tini", "--", *argv]
+    return ["--entrypoint", command[0], image, *command[1:]]
 
 
-def mounts_of(container: Json, *own: str) -> dict[str, bool]:
-    """Path → whether it is read-only, of everything that the container sees of the host under the same name."""
-    found = {os.path.normpath(path): True for path in container["read_only_mounts"]}
+def container_mounts(container: Json, *own: str) -> dict[str, bool]:
+    """Path → whether it is read-only, of all that the container mounts from the host under the same path."""
+    mounts = {os.path.normpath(path): True for path in container["read_only_mounts"]}
     for path in [*container["mounts"], *own]:
-        found[os.path.normpath(path)] = False
-    return dict(sorted(found.items()))
+        mounts[os.path.normpath(path)] = False
+    return dict(sorted(mounts.items()))
 
 
-def mount_arguments(found: Mapping[str, bool]) -> list[str]:
+def mount_arguments(mounts: Mapping[str, bool]) -> list[str]:
     arguments = []
-    for path, is_read_only in found.items():
+    for path, is_read_only in mounts.items():
         fields = ["type=bind", _field(f"source={path}"), _field(f"target={path}")]
         arguments += ["--mount", ",".join([*fields, *(["readonly"] if is_read_only else [])])]
     return arguments
@@ -279,7 +293,7 @@ def named(names: Iterable[str]) -> list[str]:
 def image_environment(
     request_env: Mapping[str, str], host_env: Mapping[str, str], user: str
 ) -> dict[str, str]:
-    """What a process of the image finds: the request's, and of the host's what a job needs, where that is silent.
+    """The environment of a process in an image: the request's, and the host's variables that a job needs.
 
     Raises:
         Failed: the request sets what would steer Docker's client instead.
@@ -288,8 +302,8 @@ def image_environment(
     if wrong:
         message = f"start: env {', '.join(wrong)} is the image's to set, and would steer Docker's client"
         raise Failed(message, "leave it out, or `--runtime bare`")
-    of_host = {name: value for name, value in host_env.items() if PASSED_ON.fullmatch(name)}
-    return {"USER": user, "LOGNAME": user, **of_host, **request_env}
+    from_host = {name: value for name, value in host_env.items() if PASSED_ON.fullmatch(name)}
+    return {"USER": user, "LOGNAME": user, **from_host, **request_env}
 
 
 if TYPE_CHECKING:
@@ -320,15 +334,15 @@ LARGEST_ID = 2**31 - 1
 
 
 def nodes(patterns: Sequence[str]) -> list[Node]:
-    """The device nodes of this host, sorted; what else has such a name is none."""
+    """The device nodes of this host that match, sorted; other files of such a name are left out."""
     import glob
 
-    found = []
+    device_nodes = []
     for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
         status = os.stat(path)
         if stat.S_ISCHR(status.st_mode):
-            found.append(Node(path, status.st_mode, status.st_uid, status.st_gid))
-    return found
+            device_nodes.append(Node(path, status.st_mode, status.st_uid, status.st_gid))
+    return device_nodes
 
 
 def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: Sequence[int]) -> Access:
@@ -340,14 +354,14 @@ def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: S
     may = {node: _may_open(node, uid, {gid, *groups}) for node in devices}
     by_group = {node.gid for node in devices if not may[node] and node.mode & 0o060 == 0o060}
     closed = [node.path for node in devices if not may[node] and node.mode & 0o060 != 0o060]
-    others = sorted({*groups, *by_group} - {gid})
+    other_groups = sorted({*groups, *by_group} - {gid})
     become: list[str] = []
     if closed:
         # Root gets past the groups of files too, so that those that Docker does not take are not missed.
-        fit = [group for group in others if group <= LARGEST_ID]
+        fit = [group for group in other_groups if group <= LARGEST_ID]
         arguments = [*_user("0:0", fit), "--cap-add", "DAC_OVERRIDE"]
     else:
-        arguments, become = as_user(uid, gid, others)
+        arguments, become = as_user(uid, gid, other_groups)
     for node in devices:
         arguments += ["--device", node.path]
     if platform == "gpu":
@@ -370,7 +384,7 @@ def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> tuple[list[str], 
     """
     if max(uid, gid, *groups) <= LARGEST_ID:
         return _user(f"{uid}:{gid}", groups), []
-    words = ["--groups", ",".join(map(str, groups))] if groups else ["--clear-groups"]
+    group_arguments = ["--groups", ",".join(map(str, groups))] if groups else ["--clear-groups"]
     capabilities = ["--cap-add", "SETUID", "--cap-add", "SETGID"]
     return [*_user("0:0", []), *capabilities], [
         "setpriv",
@@ -378,7 +392,7 @@ def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> tuple[list[str], 
         str(uid),
         "--regid",
         str(gid),
-        *words,
+        *group_arguments,
         "--",
     ]
 

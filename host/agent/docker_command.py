@@ -9,7 +9,7 @@ import signal
 
 from contracts import atomic
 
-from .files import note, read_json, tail_of
+from .files import last_lines, note, read_json
 from .proc import NO_MEMORY, children, user_name, wait_until
 from .protocol import Failed
 
@@ -55,17 +55,17 @@ def program() -> str | None:
     """The `docker` command by its absolute path, if there is one."""
     import shutil
 
-    found = shutil.which("docker")
-    return None if found is None else os.path.abspath(found)
+    path = shutil.which("docker")
+    return None if path is None else os.path.abspath(path)
 
 
 def required_program() -> str:
-    found = program()
-    if found is None:
+    path = program()
+    if path is None:
         raise Failed(
             "there is no `docker` on this host's PATH", "`fab deploy` installs it; or `--runtime bare`"
         )
-    return found
+    return path
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -105,12 +105,12 @@ def ask(arguments: list[str], limit_s: float = ANSWER_LIMIT_S, docker: str | Non
 def core(complaint: str) -> str:
     """What is wrong, in one line, without the command's own introduction and its warnings."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    told = [line for line in lines if not re.match("WARNING|DEPRECATED|See '|Run '|time=", line)] or lines
-    joined = " ".join(told[-3:])
+    relevant = [line for line in lines if not re.match("WARNING|DEPRECATED|See '|Run '|time=", line)] or lines
+    joined = " ".join(relevant[-3:])
     return re.sub(r"^(docker: )?(Error response from daemon: |Error: )?", "", joined)[:600]
 
 
-def remedy_of(complaint: str, user: str, otherwise: str = STARTING) -> str:
+def docker_remedy(complaint: str, user: str, otherwise: str = STARTING) -> str:
     """What to do about a complaint. Pure."""
     for pattern, remedy in REMEDIES:
         if re.search(pattern, complaint, re.IGNORECASE | re.DOTALL):
@@ -124,9 +124,9 @@ def is_no_answer(complaint: str) -> bool:
     return re.search(rule, complaint, re.IGNORECASE) is not None
 
 
-def failure(what: str, complaint: str) -> Failed:
+def failure(action: str, complaint: str) -> Failed:
     otherwise = "see what Docker says there; `docker info` on that host"
-    return Failed(f"{what}: {complaint}", remedy_of(complaint, user_name(), otherwise))
+    return Failed(f"{action}: {complaint}", docker_remedy(complaint, user_name(), otherwise))
 
 
 CONTAINER_LIMIT_S = 10.0
@@ -134,7 +134,7 @@ REMOVAL_LIMIT_S = 10.0
 """A daemon that hangs: a stop ends the processes by itself, and says in time that Docker has kept its books."""
 RUNNING_LIMIT_S = 5.0
 MARKER = "container.json"
-GONE = "No such container"
+NO_SUCH_CONTAINER = "No such container"
 
 
 class Container:
@@ -147,17 +147,17 @@ class Container:
         self.name, self.docker, self.as_root, self._marker = name, docker, as_root, marker
 
     def state(self) -> Json:
-        """Docker's own words (Status, Running, Pid, ExitCode, OOMKilled, Error, StartedAt); empty: there is none.
+        """Docker's state of the container (Status, Running, Pid, ExitCode, OOMKilled, Error, StartedAt); empty if none.
 
         Raises:
             Failed: Docker does not answer.
         """
-        found = self._ask(["container", "inspect", "--format", "{{json .State}}", self.name])
-        if found.is_good:
-            return dict(json.loads(found.out))
-        if GONE.lower() in found.complaint.lower():
+        answer = self._ask(["container", "inspect", "--format", "{{json .State}}", self.name])
+        if answer.is_good:
+            return dict(json.loads(answer.out))
+        if NO_SUCH_CONTAINER.lower() in answer.complaint.lower():
             return {}
-        raise failure(f"the container {self.name} cannot be looked at", found.complaint)
+        raise failure(f"the container {self.name} cannot be looked at", answer.complaint)
 
     def signal(self, signum: int, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Send a signal to the job, by way of its init; whether it was sent.
@@ -181,15 +181,15 @@ class Container:
         return min(children(init), default=None) if init else None
 
     def remove(self, limit_s: float = REMOVAL_LIMIT_S) -> str | None:
-        """End it and take it out of Docker's books; why that could not be done, if it could not."""
+        """Kill the container and remove it. Returns why that failed, or None."""
         problem: str | None = None
 
         def is_removed() -> bool:
             nonlocal problem
             answer = self._ask(["rm", "--force", "--volumes", self.name], limit_s)
-            gone = answer.is_good or GONE.lower() in answer.complaint.lower()
-            problem = None if gone else answer.complaint
-            return gone or answer.code is None or "is already in progress" not in answer.complaint
+            is_gone = answer.is_good or NO_SUCH_CONTAINER.lower() in answer.complaint.lower()
+            problem = None if is_gone else answer.complaint
+            return is_gone or answer.code is None or "is already in progress" not in answer.complaint
 
         try:
             wait_until(is_removed, limit_s, 0.2)
@@ -203,15 +203,15 @@ class Container:
         return ask(arguments, limit_s, docker=self.docker)
 
 
-def name_of(run_id: str, attempt: int, process_id: int) -> str:
+def container_name(run_id: str, attempt: int, process_id: int) -> str:
     return f"tpu-stack-{run_id}-{attempt}-{process_id}"
 
 
-def container_of(control_dir: str) -> Container | None:
-    """The container that Docker may still have of a control directory's process; None: there is none to end."""
+def recorded_container(control_dir: str) -> Container | None:
+    """The container that was recorded for a control directory's process; None if there is none to end."""
     marker = os.path.join(control_dir, MARKER)
-    said = read_json(marker)
-    return Container(said["name"], said["docker"], said["as_root"], marker) if said else None
+    marked = read_json(marker)
+    return Container(marked["name"], marked["docker"], marked["as_root"], marker) if marked else None
 
 
 DOCKERS_OWN = 125
@@ -220,35 +220,35 @@ NEVER = "0001-01-01"
 
 
 def look_back(container: Container, ended: Json, log_path: str) -> None:
-    """Put into `ended` what the job's own end was, and say it in words where Docker had a part in it."""
+    """Put the job's own exit code and signal into `ended`, and an explanation where Docker caused the end."""
     state: Json | None = None
     try:
         state = container.state()
     except Failed as failure:
         note(failure.message)
-    said = core("\n".join(tail_of(log_path)[-3:]))
-    ended.update(judged(ended["code"], ended["signal"], state, said))
+    complaint = core("\n".join(last_lines(log_path)[-3:]))
+    ended.update(judged(ended["code"], ended["signal"], state, complaint))
 
 
-def judged(code: int | None, signum: int | None, state: Json | None, said: str) -> Json:
-    """Exit code, signal, and the words for an end that is not the job's own. Pure.
+def judged(code: int | None, signum: int | None, state: Json | None, complaint: str) -> Json:
+    """Exit code, signal, and an explanation of an end that is not the job's own. Pure.
 
     code, signum: the client's. state: Docker's of the container; empty if there is none, None if Docker is silent.
     """
     if signum is not None:
         return {"code": None, "signal": signum}
     if state and state["StartedAt"].startswith(NEVER):
-        words = f"Docker could not start the container: {state['Error'] or said}"
-        return {"code": DOCKERS_OWN, "signal": None, "words": words}
+        explanation = f"Docker could not start the container: {state['Error'] or complaint}"
+        return {"code": DOCKERS_OWN, "signal": None, "words": explanation}
     if state and state["Running"]:
-        return {"code": DOCKERS_OWN, "signal": None, "words": f"Docker lost the container: {said}"}
+        return {"code": DOCKERS_OWN, "signal": None, "words": f"Docker lost the container: {complaint}"}
     if state and (code != DOCKERS_OWN or state["ExitCode"] == code):
-        found = as_bare(state["ExitCode"])
+        ending = as_bare(state["ExitCode"])
         if state["OOMKilled"]:
-            found["words"] = NO_MEMORY
-        return found
+            ending["words"] = NO_MEMORY
+        return ending
     if code == DOCKERS_OWN:
-        return {"code": code, "signal": None, "words": f"Docker went away while the job ran: {said}"}
+        return {"code": code, "signal": None, "words": f"Docker went away while the job ran: {complaint}"}
     return as_bare(code)
 
 

@@ -1,4 +1,4 @@
-"""Files of this host: read without trust in them, supervisor.log, and the verbs for files and folders."""
+"""Files of this host: reading untrusted ones, supervisor.log, and the verbs for files and folders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tail(data: bytes, count: int = LAST_LINES) -> list[str]:
     return [line[-2000:] for line in data.decode(errors="replace").splitlines()[-count:]]
 
 
-def tail_of(path: str, count: int = LAST_LINES) -> list[str]:
+def last_lines(path: str, count: int = LAST_LINES) -> list[str]:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
@@ -55,12 +55,12 @@ def note(text: str) -> None:
         print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, file=sys.stderr, flush=True)
 
 
-def tried(what: str, action: Callable[[], object]) -> bool:
-    """Whether `action` went through: a full disk or a vanished run directory must not end the supervision."""
+def tried(description: str, action: Callable[[], object]) -> bool:
+    """Run `action`. Returns whether it succeeded: a full disk or a removed folder must not end the supervision."""
     try:
         action()
     except (OSError, ValueError) as error:
-        note(f"{what}: {error}")
+        note(f"{description}: {error}")
         return False
     return True
 
@@ -84,33 +84,33 @@ def read_slices(request: Json) -> Json:
     room, pieces = LARGEST_READ, []
     for path, offset, folder in zip(paths, offsets, folders, strict=True):
         try:
-            piece = slice_of(path, offset, min(request["limit_bytes"], room), folder)
+            piece = read_piece(path, offset, min(request["limit_bytes"], room), folder)
         except (OSError, Failed) as error:
             if folder is None:
                 raise
-            said = getattr(error, "strerror", None) or str(error)
-            piece = {"text": None, "offset": 0, "next_offset": 0, "size": 0, "error": said}
+            reason = getattr(error, "strerror", None) or str(error)
+            piece = {"text": None, "offset": 0, "next_offset": 0, "size": 0, "error": reason}
         room -= piece["next_offset"] - piece["offset"]
         pieces.append(piece)
     return {"files": pieces}
 
 
-def slice_of(path: str, offset: int, limit: int, folder: str | None = None) -> Json:
+def read_piece(path: str, offset: int, limit: int, folder: str | None = None) -> Json:
     try:
         # Without O_NONBLOCK the opening of a named pipe waits for somebody who writes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return {"text": None, "offset": 0, "next_offset": 0, "size": 0}
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise Failed(f"read: {path} is not a file", "name a file")
         if folder is not None:
             from contracts.files import is_inside
 
             if not is_inside(descriptor, os.path.realpath(folder)):
                 raise Failed("leads out of the run directory", "name a file in it")
-        size = found.st_size
+        size = status.st_size
         begin = max(0, size + offset) if offset < 0 else min(offset, size)
         data = os.pread(descriptor, limit, begin)
         if offset < 0 and begin > 0:
@@ -224,7 +224,7 @@ def bundle_dir(root: str, sha256: str) -> str:
 
 
 def stage(request: Json) -> Json:
-    """Put a bundle of code under its own hash: whole or not there, and for no other user to read."""
+    """Unpack a code bundle into a folder named by its hash, atomically and readable by this user alone."""
     path = bundle_dir(request["root"], request["sha256"])
     present = os.path.isdir(path)
     if present:
@@ -239,23 +239,23 @@ def stage(request: Json) -> Json:
         archive = base64.b64decode(request["archive_base64"], validate=True)
     except ValueError as error:
         raise Refused(f"stage: archive_base64 is not base64: {error}", "send the bundle again") from None
-    found = hashlib.sha256(archive).hexdigest()
-    if found != request["sha256"]:
-        message = f"stage: the archive's sha256 is {found}, not {request['sha256']}"
+    actual = hashlib.sha256(archive).hexdigest()
+    if actual != request["sha256"]:
+        message = f"stage: the archive's sha256 is {actual}, not {request['sha256']}"
         raise Refused(message, "send the bundle again")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     remove_leftovers(os.path.dirname(path))
-    beside = os.path.join(os.path.dirname(path), f".{request['sha256']}.{os.getpid()}")
+    temporary = os.path.join(os.path.dirname(path), f".{request['sha256']}.{os.getpid()}")
     try:
-        unpack(archive, beside)
-        os.rename(beside, path)
+        unpack(archive, temporary)
+        os.rename(temporary, path)
     except OSError as error:
         # Another stage of the same bundle was quicker, and a directory with files in it is never replaced.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not os.path.isdir(path):
             raise
         return {"path": path, "present": True, "sent": False}
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return {"path": path, "present": True, "sent": True}
 
 

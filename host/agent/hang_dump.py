@@ -66,7 +66,7 @@ PROCESSES, THREADS = 16, 64
 
 
 def hang_dump(process: Process) -> str:
-    """The stacks of the process, where it still answers, and what /proc says of it and of all it has started."""
+    """The stack traces of the process, if it still answers, and /proc's state of it and its descendants."""
     request = {
         "root": os.path.dirname(os.path.dirname(os.path.dirname(process.dir))),
         "run_id": process.run_id,
@@ -80,8 +80,8 @@ def hang_dump(process: Process) -> str:
         own = f"no stacks: {refusal.message}\n"
     except OSError as error:  # it ended meanwhile
         own = f"no stacks: {error}\n"
-    others = sorted({*members(process.dir), *in_container(process)} - {process.record["pid"]})
-    parts = [own, *(by_kernel(pid) for pid in [process.record["pid"], *others][:PROCESSES])]
+    other_pids = sorted({*members(process.dir), *in_container(process)} - {process.record["pid"]})
+    parts = [own, *(by_kernel(pid) for pid in [process.record["pid"], *other_pids][:PROCESSES])]
     return "\n".join(parts)
 
 
@@ -113,8 +113,8 @@ def _threads(pid: int, threads: list[int]) -> list[str]:
     for thread in threads:
         place = f"/proc/{pid}/task/{thread}"
         name = _read(f"{place}/comm").strip()
-        found = re.search(r"^State:\s*(.*)$", _read(f"{place}/status"), re.MULTILINE)
-        state = found.group(1) if found else "gone"
+        match = re.search(r"^State:\s*(.*)$", _read(f"{place}/status"), re.MULTILINE)
+        state = match.group(1) if match else "gone"
         waits_in, call = _read(f"{place}/wchan").strip(), _read(f"{place}/syscall").strip()
         lines.append(f"  thread {thread} {name}: {state}; wchan {waits_in or '?'}; syscall {call or '?'}")
         lines += [f"    {line}" for line in _read(f"{place}/stack").splitlines()]

@@ -1,4 +1,4 @@
-"""What this host is: facts for every preflight, and the verb describe, which tells more for a bug report."""
+"""Facts about this host for every preflight, and the verb describe, which reports more for a bug report."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def host_facts(ports: int = 2) -> Json:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody has now, chosen by the kernel; held all at once, so that they differ."""
+    """Free TCP ports, chosen by the kernel; all are bound at once, so that they differ."""
     held = [socket.socket() for _ in range(count)]
     try:
-        for one in held:
-            one.bind(("0.0.0.0", 0))
-        return [one.getsockname()[1] for one in held]
+        for listener in held:
+            listener.bind(("0.0.0.0", 0))
+        return [listener.getsockname()[1] for listener in held]
     finally:
-        for one in held:
-            one.close()
+        for listener in held:
+            listener.close()
 
 
 LIMIT_S = 15.0
@@ -52,7 +52,7 @@ FILES = (
     "/proc/sys/kernel/pid_max",
 )
 SETTINGS = ("TPU_", "LIBTPU", "PJRT_", "JAX_", "XLA_", "CLOUD_TPU_", "MEGASCALE_")
-TOLD = ("accelerator-type", "agent-worker-number")
+SHOWN_ATTRIBUTES = ("accelerator-type", "agent-worker-number")
 """Attributes of the instance whose values are told: its kind, and the slice's own number of this host."""
 DOCKER_INFO = (
     "{{.ServerVersion}}, cgroup {{.CgroupVersion}}, {{.CgroupDriver}}, {{.SecurityOptions}}, {{.Driver}}"
@@ -60,17 +60,17 @@ DOCKER_INFO = (
 
 
 def describe(_request: Json) -> Json:
-    """Titles and texts, in the order in which they are read."""
-    known = host_facts()
-    found = {
-        "system": "{}, kernel {}, {}".format(os_name(), known["kernel"], os.uname().machine),
-        "processors and memory": "{}, {:.0f} GiB".format(known["cpus"], known["memory_bytes"] / 2**30),
-        "python": "{} ({})".format(known["python"], sys.executable),
+    """Describe this host: titles and texts, in reading order."""
+    facts = host_facts()
+    entries = {
+        "system": "{}, kernel {}, {}".format(os_name(), facts["kernel"], os.uname().machine),
+        "processors and memory": "{}, {:.0f} GiB".format(facts["cpus"], facts["memory_bytes"] / 2**30),
+        "python": "{} ({})".format(facts["python"], sys.executable),
         "ids": ids(),
         "sudo": first_line(["sudo", "-n", "true"], quiet="without a password"),
         "limits": limits(),
         "device nodes": nodes(),
-        "/tmp/libtpu_lockfile": mode_of("/tmp/libtpu_lockfile"),
+        "/tmp/libtpu_lockfile": file_mode("/tmp/libtpu_lockfile"),
         "/dev/shm": room("/dev/shm"),
         "/tmp": room("/tmp"),
         **{path: content(path) for path in FILES},
@@ -80,7 +80,7 @@ def describe(_request: Json) -> Json:
         "settings in the environment": ", ".join(sorted(n for n in os.environ if n.startswith(SETTINGS)))
         or "none",
     }
-    return {"found": found}
+    return {"found": entries}
 
 
 def os_name() -> str:
@@ -111,23 +111,24 @@ def limits() -> str:
         ("nofile", resource.RLIMIT_NOFILE),
         ("nproc", resource.RLIMIT_NPROC),
     )
-    told = []
-    for name, which in named:
+    parts = []
+    for name, resource_kind in named:
         both = [
-            "unlimited" if each == resource.RLIM_INFINITY else str(each) for each in resource.getrlimit(which)
+            "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+            for limit in resource.getrlimit(resource_kind)
         ]
-        told.append("{} {}".format(name, "/".join(both)))
-    return ", ".join(told) + " (soft/hard)"
+        parts.append("{} {}".format(name, "/".join(both)))
+    return ", ".join(parts) + " (soft/hard)"
 
 
 def nodes() -> str:
     import glob
 
     paths = sorted({path for pattern in DEVICES for path in glob.glob(pattern)})
-    return " | ".join(f"{path} {mode_of(path)}" for path in paths) or "none of " + ", ".join(DEVICES)
+    return " | ".join(f"{path} {file_mode(path)}" for path in paths) or "none of " + ", ".join(DEVICES)
 
 
-def mode_of(path: str) -> str:
+def file_mode(path: str) -> str:
     import stat
 
     try:
@@ -142,10 +143,10 @@ def mode_of(path: str) -> str:
 
 def room(path: str) -> str:
     try:
-        found = os.statvfs(path)
+        usage = os.statvfs(path)
     except OSError as error:
         return str(error.strerror)
-    free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    free, size = usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
     return f"{free / 2**30:.1f} GiB free of {size / 2**30:.1f}"
 
 
@@ -174,26 +175,33 @@ def all_lines(command: list[str]) -> str:
         return f"there is no {command[0]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    said = (done.stdout + done.stderr).decode(errors="replace").splitlines()
-    return " | ".join([f"exit code {done.returncode}", *(line.strip() for line in said[:14] if line.strip())])
+    lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+    return " | ".join(
+        [f"exit code {done.returncode}", *(line.strip() for line in lines[:14] if line.strip())]
+    )
 
 
 def first_line(command: list[str], quiet: str) -> str:
-    """What a command says that says nothing where all is well."""
-    said = all_lines(command)
-    return quiet if said == "exit code 0" else said
+    """The output of a command that is silent on success. quiet: the text for success."""
+    output = all_lines(command)
+    return quiet if output == "exit code 0" else output
 
 
 def metadata() -> Json:
-    """Names alone, of what this instance publishes and of what it was told; the values may be anything."""
-    guest, told = ask_metadata("guest-attributes/?recursive=true"), ask_metadata("attributes/?recursive=true")
-    found = {
+    """The names of this instance's guest attributes and attributes, without the values, which may be secret."""
+    guest, attributes = (
+        ask_metadata("guest-attributes/?recursive=true"),
+        ask_metadata("attributes/?recursive=true"),
+    )
+    entries = {
         "guest attributes": guest if isinstance(guest, str) else ", ".join(names_in(guest)) or "none",
-        "instance attributes": told if isinstance(told, str) else ", ".join(sorted(told)) or "none",
+        "instance attributes": attributes
+        if isinstance(attributes, str)
+        else ", ".join(sorted(attributes)) or "none",
     }
-    if not isinstance(told, str):
-        found.update({name: str(told.get(name, "none")) for name in TOLD})
-    return found
+    if not isinstance(attributes, str):
+        entries.update({name: str(attributes.get(name, "none")) for name in SHOWN_ATTRIBUTES})
+    return entries
 
 
 def names_in(tree: Json) -> list[str]:
@@ -204,7 +212,7 @@ def names_in(tree: Json) -> list[str]:
 
 
 def ask_metadata(path: str) -> Json | str:
-    """What the metadata server has there, or why it does not say."""
+    """The value at a path of the metadata server, or why there is no answer."""
     import urllib.error
     import urllib.request
 
@@ -215,8 +223,8 @@ def ask_metadata(path: str) -> Json | str:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
             request, timeout=METADATA_LIMIT_S
         ) as answer:
-            found = json.loads(answer.read())
-            return found if isinstance(found, dict) else str(type(found))
+            values = json.loads(answer.read())
+            return values if isinstance(values, dict) else str(type(values))
     except urllib.error.HTTPError as error:
         return f"the metadata server answers {error.code}"
     except (OSError, ValueError) as error:

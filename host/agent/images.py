@@ -1,4 +1,4 @@
-"""The images of this host: the verb pull, and what preflight looks at where a job needs one."""
+"""The images of this host: the verb pull, and preflight's checks of Docker and of a job's image."""
 
 from __future__ import annotations
 
@@ -29,53 +29,55 @@ def is_local(image: str) -> bool:
 
 
 def look_up(image: str) -> Json | None:
-    """Docker's own words on an image (Id, Size, Config.Labels …); None: it is not here.
+    """Docker's details of an image (Id, Size, Config.Labels …); None if the host does not have it.
 
     Raises:
         Failed: Docker does not answer.
     """
-    found = docker_command.ask(["image", "inspect", image])
-    if found.is_good:
-        return dict(json.loads(found.out)[0])
-    if "no such image" in found.complaint.lower():
+    answer = docker_command.ask(["image", "inspect", image])
+    if answer.is_good:
+        return dict(json.loads(answer.out)[0])
+    if "no such image" in answer.complaint.lower():
         return None
-    raise docker_command.failure(f"the image {image} cannot be looked for", found.complaint)
+    raise docker_command.failure(f"the image {image} cannot be looked for", answer.complaint)
 
 
-def labels_of(known: Json) -> dict[str, str]:
-    return dict((known.get("Config") or {}).get("Labels") or {})
+def image_labels(details: Json) -> dict[str, str]:
+    return dict((details.get("Config") or {}).get("Labels") or {})
 
 
-def names_of(known: Json) -> list[str]:
-    return [*(known.get("RepoTags") or []), *(known.get("RepoDigests") or [])]
+def image_names(details: Json) -> list[str]:
+    return [*(details.get("RepoTags") or []), *(details.get("RepoDigests") or [])]
 
 
 def unneeded(ours: list[Json], in_use: Collection[str], keep: Collection[str]) -> list[Json]:
-    """Of our images those that no container has and nobody wants kept, the oldest first. Pure.
+    """Our images that no container uses and that are not in `keep`, the oldest first. Pure.
 
     in_use: ids. keep: ids, or names with a tag or a digest.
     """
     return sorted(
         (
-            known
-            for known in ours
-            if PLATFORM_LABEL in labels_of(known)
-            and known["Id"] not in in_use
-            and not {known["Id"], *names_of(known)} & set(keep)
+            details
+            for details in ours
+            if PLATFORM_LABEL in image_labels(details)
+            and details["Id"] not in in_use
+            and not {details["Id"], *image_names(details)} & set(keep)
         ),
-        key=lambda known: str(known["Created"]),
+        key=lambda details: str(details["Created"]),
     )
 
 
 def ours_and_in_use() -> tuple[list[Json], set[str]]:
     """Every image of `fab build` on this host, and the ids of the images that containers have, ended ones too."""
-    listed = said(["image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={PLATFORM_LABEL}"])
-    containers = said(["ps", "--all", "--quiet", "--no-trunc"])
+    listed = docker_words(
+        ["image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={PLATFORM_LABEL}"]
+    )
+    containers = docker_words(["ps", "--all", "--quiet", "--no-trunc"])
     ours = inspected(["image"], listed)
-    return ours, {str(found["Image"]) for found in inspected(["container"], containers)}
+    return ours, {str(container["Image"]) for container in inspected(["container"], containers)}
 
 
-def said(arguments: list[str]) -> list[str]:
+def docker_words(arguments: list[str]) -> list[str]:
     answer = docker_command.ask(arguments)
     if not answer.is_good:
         raise docker_command.failure(f"`docker {' '.join(arguments[:2])}`", answer.complaint)
@@ -93,9 +95,9 @@ def inspected(kind: list[str], names: list[str]) -> list[Json]:
         raise docker_command.failure(f"`docker {kind[0]} inspect`", answer.complaint) from None
 
 
-def remove(known: Json) -> bool:
-    """Take an image away under all its names; whether it is gone. Docker leaves one alone that is in use."""
-    for name in names_of(known) or [known["Id"]]:
+def remove(details: Json) -> bool:
+    """Remove an image under all its names. Returns whether it is gone; Docker keeps one that is in use."""
+    for name in image_names(details) or [details["Id"]]:
         answer = docker_command.ask(["image", "rm", name], REMOVAL_LIMIT_S)
         if not answer.is_good and "no such image" not in answer.complaint.lower():
             return False
@@ -149,13 +151,13 @@ PERMISSION = "permission denied while trying to connect"
 
 
 def pull(request: Json) -> Json:
-    """Fetch an image; one that is here is not asked for again.
+    """Pull an image, unless the host has it.
 
-    Attempts are repeated for what can get better (the network, a busy registry, a Docker that is not up yet), with
-    the pauses that the answer tells of.
+    What may pass (the network, a busy registry, a Docker that is not up yet) is tried again after a pause that the
+    answer reports.
 
     Raises:
-        Failed: it cannot be had, or the disk has too little room after the images that nobody needs are gone.
+        Failed: the image cannot be pulled, or the disk is too full even after unneeded images were removed.
     """
     image, began = request["image"], time.monotonic()
     deadline = began + (PULL_LIMIT_S if request["limit_s"] is None else request["limit_s"])
@@ -164,8 +166,8 @@ def pull(request: Json) -> Json:
     answer = {"pulled": False, "attempts": 0, "retries": retries, "pruned": removed}
     for attempt in range(1, request["attempts"] + 1):
         try:
-            known = look_up(image)
-            if known is None:
+            details = look_up(image)
+            if details is None:
                 if is_local(image):
                     raise local_only(image)
                 removed += make_room(image, request["min_free_bytes"])
@@ -173,10 +175,10 @@ def pull(request: Json) -> Json:
                 fetched = docker_command.ask(
                     ["pull", "--quiet", image], max(1.0, deadline - time.monotonic())
                 )
-                known = look_up(image) if fetched.is_good else None
+                details = look_up(image) if fetched.is_good else None
                 problem = fetched.complaint or "Docker says that it was pulled, and does not have it"
-            if known is not None:
-                return {**answer, "size_bytes": known["Size"]}
+            if details is not None:
+                return {**answer, "size_bytes": details["Size"]}
         except Failed as failure:
             if not docker_command.is_no_answer(failure.message):
                 raise
@@ -195,14 +197,14 @@ def pull(request: Json) -> Json:
     tried = f"{attempt} attempts in {time.monotonic() - began:.0f} s"
     raise Failed(
         f"{image} could not be pulled, {tried}: {problem}",
-        docker_command.remedy_of(problem, user_name(), otherwise),
+        docker_command.docker_remedy(problem, user_name(), otherwise),
     )
 
 
 def final_remedy(problem: str) -> str | None:
     """What to do about a problem that no further attempt would end; None: another one may. Pure."""
     if re.search(PERMISSION, problem, re.IGNORECASE):
-        return docker_command.remedy_of(problem, user_name())
+        return docker_command.docker_remedy(problem, user_name())
     for pattern, remedy in FINAL:
         if re.search(pattern, problem, re.IGNORECASE):
             return remedy
@@ -229,12 +231,16 @@ def make_room(image: str, needed_bytes: int) -> list[Json]:
 
 
 def remove_unneeded(keep: Collection[str]) -> list[Json]:
-    """Remove the images of `fab build` that no container has and that are not to be kept; which those were."""
+    """Remove the images of `fab build` that no container uses and that are not in `keep`. Returns those removed."""
     ours, in_use = ours_and_in_use()
     return [
-        {"image": (names_of(known) or [known["Id"]])[0], "id": known["Id"], "size_bytes": known["Size"]}
-        for known in unneeded(ours, in_use, keep)
-        if remove(known)
+        {
+            "image": (image_names(details) or [details["Id"]])[0],
+            "id": details["Id"],
+            "size_bytes": details["Size"],
+        }
+        for details in unneeded(ours, in_use, keep)
+        if remove(details)
     ]
 
 
@@ -245,53 +251,53 @@ INSTALL = "`fab deploy` installs Docker; or launch with `--runtime bare`"
 
 
 def check_docker(request: Json) -> tuple[list[Json], Json]:
-    """The findings, and two facts: image_present; image_needs_bytes, the room for one that is to be pulled."""
-    wanted = request["container"]
-    known: Json = {"image_present": False, "image_needs_bytes": None}
-    checks = check_mounts(wanted["mounts"])
+    """The checks, and two facts: image_present, and image_needs_bytes, the room that a pull would take."""
+    container = request["container"]
+    facts: Json = {"image_present": False, "image_needs_bytes": None}
+    checks = check_mounts(container["mounts"])
     path = docker_command.program()
     if path is None:
-        return [check("docker", "there is no `docker` on this host's PATH", INSTALL), *checks], known
+        return [check("docker", "there is no `docker` on this host's PATH", INSTALL), *checks], facts
     answer = docker_command.ask(["version", "--format", "{{.Server.Version}}"], docker=path)
     if not answer.is_good:
         message = f"Docker does not answer this user: {answer.complaint}"
-        remedy = docker_command.remedy_of(answer.complaint, user_name())
-        return [check("docker", message, remedy), *checks], known
+        remedy = docker_command.docker_remedy(answer.complaint, user_name())
+        return [check("docker", message, remedy), *checks], facts
     is_snap = os.path.realpath(path) == "/usr/bin/snap"
     snap = "; it is a snap's, which sees no files outside of /home" if is_snap else ""
     checks.insert(0, check("docker", f"Docker {answer.out.strip()} answers{snap}"))
     try:
-        found = look_up(wanted["image"])
+        details = look_up(container["image"])
         free = free_bytes(data_root())
     except Failed as failure:
-        return [*checks, check("image", failure.message, failure.remedy)], known
-    known["image_present"] = found is not None
-    checks.append(check_image(wanted["image"], found, request["platform"]))
-    if found is None and not is_local(wanted["image"]):
-        known["image_needs_bytes"] = needed = needed_bytes(wanted.get("size_bytes"), request["platform"])
-        removable = 0 if free >= needed else removable_bytes(wanted["image"])
+        return [*checks, check("image", failure.message, failure.remedy)], facts
+    facts["image_present"] = details is not None
+    checks.append(check_image(container["image"], details, request["platform"]))
+    if details is None and not is_local(container["image"]):
+        facts["image_needs_bytes"] = needed = needed_bytes(container.get("size_bytes"), request["platform"])
+        removable = 0 if free >= needed else removable_bytes(container["image"])
         checks.append(check_docker_disk(free, needed, removable))
-    return checks, known
+    return checks, facts
 
 
 def removable_bytes(image: str) -> int:
-    """What our own images that nobody needs take at most; layers that two of them share count twice."""
+    """The most bytes that removing our unneeded images could free; layers that two of them share count twice."""
     ours, in_use = ours_and_in_use()
-    return sum(int(known["Size"]) for known in unneeded(ours, in_use, [image]))
+    return sum(int(details["Size"]) for details in unneeded(ours, in_use, [image]))
 
 
-def check_image(image: str, found: Json | None, platform: str) -> Json:
-    """An image that has to be pulled is no fault. Pure."""
-    if found is None:
+def check_image(image: str, details: Json | None, platform: str) -> Json:
+    """The check of an image; one that still has to be pulled passes. Pure."""
+    if details is None:
         if is_local(image):
             missing = local_only(image)
             return check("image", missing.message, missing.remedy)
         return check("image", f"{image} is not here yet; it will be pulled")
-    made_for = labels_of(found).get(PLATFORM_LABEL)
+    made_for = image_labels(details).get(PLATFORM_LABEL)
     if made_for is not None and made_for != platform:
         message = f"{image} was built for {made_for}, and the run is for {platform}"
         return check("image", message, f"`fab build --platform {platform}`, and name that one")
-    return check("image", f"{image} is here ({gigabytes(found['Size'])})")
+    return check("image", f"{image} is here ({gigabytes(details['Size'])})")
 
 
 def needed_bytes(size_bytes: int | None, platform: str) -> int:
@@ -314,6 +320,10 @@ def check_docker_disk(free: int, needed: int, removable: int) -> Json:
 def check_mounts(paths: list[str]) -> list[Json]:
     missing = [path for path in paths if not os.path.exists(path)]
     return [
-        check("mounts", f"{path} is to be seen in the container and is not on this host", "mount or make it")
+        check(
+            "mounts",
+            f"{path} is a mount of the container and does not exist on this host",
+            "mount or make it",
+        )
         for path in missing
     ]

@@ -54,7 +54,7 @@ class LivenessClient:
         self._grace_s = silence_s * GRACE_SHARE
         self._lock = threading.Lock()
         self._progress: Json = {}
-        self._told: list[Json] = []
+        self._outbox: list[Json] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="liveness-client", daemon=True)
 
@@ -68,7 +68,7 @@ class LivenessClient:
     def tell(self, message: Json) -> None:
         """Say a message that has to arrive: it is said again over every new connection."""
         with self._lock:
-            self._told.append(message)
+            self._outbox.append(message)
 
     def end(self, timeout_s: float) -> bool:
         """Leave, when the server has heard how the process ended, or the time is over; whether it has heard."""
@@ -92,20 +92,20 @@ class LivenessClient:
         self._notify()
 
     def _keep(self) -> str:
-        """Keep up the connection; why host 0 is given up, when it is."""
+        """Keep up the connection. Returns why host 0 was given up, or ""."""
         at = "{}:{}".format(*self._address)
-        why = f"host 0 was not reached at {at} within {self._assemble_s:g} s"
+        reason = f"host 0 was not reached at {at} within {self._assemble_s:g} s"
         limit_s = self._assemble_s
         while not self._is_over.is_set():
             channel, last = self._connect(time.monotonic() + limit_s)
             if channel is None:
-                return f"{why} ({last})"
+                return f"{reason} ({last})"
             try:
-                why = self._talk(channel)
+                reason = self._talk(channel)
             finally:
                 channel.close()
             limit_s = self._grace_s
-        return why
+        return reason
 
     def _connect(self, deadline: float) -> tuple[Channel | None, str]:
         """A channel that the server has answered; None and the last reason when there is none at the deadline."""
@@ -137,8 +137,8 @@ class LivenessClient:
         return False
 
     def _talk(self, channel: Channel) -> str:
-        """Until the end, or until the server is not heard of any more: how that showed."""
-        said = 0
+        """Exchange messages until the end or until the connection is lost. Returns how it was lost, or ""."""
+        sent_count = 0
         heard = looked = time.monotonic()
         pinged = looked - PING_S
         while not self._is_over.is_set():
@@ -155,11 +155,11 @@ class LivenessClient:
             if now - heard > self._silence_s:
                 return f"host 0 has not been heard of for {self._silence_s:g} s"
             with self._lock:
-                news, said = self._told[said:], len(self._told)
+                unsent, sent_count = self._outbox[sent_count:], len(self._outbox)
             if now - pinged >= PING_S and self._progress:
                 pinged = now
-                news.append({"ping": self._progress})
-            for message in news:
+                unsent.append({"ping": self._progress})
+            for message in unsent:
                 channel.send(message)
             channel.flush()
             if channel.broken is not None:
@@ -319,9 +319,9 @@ class Watchdog:
         """How long the process may stand still in what it is doing now."""
         if self.beat.get("hangs_at_floor"):
             return self._floor_s
-        known = self.beat.get("state") == "stepping" and _phase(self.beat) in self._progressed
+        is_measured = self.beat.get("state") == "stepping" and _phase(self.beat) in self._progressed
         median_s = self.median_s
-        if not known or median_s is None:
+        if not is_measured or median_s is None:
             return max(PATIENCE_S, self._floor_s)
         return max(self._floor_s, TIMES_THE_MEDIAN * median_s)
 

@@ -73,8 +73,8 @@ class LivenessServer:
         self._listener, self._group, self._hello, self._note = listener, group, hello, note
         self._channels: dict[int, Channel] = {}
         self._strangers: dict[Channel, float] = {}
-        self._told: dict[int, Channel] = {}
-        self._told_to_leave: set[int] = set()
+        self._ordered_channels: dict[int, Channel] = {}
+        self._dismissed: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="liveness-server", daemon=True)
 
@@ -111,14 +111,14 @@ class LivenessServer:
     def _pass_on_the_order(self) -> None:
         order = self._group.order
         for rank, channel in self._channels.items() if order is not None else ():
-            if self._told.get(rank) is not channel:
-                self._told[rank] = channel
+            if self._ordered_channels.get(rank) is not channel:
+                self._ordered_channels[rank] = channel
                 channel.send({"stop": order})
 
     def _tell_to_leave(self, now: float) -> None:
         for rank, channel in self._channels.items() if self._group.has_to_leave(now) else ():
-            if rank not in self._told_to_leave:
-                self._told_to_leave.add(rank)
+            if rank not in self._dismissed:
+                self._dismissed.add(rank)
                 channel.send({"leave": True})
 
     def _tell_all(self, message: Json) -> None:
@@ -160,8 +160,8 @@ class LivenessServer:
         reason = channel.broken
         channel.close()
         self._strangers.pop(channel, None)
-        for rank, known in list(self._channels.items()):
-            if known is channel:
+        for rank, connected in list(self._channels.items()):
+            if connected is channel:
                 del self._channels[rank]
                 self._note(f"the connection of host {rank}: {reason}")
                 self._group.went(rank, time.monotonic())
@@ -226,12 +226,12 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 def mistakes(message: Json) -> list[str]:
-    """What keeps a message from being understood; nothing as a rule."""
+    """What is wrong with a message; usually nothing."""
     kind, fields = next(iter(message.items()), ("", None))
     if len(message) != 1 or kind not in FIELDS or not isinstance(fields, dict):
         return ["it is none of " + ", ".join(sorted(FIELDS))]
-    wanted = FIELDS[kind]
-    return [name for name, kinds in wanted.items() if not isinstance(fields.get(name), kinds)]
+    expected = FIELDS[kind]
+    return [name for name, kinds in expected.items() if not isinstance(fields.get(name), kinds)]
 
 
 ENDING_SILENCE_S = 6.0
@@ -271,8 +271,8 @@ class Group:
         self.order: Json | None = None
         self._assemble_s, self._silence_s = assemble_s, silence_s
         self._grace_s = silence_s * GRACE_SHARE
-        self._begun = self._looked = self._ordered = now
-        self._asked: float | None = None
+        self._began_at = self._looked = self._ordered = now
+        self._stop_requested_at: float | None = None
         self._saved: float | None = None
 
     def came(self, rank: int, now: float) -> None:
@@ -298,8 +298,8 @@ class Group:
         if not self.hosts[rank].is_over:
             self.hosts[rank].state = "left"
             self.hosts[rank].report = {"was_asked": was_asked}
-            if was_asked and self._asked is None:
-                self._asked = self._looked
+            if was_asked and self._stop_requested_at is None:
+                self._stop_requested_at = self._looked
 
     def ended(self, rank: int, report: Json, now: float) -> None:
         """The process of `rank` failed, or was stopped by the order.
@@ -317,8 +317,8 @@ class Group:
     def hung(self, rank: int, now: float) -> None:
         """The process of `rank` is over one of its limits: of the heartbeat, which is its own fault, or of progress,
         where it need not be the one to blame."""
-        here = [rank for rank, host in enumerate(self.hosts) if host.state == "here" and host.progress]
-        if self.order is not None or rank not in here:
+        present = [rank for rank, host in enumerate(self.hosts) if host.state == "here" and host.progress]
+        if self.order is not None or rank not in present:
             return
 
         def seconds(rank: int, name: str) -> float:
@@ -326,8 +326,8 @@ class Group:
             return float(host.progress[name]) + now - host.heard
 
         def longest(name: str) -> tuple[float, list[int]]:
-            most = max(seconds(rank, name) for rank in here)
-            return most, [rank for rank in here if seconds(rank, name) > most - SAME_MOMENT_S]
+            longest_s = max(seconds(rank, name) for rank in present)
+            return longest_s, [rank for rank in present if seconds(rank, name) > longest_s - SAME_MOMENT_S]
 
         judge = self.hosts[rank].progress
         if seconds(rank, "silent_s") > judge["heartbeat_limit_s"]:
@@ -357,7 +357,7 @@ class Group:
         self._looked = now
         if asleep > self._silence_s / 2:
             # It was this process that did not run: what the others sent meanwhile still has to be read.
-            self._begun += asleep
+            self._began_at += asleep
             for host in self.hosts:
                 host.heard, host.away_since = host.heard + asleep, host.away_since + asleep
         silence_s = self._silence_s if self.order is None else min(self._silence_s, ENDING_SILENCE_S)
@@ -368,15 +368,15 @@ class Group:
                 message = f"its connection ended and did not come back within {self._grace_s:g} s"
                 self._lose(rank, now, host.away_since, message)
         absent = [rank for rank, host in enumerate(self.hosts) if host.state == "absent"]
-        if self._asked is not None and now - self._asked > ENDING_SILENCE_S:
+        if self._stop_requested_at is not None and now - self._stop_requested_at > ENDING_SILENCE_S:
             # Somebody stops the attempt, as after a start that failed: who has not come by now will not.
             for rank in absent:
                 self.hosts[rank].state = "left"
             absent = []
-        is_late = now - self._begun > self._assemble_s
+        is_late = now - self._began_at > self._assemble_s
         if absent and (is_late or (self.order is not None and now - self._ordered > ENDING_SILENCE_S)):
-            there = [rank for rank in range(len(self.hosts)) if rank not in absent]
-            reason = f"only {named(there)} of {len(self.hosts)} were started"
+            started = [rank for rank in range(len(self.hosts)) if rank not in absent]
+            reason = f"only {named(started)} of {len(self.hosts)} were started"
             for rank in absent:
                 self._lose(rank, now, now, f"it was not started, or cannot reach host 0: {reason}", reason)
 
@@ -415,14 +415,14 @@ class Group:
             blamed: Json = self.order
         else:
             first = [report for report in reports if not report.get("was_stopped")] or reports
-            alone = [
+            by_itself = [
                 {**report, **report["ended_by_itself"]} for report in reports if report.get("ended_by_itself")
             ]
-            own_fault = own_faults(first) or own_faults(alone)
+            own_fault = own_faults(first) or own_faults(by_itself)
             # JAX aborts a process that has lost a peer, and may do so before that peer has said why it ends.
             if own_fault and all(was_aborted(report) for report in own_fault):
-                said = [report for report in own_faults(alone) if not was_aborted(report)]
-                own_fault = said or own_fault
+                explained = [report for report in own_faults(by_itself) if not was_aborted(report)]
+                own_fault = explained or own_fault
             else:
                 own_fault = [report for report in own_fault if not was_aborted(report)]
             if not own_fault and any(host.report.get("was_asked") for host in self.hosts):

@@ -93,14 +93,14 @@ class Over(Ended):
 
 def run() -> int:
     """Carry out the verb `_pod`; return the container's exit code."""
-    told = json.loads(os.environ.pop("TPU_STACK_POD"))
+    settings = json.loads(os.environ.pop("TPU_STACK_POD"))
     # A TPU's driver pins what it transfers. Where the pod may not raise the limit, it keeps what the node gives.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     child = os.fork()
     if child == 0:
-        code, reason = Pod(told, os.environ).run()
+        code, reason = Pod(settings, os.environ).run()
         note(f"the pod ends with {code}: {reason}")
         with contextlib.suppress(OSError), open(TERMINATION_LOG, "w", encoding="utf-8") as file:
             file.write(reason[:4000])
@@ -133,19 +133,19 @@ def reap(child: int) -> int:
 
 
 class Pod:
-    """One pod of a run. told: as `backends.pods.manifests.pod_request` makes it."""
+    """One pod of a run. settings: as `backends.pods.manifests.pod_request` makes them."""
 
-    def __init__(self, told: Json, environ: Mapping[str, str]) -> None:
-        self._told, self._start = told, told["start"]
+    def __init__(self, settings: Json, environ: Mapping[str, str]) -> None:
+        self._settings, self._start = settings, settings["start"]
         self._index = int(environ["JOB_COMPLETION_INDEX"])
-        self._index += told["nodes"] * int(environ.get("TPU_STACK_POD_SLICE", "0"))
+        self._index += settings["nodes"] * int(environ.get("TPU_STACK_POD_SLICE", "0"))
         self._name = environ.get("TPU_STACK_POD_NAME", socket.gethostname())
         self._size: int = self._start["num_processes"]
         self._began = time.monotonic()
         # A queue may give the nodes of a run hours apart, and whoever leaves it goes to its end.
-        begin_by_s = told["limits"]["begin_by_s"] or 0.0
+        begin_by_s = settings["limits"]["begin_by_s"] or 0.0
         self._gather_limit_s = max(GATHER_LIMIT_S, begin_by_s - time.time())
-        self._is_told = threading.Event()
+        self._must_stop = threading.Event()
         self._process: Process | None = None
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._stop)
@@ -153,7 +153,7 @@ class Pod:
 
     def _stop(self, *_: object) -> None:
         """As a host's shutdown would: the process saves and leaves, and the run is to be resumed."""
-        self._is_told.set()
+        self._must_stop.set()
         # A second SIGTERM would cut short the saving that whoever asked for a stop has told it to do.
         if self._process is not None and not os.path.exists(self._process.stop_path):
             self._process.terminate()
@@ -162,7 +162,7 @@ class Pod:
         """Return the exit code and the reason."""
         try:
             agreed = self._lead() if self._index == 0 else self._follow()
-            return self._carry_out(request_of(self._told, self._index, agreed))
+            return self._carry_out(pod_start_request(self._settings, self._index, agreed))
         except Ended as ended:
             return ended.code, ended.reason
         except Refused as refusal:
@@ -179,7 +179,7 @@ class Pod:
         listener = liveness_listener(request)
         process.record = spawn(process, request)
         self._process = process
-        if self._is_told.is_set():
+        if self._must_stop.is_set():
             process.terminate()
         over = threading.Event()
         echo = threading.Thread(target=copy_log, args=(request["log_path"], over), daemon=True)
@@ -193,18 +193,18 @@ class Pod:
         reason = (ended["verdict"] or {}).get("message") or read_json(process.exit_path).get("reason")
         return code, str(reason)
 
-    def _check(self, what: str) -> None:
-        if self._is_told.is_set():
-            raise Ended(128 + signal.SIGTERM, f"told to stop while it waited for {what}")
+    def _check(self, awaited: str) -> None:
+        if self._must_stop.is_set():
+            raise Ended(128 + signal.SIGTERM, f"told to stop while it waited for {awaited}")
         if time.monotonic() > self._began + self._gather_limit_s:
-            raise Ended(PEER_LOST, f"{what} did not come within {self._gather_limit_s:.0f} s")
+            raise Ended(PEER_LOST, f"{awaited} did not come within {self._gather_limit_s:.0f} s")
 
-    def _look(self, others: list[Channel], missing: list[int]) -> None:
-        """End, and tell the others, where the run is over. Where that cannot be known just now it is waited on."""
+    def _look(self, channels: list[Channel], missing: list[int]) -> None:
+        """End this pod and tell the others if the run is over. If that is not known now, keep waiting."""
         try:
             self._ask(self._program(), {**self._request(), "missing": missing}, LOOK_LIMIT_S)
         except Over as over:
-            tell_over(others, over)
+            tell_over(channels, over)
             raise
         except Ended as ended:
             note(ended.reason)
@@ -229,7 +229,7 @@ class Pod:
         return answer
 
     def _request(self) -> Json:
-        return {"first": self._start["attempt"], "pod": self._name, "limits": self._told["limits"]}
+        return {"first": self._start["attempt"], "pod": self._name, "limits": self._settings["limits"]}
 
     def _program(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -265,25 +265,25 @@ class Pod:
 
     def _gather(self) -> list[Channel]:
         """Return a connection of each other pod, as soon as all are there."""
-        pinged, said = 0.0, [0]
+        pinged, announced = 0.0, [0]
         look_at = time.monotonic() + LONELY_S
-        found: dict[int, Channel] = {}
+        connected: dict[int, Channel] = {}
         strangers: list[Channel] = []
-        listener = listen("0.0.0.0", self._told["port"], 2 * self._size + 16)
+        listener = listen("0.0.0.0", self._settings["port"], 2 * self._size + 16)
         with contextlib.closing(listener):
             while True:
-                missing = [index for index in range(1, self._size) if index not in found]
+                missing = [index for index in range(1, self._size) if index not in connected]
                 if not missing:
-                    return [found[index] for index in sorted(found)]
+                    return [connected[index] for index in sorted(connected)]
                 self._check(named(missing))
                 if time.monotonic() > look_at:
                     # A Job starts no pod again whose process is done; a JobSet starts all.
                     has_waited = time.monotonic() > self._began + LEFT_S
-                    is_job = self._told["nodes"] == self._size
-                    self._look([*found.values()], missing if is_job and has_waited else [])
+                    is_job = self._settings["nodes"] == self._size
+                    self._look([*connected.values()], missing if is_job and has_waited else [])
                     look_at = time.monotonic() + LONELY_S
-                if missing != said:
-                    said = missing
+                if missing != announced:
+                    announced = missing
                     note(f"waiting for {named(missing)}")
                 with contextlib.suppress(BlockingIOError):
                     strangers.append(Channel(listener.accept()[0]))
@@ -291,16 +291,16 @@ class Pod:
                 for channel in list(strangers):
                     for message in channel.receive():
                         if message.get("run_id") == self._start["run_id"] and message.get("index") in missing:
-                            found[message["index"]] = channel
+                            connected[message["index"]] = channel
                             strangers.remove(channel)
                             break
                 if time.monotonic() - pinged > PING_S:
                     pinged = time.monotonic()
-                    for channel in found.values():
+                    for channel in connected.values():
                         channel.send({"waiting_for": missing})
-                for channel in found.values():
+                for channel in connected.values():
                     channel.receive()
-                found = {index: channel for index, channel in found.items() if channel.broken is None}
+                connected = {index: channel for index, channel in connected.items() if channel.broken is None}
                 strangers = [channel for channel in strangers if channel.broken is None]
                 time.sleep(LOOK_S / 4)
 
@@ -312,7 +312,7 @@ class Pod:
         Where nobody answers for long it is looked whether the run is done: then pod 0 has left for good.
         """
         look_at = time.monotonic() + LONELY_S
-        address = self._start["liveness_host"], self._told["port"]
+        address = self._start["liveness_host"], self._settings["port"]
         note(f"waiting for pod 0 at {address[0]}:{address[1]}")
         while True:
             self._check("pod 0")
@@ -346,12 +346,12 @@ class Pod:
         return None
 
 
-def tell_over(others: list[Channel], over: Over) -> None:
-    for channel in others:
+def tell_over(channels: list[Channel], over: Over) -> None:
+    for channel in channels:
         channel.send({"over": over.code, "reason": over.reason})
 
 
-def request_of(told: Json, index: int, agreed: Json) -> Json:
+def pod_start_request(settings: Json, index: int, agreed: Json) -> Json:
     """Return the start request of one pod's process, complete and checked.
 
     agreed: attempt, token, and the seconds that are left of a budget.
@@ -361,11 +361,11 @@ def request_of(told: Json, index: int, agreed: Json) -> Json:
     from contracts import process as process_environment
     from contracts import ranks
 
-    start, attempt = told["start"], agreed["attempt"]
+    start, attempt = settings["start"], agreed["attempt"]
     mine = dataclasses.replace(process_environment.read(start["env"]), attempt=attempt, process_id=index)
     variables = mine.variables()
-    if told["ranks"] is not None:
-        variables = ranks.rank_variables(mine, ranks.ranks_from_json(told["ranks"]), 0)
+    if settings["ranks"] is not None:
+        variables = ranks.rank_variables(mine, ranks.ranks_from_json(settings["ranks"]), 0)
     own = start["run_dir"] or os.path.join(start["root"], "runs", start["run_id"])
     request = {
         **start,
@@ -424,9 +424,9 @@ def copy_log(path: str, over: threading.Event) -> None:
 
 def is_alive() -> bool:
     """Whether the supervisor of this pod does its work: one that does has ended a process whose heartbeat stopped."""
-    told = json.loads(os.environ["TPU_STACK_POD"])
-    limit_s = (told["start"].get("heartbeat_limit_s") or HEARTBEAT_LIMIT_S) + STANDS_S
-    runs = os.path.join(told["start"]["root"], "runs", told["start"]["run_id"])
+    settings = json.loads(os.environ["TPU_STACK_POD"])
+    limit_s = (settings["start"].get("heartbeat_limit_s") or HEARTBEAT_LIMIT_S) + STANDS_S
+    runs = os.path.join(settings["start"]["root"], "runs", settings["start"]["run_id"])
     for path in glob.glob(os.path.join(runs, "*", "heartbeat.json")):  # of the one attempt of a pod
         beat, end = read_json(path), os.path.join(os.path.dirname(path), "exit.json")
         if beat and not os.path.exists(end) and time.time() - beat["time"] > limit_s:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def preflight(request: Json) -> Json:
-    """Whether a job can start here; looks at everything, so that one visit finds all there is to mend."""
+    """Check whether a job can start here. All checks run, so that one call finds all that is wrong."""
     now = time.time()
     # The interpreter takes longest, and works while the rest is looked at.
     bare = request["container"] is None
@@ -64,7 +64,7 @@ def preflight(request: Json) -> Json:
         checks += check_leftovers(request["root"], not bare)
     checks += check_peers(request["peers"]) if request["peers"] else []
     bundle = request["bundle"]
-    known = {
+    facts = {
         **host_facts(request["free_ports"] or 2),
         "time": now,
         "clock_offset_s": now - request["time"],
@@ -72,9 +72,9 @@ def preflight(request: Json) -> Json:
         "free_bytes": free_bytes(places),
     }
     if python is not None:
-        return {"checks": [python(), *checks], "facts": known}
-    found, of_docker = check_docker(request)
-    return {"checks": [*found, *checks], "facts": {**known, **of_docker}}
+        return {"checks": [python(), *checks], "facts": facts}
+    docker_checks, docker_facts = check_docker(request)
+    return {"checks": [*docker_checks, *checks], "facts": {**facts, **docker_facts}}
 
 
 def check_port(port: int) -> Json:
@@ -98,7 +98,7 @@ def check_port(port: int) -> Json:
                 sockets += parse_listeners(file.read(), port)
         except (OSError, ValueError, IndexError):
             continue
-    held_by = sorted({pid for found in holders(sockets).values() for pid in found})
+    held_by = sorted({pid for pids in holders(sockets).values() for pid in pids})
     message = f"port {port} is taken by {described(held_by)}"
     return check("port", message, "stop that process, or choose another port")
 
@@ -128,13 +128,13 @@ print(json.dumps([list(sys.version_info[:3]), [name for name in sys.argv[1:] if 
 def check_python(
     python: str, modules: list[str], remedy: str = PYTHON_REMEDY, timeout_s: float = 20.0
 ) -> Callable[[], Json]:
-    """Begin to ask the interpreter, which takes a while; what comes back waits for the finding."""
-    found = shutil.which(os.path.expanduser(python))
-    if found is None:
+    """Start the check of the interpreter, which takes a while. Returns a function that waits for its result."""
+    interpreter = shutil.which(os.path.expanduser(python))
+    if interpreter is None:
         return lambda: check("python", f"{python}: no such interpreter on this host", remedy)
     try:
-        asked = subprocess.Popen(
-            [found, "-c", PROBE, *modules],
+        probe = subprocess.Popen(
+            [interpreter, "-c", PROBE, *modules],
             cwd="/",
             env=plain_environment(),
             stdin=subprocess.DEVNULL,
@@ -143,34 +143,36 @@ def check_python(
         )
     except OSError as error:
         reason = error.strerror
-        return lambda: check("python", f"{found} cannot be run: {reason}", remedy)
+        return lambda: check("python", f"{interpreter} cannot be run: {reason}", remedy)
 
     def finding() -> Json:
-        with asked:
+        with probe:
             # `communicate` sleeps until the process has ended, which fails where the clock is libfaketime's.
-            if wait_until(lambda: asked.poll() is not None, timeout_s, LOOK_PAUSE_S):
+            if wait_until(lambda: probe.poll() is not None, timeout_s, LOOK_PAUSE_S):
                 with contextlib.suppress(subprocess.TimeoutExpired):  # what it began may hold its pipes
-                    said, complaint = asked.communicate(timeout=timeout_s)
-                    return judged(found, said, complaint, len(modules), remedy)
-            asked.kill()
-        return check("python", f"{found} did not answer within {timeout_s:.0f} s", "see what that program is")
+                    output, complaint = probe.communicate(timeout=timeout_s)
+                    return judged(interpreter, output, complaint, len(modules), remedy)
+            probe.kill()
+        return check(
+            "python", f"{interpreter} did not answer within {timeout_s:.0f} s", "see what that program is"
+        )
 
     return finding
 
 
-def judged(found: str, said: bytes, complaint: bytes, modules: int, remedy: str) -> Json:
-    """The finding by what the interpreter has said."""
+def judged(interpreter: str, output: bytes, complaint: bytes, modules: int, remedy: str) -> Json:
+    """The check of the interpreter, from its output."""
     try:
-        version, missing = json.loads(said)
+        version, missing = json.loads(output)
     except (ValueError, TypeError):
         last = (tail(complaint, 1) or ["nothing"])[0]
-        return check("python", f"{found} is no working Python; it said: {last}", remedy)
+        return check("python", f"{interpreter} is no working Python; it said: {last}", remedy)
     number = ".".join(map(str, version))
     if version < [3, 12]:
-        return check("python", f"{found} is Python {number}; a job needs 3.12 or later", remedy)
+        return check("python", f"{interpreter} is Python {number}; a job needs 3.12 or later", remedy)
     if missing:
-        return check("python", f"{found} (Python {number}) lacks {', '.join(missing)}", remedy)
-    return check("python", f"{found} is Python {number} with all of {modules} modules")
+        return check("python", f"{interpreter} (Python {number}) lacks {', '.join(missing)}", remedy)
+    return check("python", f"{interpreter} is Python {number} with all of {modules} modules")
 
 
 PLACE_LIMIT_S = 10.0
@@ -182,10 +184,10 @@ def lies_in(path: str, mount: str | None) -> bool:
 
 
 def in_time(look: Callable[[], Json], timeout_s: float) -> Json | None:
-    """What `look` finds, or None if it takes longer than the limit.
+    """The result of `look`, or None if it takes longer than the limit.
 
-    It looks in a process of its own: one that waits for a network file system whose server is gone cannot be
-    interrupted, and not always be killed.
+    It runs in a process of its own: one that waits for a network file system whose server is gone cannot be
+    interrupted, nor always killed.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -193,41 +195,41 @@ def in_time(look: Callable[[], Json], timeout_s: float) -> Json | None:
         # The answer's pipe alone stays open: whoever waits for the end of the others' is not to wait for this one.
         os.closerange(0, writing)
         try:
-            found = look()
+            result = look()
         except Exception as error:
-            found = {"bug": repr(error)}
-        os.write(writing, json.dumps(found).encode())
+            result = {"bug": repr(error)}
+        os.write(writing, json.dumps(result).encode())
         os._exit(0)
     os.close(writing)
-    said = b""
+    data = b""
     deadline = time.monotonic() + timeout_s
     try:
         while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
             piece = os.read(reading, 65536)
             if not piece:
                 break
-            said += piece
+            data += piece
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child, 0.2, 0.002)
-    found = json.loads(said) if said else {}
-    if "bug" in found:
-        raise RuntimeError(found["bug"])
-    return found or None
+    result = json.loads(data) if data else {}
+    if "bug" in result:
+        raise RuntimeError(result["bug"])
+    return result or None
 
 
 def look_at(name: str, path: str, timeout_s: float = PLACE_LIMIT_S) -> Json:
-    """The finding of one directory with its `path`, and the `device` and `free_bytes` where they could be found."""
-    found = in_time(lambda: seen(name, path), timeout_s)
-    if found is None:
+    """The check of one directory with its `path`, and its `device` and `free_bytes` if they could be read."""
+    facts = in_time(lambda: place_facts(name, path), timeout_s)
+    if facts is None:
         message = f"{path} does not answer within {timeout_s:g} s"
         remedy = "see that the server of its file system is up, or choose another directory"
-        found = {"check": check(name, message, remedy)}
-    return {"path": path, **found}
+        facts = {"check": check(name, message, remedy)}
+    return {"path": path, **facts}
 
 
-def seen(name: str, path: str) -> Json:
+def place_facts(name: str, path: str) -> Json:
     finding = check_writable(name, path)
     existing = path
     while not os.path.exists(existing):
@@ -258,11 +260,11 @@ def check_writable(name: str, path: str) -> Json:
 def free_bytes(places: list[Json]) -> dict[str, int]:
     """The free space of each file system, under the first of the places that are on it."""
     first: dict[int, str] = {}
-    found: dict[str, int] = {}
+    free: dict[str, int] = {}
     for place in places:
         if "device" in place and first.setdefault(place["device"], place["path"]) == place["path"]:
-            found[place["path"]] = place["free_bytes"]
-    return found
+            free[place["path"]] = place["free_bytes"]
+    return free
 
 
 def check_room(places: list[Json], min_free_bytes: int) -> list[Json]:
@@ -286,7 +288,7 @@ def parse_mounts(text: str) -> dict[str, str]:
     """Mount points and their sources of a /proc/mounts, which writes blanks and the like as octal numbers."""
 
     def plain(word: str) -> str:
-        return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), word)
+        return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), word)
 
     rows = (line.split(" ") for line in text.splitlines())
     return {plain(row[1]): plain(row[0]) for row in rows if len(row) > 2}
@@ -298,17 +300,17 @@ def check_mount(path: str) -> Json:
         source = parse_mounts(file.read()).get(os.path.normpath(path))
     if source is None:
         return check("mount", f"{path} is not mounted", MOUNT_REMEDY)
-    found = in_time(lambda: answer_of(path), MOUNT_LIMIT_S)
-    if found is None:
+    answer = in_time(lambda: mount_answer(path), MOUNT_LIMIT_S)
+    if answer is None:
         message = f"{path} ({source}) does not answer within {MOUNT_LIMIT_S:g} s"
         return check("mount", message, f"see that its server is up; {MOUNT_REMEDY}")
-    if found["error"] is not None:
-        return check("mount", f"{path} ({source}): {found['error']}", MOUNT_REMEDY)
+    if answer["error"] is not None:
+        return check("mount", f"{path} ({source}): {answer['error']}", MOUNT_REMEDY)
     return check("mount", f"{path} is mounted from {source}")
 
 
-def answer_of(path: str) -> Json:
-    """Asks its server: the names in a directory are not kept here as its own entry is."""
+def mount_answer(path: str) -> Json:
+    """Ask a mount's server: listing a directory needs it, since the kernel caches only the directory's own entry."""
     try:
         os.statvfs(path)
         os.listdir(path)
@@ -374,16 +376,16 @@ def check_lockfile(path: str) -> Json:
 
 
 def lockfile_as_root(path: str) -> Json | None:
-    """The finding that root's look at a lock file gives; None where this user may not become root."""
+    """The check of a lock file by root; None if this user may not become root."""
     if os.geteuid() == 0:
         return None
-    words = ["sudo", "-n", "--", sys.executable, "-S", "-E", ENTRY, "_lockfile", path]
+    command = ["sudo", "-n", "--", sys.executable, "-S", "-E", ENTRY, "_lockfile", path]
     try:
-        said = subprocess.run(words, capture_output=True, timeout=ROOT_LIMIT_S, check=True).stdout
-        found: Json = json.loads(said)
+        output = subprocess.run(command, capture_output=True, timeout=ROOT_LIMIT_S, check=True).stdout
+        finding: Json = json.loads(output)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return found
+    return finding
 
 
 def is_locked(path: str) -> bool:
@@ -398,7 +400,7 @@ def is_locked(path: str) -> bool:
 
 
 def check_leftovers(root: str, with_containers: bool = False) -> list[Json]:
-    """A finding for each run of this agent's that still has processes here, or one that there is none.
+    """A failed check for each run of this agent that still has processes here, or one passed check.
 
     with_containers: whether Docker is asked as well, which alone knows of a container that is root's.
     """
@@ -407,30 +409,30 @@ def check_leftovers(root: str, with_containers: bool = False) -> list[Json]:
         own = re.fullmatch(re.escape(os.path.join(root, "runs")) + r"/([^/]+)/\d+-\d+", directory)
         if own:
             runs.setdefault(own.group(1), []).append(pid)
-    found = [
-        check("leftovers", message_of(run_id, alive), f"`fab stop {run_id}`")
+    findings = [
+        check("leftovers", leftover_message(run_id, alive), f"`fab stop {run_id}`")
         for run_id, alive in sorted(runs.items())
     ]
     for run_id, name in running_containers(root) if with_containers else ():
         if run_id not in runs:
             message = f"{run_id} is still alive here: the container {name}"
-            found.append(check("leftovers", message, f"`fab stop {run_id}`"))
-    return found or [check("leftovers", "no earlier run has left a process")]
+            findings.append(check("leftovers", message, f"`fab stop {run_id}`"))
+    return findings or [check("leftovers", "no earlier run has left a process")]
 
 
 def running_containers(root: str) -> list[tuple[str, str]]:
-    """Run and name of each container of this agent's that runs; none where Docker does not answer, which shows."""
+    """Run and name of each running container of this agent; none if Docker does not answer, which has its own check."""
     form = '{{.Label "tpu-stack.run"}}\t{{.Names}}'
     arguments = ["ps", "--format", form, "--filter", f"label=tpu-stack.root={root}"]
     try:
-        found = docker_command.ask([*arguments, "--filter", f"label=tpu-stack.host={os.uname().nodename}"])
+        answer = docker_command.ask([*arguments, "--filter", f"label=tpu-stack.host={os.uname().nodename}"])
     except Failed:
         return []
-    rows = [line.split("\t") for line in found.out.splitlines()] if found.is_good else []
+    rows = [line.split("\t") for line in answer.out.splitlines()] if answer.is_good else []
     return sorted((run_id, name) for run_id, name in rows)
 
 
-def message_of(run_id: str, alive: list[int]) -> str:
+def leftover_message(run_id: str, alive: list[int]) -> str:
     first = min(alive)
     ticks = start_ticks(first)
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -445,7 +447,7 @@ REACH_LIMIT_S = 3.0
 
 
 def check_peers(peers: list[Json], timeout_s: float = REACH_LIMIT_S) -> list[Json]:
-    """Connect to all of them at once; a finding for each that cannot be reached, or one for all."""
+    """Connect to all peers at once. Returns a failed check for each that cannot be reached, or one passed check."""
     # A name that no server resolves keeps its thread longer than the limit; it is waited for no longer.
     reasons: list[str | None] = [f"no answer within {timeout_s:g} s"] * len(peers)
 
@@ -468,7 +470,7 @@ def check_peers(peers: list[Json], timeout_s: float = REACH_LIMIT_S) -> list[Jso
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    found = [
+    unreachable = [
         check(
             "peers",
             f"cannot reach {peer['name']} ({peer['host']}:{peer['port']}): {reason}",
@@ -477,4 +479,4 @@ def check_peers(peers: list[Json], timeout_s: float = REACH_LIMIT_S) -> list[Jso
         for peer, reason in zip(peers, list(reasons), strict=True)
         if reason is not None
     ]
-    return found or [check("peers", f"reaches all of {len(peers)} peers")]
+    return unreachable or [check("peers", f"reaches all of {len(peers)} peers")]

@@ -31,7 +31,7 @@ def start_ticks(pid: int) -> int | None:
 
 def children(parent: int) -> list[int]:
     """The processes that `parent` has started, whoever's they are."""
-    found = []
+    child_pids = []
     for pid in pids():
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -39,8 +39,8 @@ def children(parent: int) -> list[int]:
         except OSError:
             continue
         if int(text[text.rindex(")") + 1 :].split()[1]) == parent:
-            found.append(pid)
-    return found
+            child_pids.append(pid)
+    return child_pids
 
 
 def catches(status_text: str, signum: int) -> bool:
@@ -94,7 +94,7 @@ def oom_kills(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> 
 
 def holders(targets: Iterable[str]) -> dict[str, list[int]]:
     """Who has each target open: a path, or socket:[inode]. Other users' processes show to root alone."""
-    found: dict[str, list[int]] = {target: [] for target in targets}
+    pids_by_target: dict[str, list[int]] = {target: [] for target in targets}
     for pid in pids():
         if pid == os.getpid():
             continue
@@ -103,9 +103,9 @@ def holders(targets: Iterable[str]) -> dict[str, list[int]]:
             opened = {os.readlink(f"{descriptors}/{name}") for name in os.listdir(descriptors)}
         except OSError:
             continue
-        for target in opened & set(found):
-            found[target].append(pid)
-    return found
+        for target in opened & set(pids_by_target):
+            pids_by_target[target].append(pid)
+    return pids_by_target
 
 
 def described(held_by: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""One process of one attempt, by what is on disk and what lives; and the verbs status, join, logs and stop."""
+"""One process of one attempt, from its files and from /proc; and the verbs status, join, logs and stop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 
 from contracts import atomic
 
-from .docker_command import REMOVAL_LIMIT_S, container_of
-from .files import beginning, read_json, tail_of, whole_lines
+from .docker_command import REMOVAL_LIMIT_S, recorded_container
+from .files import beginning, last_lines, read_json, whole_lines
 from .proc import members, start_ticks, wait_until
 from .protocol import Failed
 
@@ -53,7 +53,7 @@ class Process:
     @property
     def container(self) -> Container | None:
         """What Docker may still have of it; None where it is bare, or all of it has been removed."""
-        return container_of(self.dir)
+        return recorded_container(self.dir)
 
     def pid(self) -> int | None:
         """The job's own process. In a container it is none of ours, and there is none before the container runs."""
@@ -136,7 +136,7 @@ def plain_environment() -> dict[str, str]:
 
 
 def processes(request: Json) -> list[Process]:
-    """The processes that the request means, in order; an absent field means all."""
+    """The processes that the request selects, in order; an absent field selects all."""
 
     def listed(path: str) -> list[str]:
         try:
@@ -145,15 +145,15 @@ def processes(request: Json) -> list[Process]:
             return []
 
     runs = os.path.join(request["root"], "runs")
-    found = []
+    keys = []
     for run_id in [request["run_id"]] if request["run_id"] else listed(runs):
         for name in listed(os.path.join(runs, run_id)):
             parts = re.fullmatch(r"(\d+)-(\d+)", name)
             if parts:
-                found.append((run_id, int(parts.group(1)), int(parts.group(2))))
+                keys.append((run_id, int(parts.group(1)), int(parts.group(2))))
     return [
         Process(request["root"], run_id, attempt, process_id)
-        for run_id, attempt, process_id in sorted(found)
+        for run_id, attempt, process_id in sorted(keys)
         if request["attempt"] in (None, attempt) and request["process_id"] in (None, process_id)
     ]
 
@@ -209,26 +209,26 @@ UNDER_WAY = ("joined", "stepping", "saving")
 
 
 def join(request: Json) -> Json:
-    """What the process says of itself once it has joined, or has ended, or the limit is over.
+    """The state of the process once it has joined or ended, or the limit is over.
 
-    A process that says that it has failed or is done is waited for, so that its exit code is in the answer.
+    A process that reports that it has failed or is done is waited for, so that the answer has its exit code.
     """
     process = known_process(request)
-    found: Json = {}
+    current: Json = {}
 
     def is_decided() -> bool:
-        found.update(entry(process))
-        has_ended = found["state"] in ("exited", "lost")
-        return has_ended or (found["beat"] or {}).get("state") in UNDER_WAY or is_unheard(1)
+        current.update(entry(process))
+        has_ended = current["state"] in ("exited", "lost")
+        return has_ended or (current["beat"] or {}).get("state") in UNDER_WAY or is_unheard(1)
 
     wait_until(is_decided, request["limit_s"], LOOK_PERIOD_S)
-    has_ended = found["state"] in ("exited", "lost")
-    silent = found["state"] if has_ended else "starting"
-    lines = tail_of(found["log_path"]) if has_ended else []
+    has_ended = current["state"] in ("exited", "lost")
+    silent = current["state"] if has_ended else "starting"
+    lines = last_lines(current["log_path"]) if has_ended else []
     return {
-        "state": (found["beat"] or {}).get("state", silent),
-        "beat": found["beat"],
-        "process": {**found, "tail": lines},
+        "state": (current["beat"] or {}).get("state", silent),
+        "beat": current["beat"],
+        "process": {**current, "tail": lines},
     }
 
 
@@ -266,20 +266,20 @@ def stop(request: Json) -> Json:
     Raises:
         Failed: something is still there after SIGKILL.
     """
-    found = processes(request)
+    targets = processes(request)
     wait_until(
-        lambda: not any(process.state()[0] == "starting" for process in found),
+        lambda: not any(process.state()[0] == "starting" for process in targets),
         CONTAINER_START_LIMIT_S + KILL_LIMIT_S,
     )
-    found = processes(request)
-    running = [process for process in found if process.is_alive()]
-    left_over = [process for process in found if process not in running and process.is_left()]
+    targets = processes(request)
+    running = [process for process in targets if process.is_alive()]
+    left_over = [process for process in targets if process not in running and process.is_left()]
     problems: dict[int, str | None] = {}
     for process in running:
         ask_to_stop(process)
     wait_until(lambda: not any(process.is_alive() for process in running), request["grace_s"])
     killed = [process for process in running if process.is_alive()] + left_over
-    for process in found:  # one that ended without a supervisor may have left children, or its container
+    for process in targets:  # one that ended without a supervisor may have left children, or its container
         if process in killed or (not process.is_supervised() and (process in running or process.container)):
             problems[process.process_id] = process.kill()
 
@@ -295,41 +295,47 @@ def stop(request: Json) -> Json:
         )
         raise Failed(f"{names} did not end within {KILL_LIMIT_S:g} s of SIGKILL", "restart this host")
 
-    def one(process: Process) -> Json:
+    def stop_report(process: Process) -> Json:
         ended = read_json(process.exit_path)
         if process in killed:
-            how = "killed"
+            outcome = "killed"
         elif process in running:
-            how = "exited by itself" if ended.get("code") is not None else "terminated"
+            outcome = "exited by itself" if ended.get("code") is not None else "terminated"
         else:
-            how = "not running"
+            outcome = "not running"
         if process in running and not ended:
-            reason = f"stopped ({how}) after its supervisor had gone"
+            reason = f"stopped ({outcome}) after its supervisor had gone"
             with contextlib.suppress(OSError):  # it is there already, or the disk is full
                 record = exit_record(None, None, time.time(), reason, [])
                 atomic.write_json(process.exit_path, record, replace=os.link)
         problem = problems.get(process.process_id)
         note = None if problem is None else f"Docker still has its container: {problem}"
         pid, code, signum = process.record.get("pid"), ended.get("code"), ended.get("signal")
-        answer = {"process_id": process.process_id, "pid": pid, "how": how, "code": code, "signal": signum}
+        answer = {
+            "process_id": process.process_id,
+            "pid": pid,
+            "how": outcome,
+            "code": code,
+            "signal": signum,
+        }
         return {**answer, "note": note}
 
-    return {"stopped": [one(process) for process in found]}
+    return {"stopped": [stop_report(process) for process in targets]}
 
 
 def ask_to_stop(process: Process) -> None:
-    """SIGTERM, once: a job may take a second one for impatience. The file tells it that this was wanted.
+    """Send SIGTERM once: a second one may end a job at once. The file tells the job that the stop was requested.
 
     A disk that is full, or went read-only, keeps no job from being stopped.
     """
-    asked = False
+    is_sent = False
     with contextlib.suppress(OSError), open(process.stop_path, "a+", encoding="ascii") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        asked = bool(file.read())
-        if not asked:
+        is_sent = bool(file.read())
+        if not is_sent:
             process.terminate()
-            asked = True
+            is_sent = True
             file.write("sent\n")
-    if not asked:
+    if not is_sent:
         process.terminate()

@@ -73,7 +73,7 @@ def is_peer(value: object) -> bool:
     )
 
 
-def is_list_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def is_list_with(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(is_item, value))
 
 
@@ -99,7 +99,7 @@ def is_container(value: object) -> bool:
         isinstance(value, dict)
         and is_image(value.get("image"))
         and value.get("platform") in ("cpu", "gpu", "tpu")
-        and all(is_list_of(is_path)(value.get(name)) for name in ("mounts", "read_only_mounts"))
+        and all(is_list_with(is_path)(value.get(name)) for name in ("mounts", "read_only_mounts"))
         and is_optional_size(value.get("shm_bytes"))
         and value.get("access") in (None, "devices", "privileged")
     )
@@ -109,7 +109,7 @@ def is_image_here(value: object) -> bool:
     return (
         isinstance(value, dict)
         and is_image(value.get("image"))
-        and is_list_of(is_path)(value.get("mounts"))
+        and is_list_with(is_path)(value.get("mounts"))
         and is_optional_size(value.get("size_bytes"))
     )
 
@@ -120,10 +120,10 @@ KINDS: dict[str, Kind] = {
     "name": (matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"), "letters, digits, '.', '_' and '-', 128 at most"),
     "sha256": (matches("[0-9a-f]{64}"), "64 hexadecimal digits"),
     "path": (is_path, "a path starting with / or ~"),
-    "paths": (is_list_of(is_path), "a list of paths starting with / or ~"),
+    "paths": (is_list_with(is_path), "a list of paths starting with / or ~"),
     "content": (lambda value: isinstance(value, str) and is_text(value.replace("\0", "")), "a string"),
     "flag": (lambda value: isinstance(value, bool), "true or false"),
-    "peers": (is_list_of(is_peer), "a list of objects with name, host and port"),
+    "peers": (is_list_with(is_peer), "a list of objects with name, host and port"),
     "platform": (matches("cpu|gpu|tpu"), "cpu, gpu or tpu"),
     "count": (lambda value: is_whole(value, 0, 1 << 31), "a whole number from 0"),
     "positive": (lambda value: is_whole(value, 1, 1 << 31), "a whole number from 1"),
@@ -133,10 +133,10 @@ KINDS: dict[str, Kind] = {
     "limit": (lambda value: is_whole(value, 4, LARGEST_READ), f"a whole number from 4 to {LARGEST_READ}"),
     "seconds": (lambda value: is_number(value, 0, 86400 * 30), "a number of seconds from 0 to 30 days"),
     "time": (lambda value: is_number(value, 0, 1e12), "seconds since 1970"),
-    "offsets": (is_list_of(lambda item: is_whole(item, -(1 << 62), 1 << 62)), "a list of whole numbers"),
-    "texts": (is_list_of(is_text), "a list of strings"),
+    "offsets": (is_list_with(lambda item: is_whole(item, -(1 << 62), 1 << 62)), "a list of whole numbers"),
+    "texts": (is_list_with(is_text), "a list of strings"),
     "argv": (
-        lambda value: is_list_of(is_text)(value) and value[:1] not in ([], [""]),
+        lambda value: is_list_with(is_text)(value) and value[:1] not in ([], [""]),
         "a list of strings, the program first",
     ),
     "env": (is_environment, "an object of names and strings"),
@@ -150,7 +150,7 @@ KINDS: dict[str, Kind] = {
         "an object with image (HOST/PATH@sha256:… or sha256:…), mounts and size_bytes",
     ),
     "cpus": (
-        lambda value: value != [] and is_list_of(lambda item: is_whole(item, 0, 1 << 16))(value),
+        lambda value: value != [] and is_list_with(lambda item: is_whole(item, 0, 1 << 16))(value),
         "a list of CPU numbers that is not empty",
     ),
 }
@@ -172,7 +172,7 @@ def decoded(body: bytes) -> Json:
 
 
 def checked(verb: str, fields: str, request: Json) -> Json:
-    """The request with every field of it checked; a field that may be absent is there, as None.
+    """The request with every field checked; an absent optional field is None.
 
     `fields` are names and kinds, as in VERBS.
 
@@ -185,12 +185,12 @@ def checked(verb: str, fields: str, request: Json) -> Json:
             f"the request has version {shown(version)}, this agent speaks version {VERSION}",
             "use the launcher and the agent of one checkout",
         )
-    found: Json = {}
+    values: Json = {}
     mistakes = []
     for field in fields.split():
         name, _, kind = field.rstrip("?").partition(":")
         is_right, rule = KINDS[kind]
-        value = found[name] = request.get(name)
+        value = values[name] = request.get(name)
         if value is None:
             mistakes += [] if field.endswith("?") else [f"{name} is missing; it is {rule}"]
         elif not is_right(value):
@@ -202,14 +202,14 @@ def checked(verb: str, fields: str, request: Json) -> Json:
                 for path in paths
                 if not os.path.isabs(path)
             ]
-            found[name] = paths[0] if kind == "path" else paths
+            values[name] = paths[0] if kind == "path" else paths
         elif kind in ("container", "image_here"):
             lists = {name: value[name] for name in ("mounts", "read_only_mounts") if name in value}
             expanded = {name: [os.path.expanduser(path) for path in lists[name]] for name in lists}
-            found[name] = {**value, **expanded}
+            values[name] = {**value, **expanded}
     if mistakes:
         raise Refused(f"{verb}: " + "; ".join(mistakes), "correct the request")
-    return found
+    return values
 
 
 def shown(value: object) -> str:
@@ -220,9 +220,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def reason_of(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+def os_error_reason(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"
 
 
 def remedy_for(error: OSError) -> str:
@@ -233,33 +233,36 @@ def remedy_for(error: OSError) -> str:
     return "see to that file on this host"
 
 
-ONE = "run_id:name attempt:count process_id:count"
+ONE_PROCESS = "run_id:name attempt:count process_id:count"
 PLACES = "run_dir:path? cache_dir:path mount:path? min_free_bytes:bytes bundle:sha256?"
 HOST = "python:text modules:texts python_remedy:text? platform:platform peers:peers? alone:flag?"
 PORTS = "port:port? free_ports:positive?"
 CLOCK = "time:time max_clock_offset_s:seconds"
-WHERE = "device_globs:texts? lockfiles:texts?"
+DEVICE_FIELDS = "device_globs:texts? lockfiles:texts?"
 PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
 LIVENESS = "liveness_host:text liveness_port:port liveness_token:text assemble_s:seconds? silence_s:seconds?"
 LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds? budget_s:count? budget_reason:text?"
 # Each verb with its module and function, and its fields; one with a question mark may be absent or null.
 VERBS: dict[str, tuple[str, str]] = {
-    "preflight": ("preflight.preflight", f"{HOST} {PORTS} {PLACES} {CLOCK} {WHERE} container:image_here?"),
+    "preflight": (
+        "preflight.preflight",
+        f"{HOST} {PORTS} {PLACES} {CLOCK} {DEVICE_FIELDS} container:image_here?",
+    ),
     "stage": ("files.stage", "sha256:sha256 archive_base64:text?"),
     "start": (
         "start.start",
-        f"{ONE} {PROGRAM} {LIVENESS} {LIMITS} container:container?",
+        f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container?",
     ),
     "pull": (
         "images.pull",
         "image:image attempts:positive min_free_bytes:bytes limit_s:seconds?",
     ),
     "describe": ("host_facts.describe", ""),
-    "join": ("process.join", f"{ONE} limit_s:seconds"),
+    "join": ("process.join", f"{ONE_PROCESS} limit_s:seconds"),
     "status": ("process.status", "run_id:name? attempt:count? process_id:count?"),
     "stop": ("process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),
-    "logs": ("process.logs", f"{ONE} offset:offset limit_bytes:limit"),
-    "stacks": ("hang_dump.stacks", f"{ONE} timeout_s:seconds"),
+    "logs": ("process.logs", f"{ONE_PROCESS} offset:offset limit_bytes:limit"),
+    "stacks": ("hang_dump.stacks", f"{ONE_PROCESS} timeout_s:seconds"),
     "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
     "write": ("files.write_file", "path:path text:content"),
     "create": ("files.create_file", "path:path text:content"),
@@ -271,7 +274,7 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
-def action_of(verb: str) -> Callable[[Json], Json]:
+def verb_function(verb: str) -> Callable[[Json], Json]:
     """The function of a verb. Its module alone is loaded: start-up is paid on every host.
 
     Raises:
@@ -281,8 +284,10 @@ def action_of(verb: str) -> Callable[[Json], Json]:
     try:
         action: Callable[[Json], Json] = getattr(importlib.import_module(f".{module}", __package__), function)
     except (ImportError, SyntaxError, ValueError, AttributeError) as error:
-        here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        raise Failed(f"the agent in {here} is damaged: {error}", f"on that host: rm -r {here}") from None
+        agent_dir = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        raise Failed(
+            f"the agent in {agent_dir} is damaged: {error}", f"on that host: rm -r {agent_dir}"
+        ) from None
     return action
 
 
@@ -299,11 +304,11 @@ def respond(verb: str | None, body: bytes) -> tuple[Json, int]:
         if not isinstance(name, str) or name not in VERBS:
             raise Refused(f"{name!r} is not a verb of this agent", f"use one of {', '.join(sorted(VERBS))}")
         request = checked(name, f"root:path {VERBS[name][1]}", request)
-        return {"version": VERSION, "ok": True, **action_of(name)(request)}, 0
+        return {"version": VERSION, "ok": True, **verb_function(name)(request)}, 0
     except Refused as error:
         return refusal(error.message, error.remedy), error.status
     except OSError as error:
-        return refusal(f"{name}: {reason_of(error)}", remedy_for(error)), 1
+        return refusal(f"{name}: {os_error_reason(error)}", remedy_for(error)), 1
     except Exception as error:
         import traceback
 

@@ -1,4 +1,4 @@
-"""Where a supervisor puts what it says of a run: on a disk, or in a bucket, by the job's own Python."""
+"""Where a supervisor writes its files of a run: on a disk, or in a bucket, by the job's own Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.errors import SUPERSEDED
 
 from . import docker_command
 from .container_start import deliver_arguments, image_environment
-from .docker_command import Container, name_of
+from .docker_command import Container, container_name
 from .files import note, tried
 from .process import plain_environment
 from .protocol import Refused
@@ -48,7 +48,7 @@ class RunFiles:
         self._ended = threading.Event()
         self._delivering = threading.Lock()
 
-    def put(self, texts: dict[str, str], once: dict[str, str] | None = None) -> bool:
+    def publish(self, texts: dict[str, str], once: dict[str, str] | None = None) -> bool:
         """Write files, by their names below the run directory; those of `once` unless they are there.
 
         To a bucket the log goes with them: all in one go, as every one means the start of a Python. The answer is
@@ -92,36 +92,38 @@ class RunFiles:
                 self._log_bytes = size
                 self._deliver({}, [])
 
-    def _write(self, name: str, text: str, put: Callable[[str, str], None]) -> bool:
+    def _write(self, name: str, text: str, replace: Callable[[str, str], None]) -> bool:
         """Fenced: see contracts.fencing."""
-        beside = run_directory.unfinished(self.request["attempt"], name)
+        temporary_name = run_directory.unfinished(self.request["attempt"], name)
 
-        def put_if_newest(beside: str, path: str) -> None:
+        def put_if_newest(temporary_path: str, path: str) -> None:
             if self.look() is not None:
                 note(f"{name} not written: {self.superseded}")
                 return
             try:
-                put(beside, path)
+                replace(temporary_path, path)
             except FileNotFoundError:
                 if self.look() is None:  # or else the newer attempt has removed it
                     raise
 
         def write() -> None:
-            for folder in (os.path.dirname(beside), os.path.dirname(name)):
+            for folder in (os.path.dirname(temporary_name), os.path.dirname(name)):
                 self._make_parents(folder)
-            path, beside_path = (os.path.join(self.dir or "", each) for each in (name, beside))
+            path, beside_path = (
+                os.path.join(self.dir or "", file_name) for file_name in (name, temporary_name)
+            )
             with contextlib.suppress(FileExistsError):
                 atomic.write(path, text, replace=put_if_newest, temporary_path=beside_path)
 
         return tried(f"writing {name}", write)
 
     def _make_parents(self, folder: str) -> None:
-        """The run directory itself is not made anew: who removed it meant it."""
-        made = self.dir or ""
+        """Make parent folders, but not the run directory itself: it may have been removed on purpose."""
+        path = self.dir or ""
         for part in folder.split("/") if folder else ():
-            made = os.path.join(made, part)
+            path = os.path.join(path, part)
             with contextlib.suppress(FileExistsError):
-                os.mkdir(made)
+                os.mkdir(path)
 
     def _deliver(self, texts: dict[str, str], unless_there: list[str]) -> None:
         # Not with RUN_CONTROL_DIR, by which a process is known as one of the job's, and is ended with it.
@@ -185,7 +187,7 @@ def delivery(request: Json, url: str) -> Delivery:
         return Delivery(argv, request["cwd"], {**plain_environment(), **request["env"]}, None)
     docker = docker_command.required_program()
     environment = image_environment(request["env"], os.environ, user_name())
-    process = name_of(request["run_id"], request["attempt"], request["process_id"])
+    process = container_name(request["run_id"], request["attempt"], request["process_id"])
     name = f"{process}-deliver-{os.getpid()}-{next(_numbers)}"
     return Delivery(
         [docker, *deliver_arguments(request, name, os.getuid(), os.getgid(), argv, environment)],

@@ -13,7 +13,7 @@ import time
 
 from contracts import atomic
 
-from .files import read_json, tail_of
+from .files import last_lines, read_json
 from .proc import parse_stat, start_ticks, wait_until
 from .process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
 from .protocol import Failed, Refused, remedy_for
@@ -43,7 +43,7 @@ def start(request: Json) -> Json:
         return True
 
     try:
-        if not wait_until(is_locked_by_us, limit_of(request) + KILL_LIMIT_S):
+        if not wait_until(is_locked_by_us, start_limit_s(request) + KILL_LIMIT_S):
             raise Failed(f"another start of {process.dir} does not end", "ask `status`, then `stop` it")
         process.record = read_json(process.record_path)
         already = bool(process.record)
@@ -71,21 +71,19 @@ def refuse_older(process: Process) -> None:
     """
     names = os.listdir(os.path.dirname(process.dir))
     attempts = [int(name.partition("-")[0]) for name in names if re.fullmatch(r"\d+-\d+", name)]
-    newest, asked = max(attempts, default=0), process.attempt
-    if newest > asked:
-        message = (
-            f"start: attempt {newest} of {process.run_id} has begun on this host; attempt {asked} is older"
-        )
+    newest, requested = max(attempts, default=0), process.attempt
+    if newest > requested:
+        message = f"start: attempt {newest} of {process.run_id} has begun on this host; attempt {requested} is older"
         raise Refused(message, "see `fab status`; `fab train --resume` begins the next one")
 
 
-def limit_of(request: Json) -> float:
-    """Docker is asked two or three times before a process of its own begins."""
+def start_limit_s(request: Json) -> float:
+    """A container takes longer: Docker is asked two or three times before its process begins."""
     return START_LIMIT_S if request["container"] is None else CONTAINER_START_LIMIT_S
 
 
 def spawn_supervisor(process: Process, request: Json, lock: int) -> Json:
-    """The record of the process that a new supervisor has started.
+    """Start a supervisor. Returns the record of the process that it has started.
 
     Raises:
         Failed: the supervisor could not start it, or said nothing within the limit.
@@ -116,7 +114,7 @@ def spawn_supervisor(process: Process, request: Json, lock: int) -> Json:
             supervisor.stdin.close()
         except BrokenPipeError:
             pass
-        answered = select.select([supervisor.stdout], [], [], limit_of(request))[0]
+        answered = select.select([supervisor.stdout], [], [], start_limit_s(request))[0]
         answer = supervisor.stdout.readline() if answered else b""
     if answer:
         reply = json.loads(answer)
@@ -126,9 +124,9 @@ def spawn_supervisor(process: Process, request: Json, lock: int) -> Json:
         raise Failed(reply["message"], reply["remedy"])
     supervisor.kill()
     supervisor.wait()
-    said = " ".join(tail_of(process.log_path)[-1:]) or "nothing"
+    complaint = " ".join(last_lines(process.log_path)[-1:]) or "nothing"
     raise Failed(
-        f"start: the supervisor gave no answer; it said: {said}",
+        f"start: the supervisor gave no answer; it said: {complaint}",
         f"start again; see the host's load, {sys.executable}",
     )
 
@@ -137,7 +135,7 @@ RESERVE_BYTES = 65536
 
 
 def spawn(process: Process, request: Json) -> Json:
-    """Start the job's process and put it on record; if it cannot be put on record it is ended again."""
+    """Start the job's process and record it; a process that cannot be recorded is ended again."""
     with open(
         process.reserve_path, "wb"
     ) as file:  # what exit.json will need when the job has filled the disk
@@ -157,11 +155,11 @@ def spawn(process: Process, request: Json) -> Json:
             f"start: the log {request['log_path']} cannot be written: {error.strerror}", remedy_for(error)
         ) from None
     everything = os.sched_getaffinity(0)
-    wanted = everything if request["cpus"] is None else set(request["cpus"])
+    cpus = everything if request["cpus"] is None else set(request["cpus"])
     try:
-        choose_cpus(wanted)
-        if container is not None and container.words is not None:
-            os.write(log, container.words.encode())
+        choose_cpus(cpus)
+        if container is not None and container.log_preamble is not None:
+            os.write(log, container.log_preamble.encode())
         child = subprocess.Popen(
             argv,
             cwd=request["cwd"],
@@ -210,7 +208,7 @@ def prepared_container(process: Process, request: Json) -> ContainerStart | None
     return prepare_container(process, request)
 
 
-def choose_cpus(wanted: set[int]) -> None:
+def choose_cpus(cpus: set[int]) -> None:
     """Put this thread, and so what it starts, on these CPUs.
 
     Raises:
@@ -218,7 +216,7 @@ def choose_cpus(wanted: set[int]) -> None:
     """
     allowed = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, wanted)
-    if os.sched_getaffinity(0) != wanted:
-        message = f"start: cpus {sorted(wanted)} are not all on this host"
+        os.sched_setaffinity(0, cpus)
+    if os.sched_getaffinity(0) != cpus:
+        message = f"start: cpus {sorted(cpus)} are not all on this host"
         raise Failed(message, f"choose from {sorted(allowed)}")

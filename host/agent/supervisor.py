@@ -1,4 +1,4 @@
-"""The supervisor of one process: starts it, stays with it, and puts its end on record everywhere."""
+"""The supervisor of one process: starts it, watches it, and records its end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.run_directory import first_failure, own_failures
 
 from .docker_command import look_back
-from .files import note, read_json, tail_of, tried
+from .files import last_lines, note, read_json, tried
 from .hang_dump import hang_dump
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
 from .proc import NO_MEMORY, oom_kills, wait_until
 from .process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
-from .protocol import Failed, Refused, is_number, reason_of, remedy_for
+from .protocol import Failed, Refused, is_number, os_error_reason, remedy_for
 from .run_files import RunFiles
 from .start import spawn
 
@@ -63,7 +63,7 @@ def supervise(state_dir: str) -> int:
     except Refused as refusal:
         reply = {"message": refusal.message, "remedy": refusal.remedy}
     except OSError as error:
-        reply = {"message": f"start: {reason_of(error)}", "remedy": remedy_for(error)}
+        reply = {"message": f"start: {os_error_reason(error)}", "remedy": remedy_for(error)}
     os.close(request["lock"])
     tried("telling start", lambda: os.write(1, json.dumps(reply).encode() + b"\n"))
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -86,43 +86,45 @@ def liveness_listener(request: Json) -> socket.socket | None:
     try:
         return listen(host, port, 2 * request["num_processes"] + 16)
     except OSError as error:
-        what = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror or error}"
-        message = f"start: port {port} of {host}, for the liveness server, {what}"
+        problem = (
+            "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror or error}"
+        )
+        message = f"start: port {port} of {host}, for the liveness server, {problem}"
         raise Failed(message, "start again: the preflight finds another one") from None
 
 
 def watch(process: Process, request: Json, listener: socket.socket | None) -> Json:
-    """Wait for the end of the process, or bring it about when the others have to stop; then put on record how it ended.
+    """Wait for the end of the process, or end it when the others have to stop; then record how it ended.
 
     Return its code and signal, the order by which it was stopped (`order`), and on process 0 how the attempt ended
     (`verdict`, as of `liveness_server.Group`); each None where there is none.
     """
     files = RunFiles(request)
-    news, over = threading.Event(), threading.Event()
+    wake, over = threading.Event(), threading.Event()
     inherited = [] if listener is None else [listener.fileno()]
     dismiss_guard = start_guard(lambda: end_orphan(process, request), inherited)
-    attempt = Attempt(request, process, listener, news.set)
+    attempt = Attempt(request, process, listener, wake.set)
     killed_before = oom_kills()
     budget = Budget(process, request)
     ended: Json = {}
 
     def reap() -> None:
         # WNOWAIT leaves a zombie, which keeps the pid and the group's number ours until all is done.
-        found = os.waitid(os.P_PID, process.record["pid"], os.WEXITED | os.WNOWAIT)
+        status = os.waitid(os.P_PID, process.record["pid"], os.WEXITED | os.WNOWAIT)
         ended["time"] = time.time()
-        own = found is not None and found.si_code == os.CLD_EXITED
-        ended["code"] = found.si_status if found and own else None
-        ended["signal"] = found.si_status if found and not own else None
+        own = status is not None and status.si_code == os.CLD_EXITED
+        ended["code"] = status.si_status if status and own else None
+        ended["signal"] = status.si_status if status and not own else None
         over.set()
-        news.set()
+        wake.set()
 
     threading.Thread(target=reap, daemon=True).start()
     attempt.start()
     files.keep_log()
     order = None
     while not over.is_set() and order is None:
-        news.wait(LOOK_PERIOD_S)
-        news.clear()
+        wake.wait(LOOK_PERIOD_S)
+        wake.clear()
         if not over.is_set():
             budget.look(time.monotonic())
             newer = files.look()
@@ -158,7 +160,7 @@ def lacked_memory(ended: Json, order: Json | None, killed_before: int) -> bool:
 
 
 def cause_in_log(process: Process, request: Json, ended: Json) -> Json:
-    """What is known of the end of a process that had no last words of its own; nothing as a rule."""
+    """The known cause of the end of a process that did not report one itself; usually none."""
     if ended["code"] in (DONE, RESUME_ME) or read_json(process.beat_path).get("state") == "failed":
         return {}
     environment = request["env"]
@@ -166,9 +168,11 @@ def cause_in_log(process: Process, request: Json, ended: Json) -> Json:
     places += [process.dir, request["cwd"]]
     coordinator = environment.get("RUN_COORDINATOR", "")
     count = lines_before(ended["code"] if ended["signal"] is None else -ended["signal"])
-    why = cause("\n".join(tail_of(request["log_path"], count)), coordinator=coordinator, places=places)
+    cause_text = cause(
+        "\n".join(last_lines(request["log_path"], count)), coordinator=coordinator, places=places
+    )
     # What is printed by a process that a signal ends is the stack trace of a library.
-    return {} if why is None else {"words": why, "says_all": ended["signal"] is not None}
+    return {} if cause_text is None else {"words": cause_text, "says_all": ended["signal"] is not None}
 
 
 class Budget:
@@ -199,12 +203,12 @@ class Budget:
 
 
 def stop(process: Process, order: Json, over: threading.Event) -> dict[str, str]:
-    """End the process; what there is to keep of it, by name in the run directory."""
+    """End the process. Returns the texts to keep, by name in the run directory."""
     texts = {}
     if order["outcome"] == "hung":
-        found = hang_dump(process)
-        texts[run_directory.stacks(process.attempt, process.process_id)] = found
-        tried("keeping the stacks", lambda: keep(os.path.join(process.dir, "hung.txt"), found))
+        dump = hang_dump(process)
+        texts[run_directory.stacks(process.attempt, process.process_id)] = dump
+        tried("keeping the stacks", lambda: keep(os.path.join(process.dir, "hung.txt"), dump))
     process.kill()
     while not over.wait(60):
         note(f"pid {process.record['pid']} is still there after SIGKILL")
@@ -280,7 +284,7 @@ class Attempt:
         self._watchdog = Watchdog(
             **{name: limit_s for name, limit_s in limits.items() if limit_s is not None}
         )
-        self._said_hung = self._has_passed_on = False
+        self._has_reported_hang = self._has_passed_on = False
 
     def start(self) -> None:
         self._client.progress(self._watchdog.progress())
@@ -292,8 +296,8 @@ class Attempt:
         """The order to stop, when there is one; called once or twice a second."""
         self._watchdog.look(read_json(self._beat_path), time.monotonic())
         self._client.progress(self._watchdog.progress())
-        if self._watchdog.is_hung and not self._said_hung:
-            self._said_hung = True
+        if self._watchdog.is_hung and not self._has_reported_hang:
+            self._has_reported_hang = True
             note(
                 f"no progress for {self._watchdog.stood_s:.1f} s, no heartbeat for {self._watchdog.silent_s:.1f} s"
             )
@@ -314,7 +318,7 @@ class Attempt:
             "message": str(beat["message"])[:2000],
             "says_all": beat["says_all"],
             "exit_code": beat["exit_code"],
-            "step": step_of(beat),
+            "step": beat_step(beat),
             "ago_s": max(0.0, time.time() - beat["time"]),
             "was_stopped": ending["was_stopped"],
             # It may have failed by itself, before it could lose the peer that the order is about.
@@ -349,9 +353,9 @@ class Attempt:
             folder = "{}/stacks/{}".format(self._request["env"].get("RUN_DIR"), self._request["attempt"])
             verdict["message"] += f"; what every process was doing then is in {folder}"
         elif not lines:
-            lines = log_of(self._run_dir, self._request["attempt"], verdict["rank"])
+            lines = shared_log_tail(self._run_dir, self._request["attempt"], verdict["rank"])
         blamed = {**verdict, "attempt": self._request["attempt"], "time": time.time()}
-        return failed_result(blamed, verdict["steps"], lines, warnings_of([beat_of_host_0]))
+        return failed_result(blamed, verdict["steps"], lines, beat_warnings([beat_of_host_0]))
 
     def _verdict_without_host_0(self, ending: Json) -> Json:
         mine = ending["beat"]
@@ -360,32 +364,32 @@ class Attempt:
         lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}"}
         lost.update(exit_code=None, says_all=False)
         blamed = first_failure(own_failures(beats)) or lost
-        lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
-        return failed_result(blamed, max(map(step_of, [*beats, mine])), lines, warnings_of(beats))
+        lines: list[str] = shared_log_tail(self._run_dir, mine["attempt"], blamed["rank"])
+        return failed_result(blamed, max(map(beat_step, [*beats, mine])), lines, beat_warnings(beats))
 
 
-def log_of(run_dir: str | None, attempt: int, rank: int) -> list[str]:
+def shared_log_tail(run_dir: str | None, attempt: int, rank: int) -> list[str]:
     """The end of another host's log, where it lies on a shared disk."""
-    return tail_of(os.path.join(run_dir, run_directory.log(attempt, rank))) if run_dir else []
+    return last_lines(os.path.join(run_dir, run_directory.log(attempt, rank))) if run_dir else []
 
 
 def finalize(
     process: Process, files: RunFiles, ended: Json, order: Json | None, attempt: Attempt | None
 ) -> None:
-    """Put the end on record: in exit.json and, unless it was a good one, in the heartbeat and the result.
+    """Record the end: in exit.json and, unless it was a good one, in the heartbeat and the result.
 
     ended: code, signal and time. order: why the process was ended by its supervisor, if it was. attempt: None where
     the supervisor was killed: the others learn of it by the connection that is lost.
     """
-    how = cause_of(ended)
-    reason = how if order is None else f"stopped because {order['reason']}"
-    lines = tail_of(process.record["log_path"])
+    end_text = end_cause(ended)
+    reason = end_text if order is None else f"stopped because {order['reason']}"
+    lines = last_lines(process.record["log_path"])
     record = exit_record(ended["code"], ended["signal"], ended["time"], reason, lines)
     tried("removing the reserve", lambda: atomic.remove(process.reserve_path))
     recorded = tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record))
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.record["pid"], 0)
-    ending = ending_of(process, files.dir, record, ended, order)
+    ending = process_ending(process, files.dir, record, ended, order)
     beat, is_good, not_begun = ending["beat"], ending["is_good"], ending["not_begun"]
     if attempt is not None:
         attempt.tell(ending)
@@ -397,15 +401,15 @@ def finalize(
         tried("writing the heartbeat", lambda: atomic.write_json(process.beat_path, beat))
     files.end_log()
     if not files.is_remote:
-        files.put(texts)  # by which the others on a shared disk learn of it
+        files.publish(texts)  # by which the others on a shared disk learn of it
         texts = {}
     if attempt is not None:
         result = attempt.result(ending)
     elif files.request["num_processes"] == 1 and not ending["was_asked"]:  # nobody else is there to write it
-        result = failed_result(beat, step_of(beat), lines, warnings_of([beat]))
+        result = failed_result(beat, beat_step(beat), lines, beat_warnings([beat]))
     else:
         result = None
-    spent = tail_of(process.stop_reason_path)[:1]
+    spent = last_lines(process.stop_reason_path)[:1]
     if result is None and (not_begun or (spent and not ending["is_saved"])) and process.process_id == 0:
         steps = saved_step(files.dir)
         measured = run_directory.out_of_budget(spent[0]) if spent else None
@@ -415,7 +419,7 @@ def finalize(
     once = {} if result is None else {run_directory.RESULT: json.dumps(result)}
 
     def published() -> bool:
-        return files.put(texts, once) or not os.path.isdir(str(files.dir))
+        return files.publish(texts, once) or not os.path.isdir(str(files.dir))
 
     def exit_recorded() -> bool:
         return recorded or tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record))
@@ -425,25 +429,27 @@ def finalize(
     wait_until(exit_recorded, FULL_DISK_LIMIT_S, 1)
 
 
-def cause_of(ended: Json) -> str:
-    """The exit code or the signal in words, with what Docker had to do with it."""
+def end_cause(ended: Json) -> str:
+    """The exit code or the signal in words, with the explanation if there is one."""
     code, signum = ended["code"], ended["signal"]
-    how = f"exit code {code}" if signum is None else f"killed by signal {signum} ({signal_name(signum)})"
-    return f"{how}: {ended['words']}" if ended.get("words") else how
+    end_text = f"exit code {code}" if signum is None else f"killed by signal {signum} ({signal_name(signum)})"
+    return f"{end_text}: {ended['words']}" if ended.get("words") else end_text
 
 
-def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, order: Json | None) -> Json:
-    """How the process ended: what the others are told, with its last heartbeat (`beat`) as it will be published."""
+def process_ending(
+    process: Process, run_dir: str | None, record: Json, ended: Json, order: Json | None
+) -> Json:
+    """How the process ended, as the other hosts are told, with its last heartbeat (`beat`) as it will be published."""
     code, signum, lines = record["code"], record["signal"], record["tail"]
-    how = cause_of(ended)
+    end_text = end_cause(ended)
     # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
     not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
     was_asked = os.path.exists(process.stop_path)  # who asked knows why, and what the outcome is called
     beat = last_heartbeat(process, run_dir, record)
-    words = None if beat["says_all"] else ended.get("words")  # what befell it may be another process's
-    told = how if signum is not None or words or not lines else str(beat["message"])
-    if words:
-        beat.update(message=how, says_all=ended.get("says_all", False))
+    explanation = None if beat["says_all"] else ended.get("words")  # what befell it may be another process's
+    message = end_text if signum is not None or explanation or not lines else str(beat["message"])
+    if explanation:
+        beat.update(message=end_text, says_all=ended.get("says_all", False))
     if was_asked:
         beat["state"] = "stopped"
     elif not_begun:
@@ -459,26 +465,26 @@ def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, 
         "was_asked": was_asked,
         "was_stopped": order is not None,
         "was_killed": ended.get("was_killed", False),
-        "how": {"exit_code": code, "message": told},
+        "how": {"exit_code": code, "message": message},
         "lines": lines,
         "beat": beat,
     }
 
 
 def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
-    """What the process can no longer say itself; its own last words, if it had time for any, are kept."""
+    """The last heartbeat, written for a process that has ended. A message of its own is kept."""
     in_run_dir: Json = next(
         (beat for beat in heartbeats(run_dir, process.attempt) if beat["rank"] == process.process_id), {}
     )
     mine = read_json(process.beat_path) or in_run_dir
     own_words = mine.get("message") if mine.get("state") == "failed" else None
-    words = next((line for line in reversed(record["tail"]) if line.strip()), None)
+    last_line = next((line for line in reversed(record["tail"]) if line.strip()), None)
     says_all = bool(own_words and mine.get("says_all") and record["code"] is not None)
     return {
         "rank": process.process_id,
         "attempt": process.attempt,
         "state": "failed",
-        "step": step_of(mine),
+        "step": beat_step(mine),
         "time": record["time"],
         "step_time": mine.get("step_time"),
         "pid": process.record["pid"],
@@ -487,8 +493,8 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
         else f"{record['reason']}: {own_words}"  # in a container the signal may have been a rank's
         if own_words
         else record["reason"]
-        if record["code"] is None or not words
-        else f"exit code {record['code']}: {words}",
+        if record["code"] is None or not last_line
+        else f"exit code {record['code']}: {last_line}",
         "says_all": says_all,
         "warnings": mine.get("warnings") or [],
         "exit_code": record["code"],
@@ -498,20 +504,20 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
 def heartbeats(run_dir: str | None, attempt: int) -> list[Json]:
     """The heartbeats of an attempt that can be read now, each with the rank that its name gives."""
     directory = os.path.join(run_dir or "", run_directory.HEARTBEATS)
-    found: list[Json] = []
+    beats: list[Json] = []
     try:
         names = os.listdir(directory) if run_dir else []
     except OSError:
-        return found
+        return beats
     for name in names:
         rank = re.fullmatch(r"host-(\d+)\.json", name)
         beat = read_json(os.path.join(directory, name)) if rank else {}
         if rank and beat.get("attempt") == attempt and is_number(beat.get("time"), 0, math.inf):
-            found.append({**beat, "rank": int(rank.group(1))})
-    return found
+            beats.append({**beat, "rank": int(rank.group(1))})
+    return beats
 
 
-def step_of(beat: Json) -> int:
+def beat_step(beat: Json) -> int:
     step = beat.get("step")
     return step if isinstance(step, int) else 0
 
@@ -525,7 +531,7 @@ def saved_step(run_dir: str | None) -> int:
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
-def warnings_of(beats: list[Json]) -> list[str]:
+def beat_warnings(beats: list[Json]) -> list[str]:
     return [text for beat in beats for text in beat.get("warnings") or ()]
 
 

@@ -78,6 +78,6 @@ def test_a_supervisor_that_is_frozen_between_its_check_and_its_writing_changes_n
 
     monkeypatch.setattr(os, names[-1], frozen)
     texts = {"result.json": json.dumps({"outcome": "failed"})}
-    assert files.put(*(({}, texts) if put == "once" else (texts,)))
+    assert files.publish(*(({}, texts) if put == "once" else (texts,)))
     assert committed(tmp_path) == {"other.json": "newer"}
     assert files.superseded == SAID

@@ -31,7 +31,7 @@ def test_the_slices_of_a_text_are_the_text(
     path = tmp_path_factory.getbasetemp() / "slices"
     path.write_bytes(text.encode(errors="ignore"))
     found, offset = "", 0
-    while (piece := files.slice_of(str(path), offset, limit))["text"]:
+    while (piece := files.read_piece(str(path), offset, limit))["text"]:
         found += piece["text"]
         offset = piece["next_offset"]
     assert found == text.encode(errors="ignore").decode()

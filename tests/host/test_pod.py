@@ -11,7 +11,7 @@ import pytest
 
 from contracts.process import ProcessEnvironment
 from host.agent import pod
-from host.agent.pod import Pod, exit_code, is_alive, request_of
+from host.agent.pod import Pod, exit_code, is_alive, pod_start_request
 
 ENVIRONMENT = ProcessEnvironment(
     run_id="r",
@@ -102,7 +102,7 @@ def test_a_pod_waits_for_the_others_until_the_run_has_to_begin(
 
 
 def test_each_pod_makes_the_request_of_process_0_its_own() -> None:
-    found = request_of(TOLD, 2, AGREED)
+    found = pod_start_request(TOLD, 2, AGREED)
     assert (found["attempt"], found["process_id"], found["liveness_token"]) == (3, 2, "t")
     assert found["log_path"] == "/tpu-stack/agent/runs/r/logs/3/host-2.log"
     assert (found["liveness_host"], found["budget_s"]) == ("r-0.r", 40)
@@ -113,7 +113,7 @@ def test_each_pod_makes_the_request_of_process_0_its_own() -> None:
 
 
 def test_pod_0_listens_whether_or_not_its_name_is_known_yet() -> None:
-    assert request_of(TOLD, 0, AGREED)["liveness_host"] == "0.0.0.0"
+    assert pod_start_request(TOLD, 0, AGREED)["liveness_host"] == "0.0.0.0"
 
 
 def test_frameworks_that_find_their_peers_by_rank_are_told_their_own() -> None:
@@ -123,7 +123,7 @@ def test_frameworks_that_find_their_peers_by_rank_are_told_their_own() -> None:
         **TOLD["start"],
         "env": {**TOLD["start"]["env"], "RUN_FRAMEWORK": "tensorflow", "RUN_PLATFORM": "cpu"},
     }
-    env = request_of(told, 1, AGREED)["env"]
+    env = pod_start_request(told, 1, AGREED)["env"]
     assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("1", "4", "r-0.r")
     assert json.loads(env["TF_CONFIG"]) == {
         "cluster": {"worker": [f"{host}:8580" for host in hosts]},

@@ -183,7 +183,7 @@ def test_a_share_that_is_not_mounted_is_named_and_not_made(
 
 
 def test_a_file_system_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(preflight, "seen", lambda name, path: time.sleep(600))
+    monkeypatch.setattr(preflight, "place_facts", lambda name, path: time.sleep(600))
     before = time.monotonic()
     found = preflight.look_at("run_dir", str(tmp_path), timeout_s=0.2)
     assert time.monotonic() - before < 5
@@ -193,7 +193,7 @@ def test_a_file_system_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, t
     def broken(name: str, path: str) -> None:
         raise KeyError("oh")
 
-    monkeypatch.setattr(preflight, "seen", broken)
+    monkeypatch.setattr(preflight, "place_facts", broken)
     with pytest.raises(RuntimeError, match="KeyError"):
         preflight.look_at("run_dir", str(tmp_path))
 

@@ -266,7 +266,7 @@ def test_a_bucket_gets_but_the_log_once_a_newer_attempt_has_begun_and_the_superv
     (tmp_path / "log").write_text("one\n")
     fencing.take(RunDirectory(files.url, files_of(files.url)), 1, launch=1)
     assert files.look() is None
-    files.put({"beat.json": "{}"}, {"result.json": "{}"})
+    files.publish({"beat.json": "{}"}, {"result.json": "{}"})
     assert files.look() == "attempt 1 of this run has begun since; attempt 0 ends"
     found = {path.name for path in (tmp_path / "bucket").rglob("*.*") if path.is_file()}
     assert found == {"host-1.log", "1.json"}
@@ -289,7 +289,7 @@ def test_a_bucket_gets_the_log_and_the_last_words(tmp_path: Path, monkeypatch: p
     delivered.unlink()
     before = len(starts)
     (tmp_path / "bucket" / "result.json").write_text("the job's own")
-    files.put({"beat.json": "{}"}, {"result.json": "the agent's", "first.json": "{}"})
+    files.publish({"beat.json": "{}"}, {"result.json": "the agent's", "first.json": "{}"})
     files.end_log()
     assert len(starts) == before + 1
     texts = {path.name: path.read_text() for path in (tmp_path / "bucket").rglob("*.*") if path.is_file()}
@@ -309,7 +309,7 @@ def test_a_bucket_gets_the_log_and_the_last_words(tmp_path: Path, monkeypatch: p
 def test_what_cannot_be_written_is_noted_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], is_noted: bool
 ) -> None:
-    RunFiles(start_request(tmp_path, **wrong)).put({"beat.json": "{}"}, {"result.json": "{}"})
+    RunFiles(start_request(tmp_path, **wrong)).publish({"beat.json": "{}"}, {"result.json": "{}"})
     assert bool(capsys.readouterr().err) == is_noted
 
 
@@ -415,5 +415,5 @@ def test_what_a_process_said_of_its_end_is_not_lost(
     Path(process.beat_path).write_text(json.dumps(said))
     signum = None if code else 9
     ended = {"code": code, "signal": signum, "time": 1.0, "words": words}
-    record = exit_record(code, signum, 1.0, supervisor.cause_of(ended), [])
-    assert supervisor.ending_of(process, None, record, ended, None)["beat"]["message"] == message
+    record = exit_record(code, signum, 1.0, supervisor.end_cause(ended), [])
+    assert supervisor.process_ending(process, None, record, ended, None)["beat"]["message"] == message

@@ -68,7 +68,7 @@ def test_what_is_not_asked_for_is_not_said_and_a_delivery_may_change_nothing() -
     assert said[:3] == ["run", "--rm", "--interactive"]
     # A path that is named twice is mounted once, to be written.
     container = {"mounts": ["/a/", "/b"], "read_only_mounts": ["/a", "/b/c"]}
-    assert command.mounts_of(container, "/b") == {"/a": False, "/b": False, "/b/c": True}
+    assert command.container_mounts(container, "/b") == {"/a": False, "/b": False, "/b/c": True}
 
 
 def test_the_request_s_environment_goes_before_the_host_s() -> None:

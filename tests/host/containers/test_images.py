@@ -206,7 +206,7 @@ def test_a_missing_mount_and_docker_are_told(
     fake_docker.answers({"version": [(1, "", DOWN)]})
     docker, mount = checked(mounts=["/no/share"])
     assert not docker["ok"] and "systemctl start" in docker["remedy"]
-    assert "/no/share is to be seen in the container" in mount["message"]
+    assert "/no/share is a mount of the container" in mount["message"]
     monkeypatch.setattr(docker_command, "program", lambda: None)
     (found,) = checked()
     assert not found["ok"] and "fab deploy" in found["remedy"]

@@ -126,7 +126,7 @@ def test_a_key_of_another_namespace_that_seems_to_be_a_slip_is_a_mistake_and_nam
         "training:budget-usd-per-hour": "tpu-stack:budget-usd-per-hour",
         "GCP:projct": "gcp:project",
     }
-    assert problems({"slices": [SLICE]}, others=slips) == tuple(
+    assert problems({"slices": [SLICE]}, other_keys=slips) == tuple(
         f"{written}: nothing reads it; did you mean {meant}?" for written, meant in slips.items()
     )
     foreign = [

@@ -83,7 +83,7 @@ PRINTABLE = st.characters(min_codepoint=32, max_codepoint=126)
 
 lines = st.builds(
     CostLine,
-    what=st.text(PRINTABLE, min_size=1, max_size=40),
+    item=st.text(PRINTABLE, min_size=1, max_size=40),
     quantity=st.text(PRINTABLE, max_size=30),
     usd_per_hour=st.none() | st.floats(0, 1e5),
     covered_by_grant=st.booleans(),
