@@ -1,6 +1,6 @@
-"""`fab build`: each image is built by BuildKit, tried, and only then named. Nothing is left of one that was not.
+"""`fab build`: each image is built by BuildKit, tested, and only then named. An image that fails leaves nothing behind.
 
-It is tried by its own smoke test, in a container that has no network, no rights and a read-only root.
+Its own smoke test runs in a container without network and privileges, on a read-only root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 from contracts.errors import RequestError
 from images import local_images
 from images.docker_client import ImageError, asking, buildkit, clean, command_environment, connect, shown
-from images.local_images import Made
+from images.local_images import BuildResult
 from images.recipe import (
     BASE_FILE,
     BASE_VARIABLE,
@@ -34,8 +34,8 @@ from images.recipe import (
     SMOKE_LABEL,
     Recipe,
     chosen,
+    image_platform,
     pinned_base,
-    platform_of,
     read,
 )
 from jobs.runtime.cache import user_cache_dir
@@ -51,41 +51,41 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Builder:
-    """Makes images with the `docker` that has BuildKit; the same engine answers to client."""
+    """Builds images with a `docker` that has BuildKit; `client` speaks to the same engine."""
 
     client: docker.DockerClient
     command: str
     environ: Mapping[str, str]
     say: Say
 
-    def make(self, recipe: Recipe, commit: str | None = None) -> Made:
-        """Return the image of the recipe: found, or built and tried. Two that want the same one at once build it once.
+    def make(self, recipe: Recipe, commit: str | None = None) -> BuildResult:
+        """Return the image of the recipe, after building and testing it if needed. Two processes at once build it once.
 
         Raises:
-            ImageError: it cannot be built, or does not pass its smoke test.
-            RequestError: Docker is gone, or another build of it takes hours.
+            ImageError: it cannot be built, or fails its smoke test.
+            RequestError: Docker is gone, or another process builds it for hours.
         """
-        found = local_images.of_recipe(self.client, recipe)
-        if found is not None:
-            return Made(image=found, done="was there")
+        image_here = local_images.find(self.client, recipe)
+        if image_here is not None:
+            return BuildResult(image=image_here, done="was there")
         with one_at_a_time(recipe, self.environ, self.say):
-            found = local_images.of_recipe(self.client, recipe)
-            if found is not None:
-                return Made(image=found, done="was there")
+            image_here = local_images.find(self.client, recipe)
+            if image_here is not None:
+                return BuildResult(image=image_here, done="was there")
             began_s = time.monotonic()
             self.say(f"building {recipe.tag}")
             image = self.build(recipe, commit)
             built_s = time.monotonic()
             self.prove(recipe, image)
-            found = local_images.of_recipe(self.client, recipe)
-            if found is None:
+            image_here = local_images.find(self.client, recipe)
+            if image_here is None:
                 raise ImageError(f"{recipe.tag} was built and somebody removed it; build it again")
-            return Made(
-                image=found, done="built", build_s=built_s - began_s, smoke_s=time.monotonic() - built_s
+            return BuildResult(
+                image=image_here, done="built", build_s=built_s - began_s, smoke_s=time.monotonic() - built_s
             )
 
     def build(self, recipe: Recipe, commit: str | None) -> str:
-        """Return the id of an image that has no name yet; Docker shows on standard error how far it is.
+        """Build an image without a name, and return its id. Docker shows its progress on standard error.
 
         Raises:
             ImageError: a step fails.
@@ -94,17 +94,19 @@ class Builder:
             context, image = Path(scratch, "context.tar"), Path(scratch, "image")
             context.write_bytes(recipe.context())
             arguments = recipe.arguments(self.environ)
-            words = build_command(self.command, image, recipe.labels(commit), arguments)
+            docker_command = build_command(self.command, image, recipe.labels(commit), arguments)
             with context.open("rb") as file:
-                code, said = shown(words, file.fileno(), {**command_environment(self.environ), **arguments})
+                code, output = shown(
+                    docker_command, file.fileno(), {**command_environment(self.environ), **arguments}
+                )
             if code == 0:
                 return image.read_text().strip()
         with asking(f"building {recipe.tag}"):
             root = str(self.client.info().get("DockerRootDir"))
-        raise ImageError(failure(recipe.tag, said, root))
+        raise ImageError(failure(recipe.tag, output, root))
 
     def prove(self, recipe: Recipe, image: str) -> None:
-        """Try it and name it. One that fails is kept under a name that says so, until one of its kind passes.
+        """Test an image and name it. One that fails is kept under a name that says so, until one of its kind passes.
 
         Raises:
             ImageError: it fails.
@@ -120,10 +122,10 @@ class Builder:
         except BaseException:
             local_images.discard(self.client, image)
             raise
-        for other in local_images.list_all(self.client):
-            same = (other.framework, other.platform) == (recipe.framework, recipe.platform)
-            if same and other.id != image and not other.has_passed and other.is_only_ours:
-                local_images.remove(self.client, other)
+        for listed in local_images.list_all(self.client):
+            same = (listed.framework, listed.platform) == (recipe.framework, recipe.platform)
+            if same and listed.id != image and not listed.has_passed and listed.is_only_ours:
+                local_images.remove(self.client, listed)
 
     def _name(self, recipe: Recipe, image: str, tag: str) -> None:
         with asking(f"naming {tag}"):
@@ -136,7 +138,7 @@ def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[
     Raises:
         RequestError: no such framework or platform, no Docker, or none with BuildKit; nothing was built.
     """
-    wanted, on = chosen("--framework", framework), platform_of(platform)
+    frameworks, on = chosen("--framework", framework), image_platform(platform)
     console = terminal()
     tell = say(console)
     with contextlib.closing(connect(environ)) as client:
@@ -147,24 +149,24 @@ def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[
                     f"--update-base: {BASE_VARIABLE} names another base, in place of images/base.txt; unset it first"
                 )
             renew_base(client, tell)
-        recipes = [read(name, on, environ) for name in wanted]
+        recipes = [read(name, on, environ) for name in frameworks]
         for recipe in recipes:
             recipe.arguments(environ)  # a mistake in them is found before anything is built
         commit = commit_of(CHECKOUT)
         revision = None if commit is None else f"{commit.hash}-dirty" if commit.is_dirty else commit.hash
-        made: list[Made] = []
+        results: list[BuildResult] = []
         failed: list[str] = []
         for recipe in recipes:
             builder = Builder(
                 client=client, command=command, environ=environ, say=_naming(tell, recipe.framework)
             )
             try:
-                made.append(builder.make(recipe, revision))
+                results.append(builder.make(recipe, revision))
             except ImageError as error:
                 failed.append(str(error))
-        if made:
-            layers = {each.image.id: local_images.layers(client, each.image.id) for each in made}
-            console.print(local_images.table_of_built(made, layers))
+        if results:
+            layers = {result.image.id: local_images.layers(client, result.image.id) for result in results}
+            console.print(local_images.table_of_built(results, layers))
     for text in failed:
         tell(f"\nerror: {text}")
     return 1 if failed else 0
@@ -175,13 +177,13 @@ def _naming(tell: Say, name: str) -> Say:
 
 
 def renew_base(client: docker.DockerClient, tell: Say, file: Path = BASE_FILE) -> bool:
-    """Ask the registry which digest the base's tag has now, and write it down; whether it moved.
+    """Ask the registry for the current digest of the base's tag, and record it. Returns whether it has changed.
 
     Raises:
         RequestError: the registry cannot be asked.
     """
-    found = pinned_base(file)
-    tag, old = found["tag"], found["digest"]
+    base = pinned_base(file)
+    tag, old = base["tag"], base["digest"]
     with asking(f"asking the registry for {tag}"):
         new = client.images.get_registry_data(tag).id
     if new == old:
@@ -195,44 +197,45 @@ def renew_base(client: docker.DockerClient, tell: Say, file: Path = BASE_FILE) -
 def build_command(
     command: str, image: Path, labels: Mapping[str, str], arguments: Mapping[str, str]
 ) -> list[str]:
-    """`docker build` of the archive on its standard input. The arguments' values come from its environment. Pure."""
-    said = [word for key, value in labels.items() for word in ("--label", f"{key}={value}")]
-    told = [word for name in arguments for word in ("--build-arg", name)]
-    return [command, "build", "--iidfile", str(image), *said, *told, "-"]
+    """The `docker build` command, which reads the archive from stdin and arguments' values from its environment."""
+    label_arguments = [word for key, value in labels.items() for word in ("--label", f"{key}={value}")]
+    build_arguments = [word for name in arguments for word in ("--build-arg", name)]
+    return [command, "build", "--iidfile", str(image), *label_arguments, *build_arguments, "-"]
 
 
-def failure(tag: str, said: str, docker_root: str) -> str:
-    """Return why `tag` was not built, and what to do; Docker has shown its own words. Pure."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def failure(tag: str, output: str, docker_root: str) -> str:
+    """Return why `tag` was not built, and the remedy; Docker has shown its own output. Pure."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     reason = lines[-1] if lines else "Docker ended the build without a word"
-    words = said.lower()
-    if NO_SPACE in words:
+    output_lower = output.lower()
+    if NO_SPACE in output_lower:
         return (
             f"{tag} was not built: the disk that Docker keeps images on ({docker_root}) is full; `fab images --prune` "
             "removes old images of ours, `docker builder prune` the cache of builds, `docker system df` shows what "
             "else there is"
         )
-    return f"{tag} was not built: {reason}\n{_remedy(words)}"
+    return f"{tag} was not built: {reason}\n{_remedy(output_lower)}"
 
 
-def _remedy(words: str) -> str:
-    of_base = (
+def _remedy(output: str) -> str:
+    base_errors = (
         "manifest unknown",
         "pull access denied",
         "failed to resolve source",
         "> [internal] load metadata",
     )
-    if any(each in words for each in of_base):
+    if any(error_text in output for error_text in base_errors):
         return (
             "The base image comes from a registry; where that cannot be reached, name another base with Python 3.12 in"
             " TPU_STACK_BASE_IMAGE (`python -m tools.stand_in_base` makes one for tests)"
         )
-    if "hash" in words and "mismatch" in words:
+    if "hash" in output and "mismatch" in output:
         return (
-            "What the index holds is not what was locked: `make lock` renews the locks; look at what it shows"
+            "A package of the index has another hash than the lock: `make lock` renews the locks; look at what it"
+            " changes"
         )
-    if "no solution found" in words or "not found in the package registry" in words:
-        return "A pin of the lock cannot be had: `make lock` renews the locks"
+    if "no solution found" in output or "not found in the package registry" in output:
+        return "The index has no such version as the lock names: `make lock` renews the locks"
     return (
         "The build fetches Debian packages and Python wheels; behind a proxy or with a mirror set HTTPS_PROXY,"
         " PIP_INDEX_URL and UV_DEFAULT_INDEX"
@@ -300,9 +303,13 @@ def run_command(recipe: Recipe, image: str, nodes: Sequence[str], uid: int, gid:
 
 
 def nodes_of_tpu() -> list[str]:
-    """This machine's device nodes of TPUs; with vfio the control node as well."""
-    found = sorted(node for pattern in DEVICE_GLOBS["tpu"] for node in glob.glob(pattern))
-    return [*found, VFIO_CONTAINER] if any(node.startswith("/dev/vfio/") for node in found) else found
+    """This machine's TPU device nodes; with vfio also its control node."""
+    device_nodes = sorted(node for pattern in DEVICE_GLOBS["tpu"] for node in glob.glob(pattern))
+    return (
+        [*device_nodes, VFIO_CONTAINER]
+        if any(node.startswith("/dev/vfio/") for node in device_nodes)
+        else device_nodes
+    )
 
 
 def attempt(
@@ -314,16 +321,16 @@ def attempt(
     note: Callable[[str], None],
     limit_s: float = SMOKE_LIMIT_S,
 ) -> None:
-    """Run the smoke test of `image`, its lines noted as they come. The container is gone afterwards in any case.
+    """Run the smoke test of `image`; `note` gets its lines as they come. The container is removed in any case.
 
     command: the `docker` of this machine.
 
     Raises:
-        ImageError: it failed, or said nothing in the end.
+        ImageError: it failed, or printed no result.
     """
     sweep(client, recipe)  # of a killed attempt; who comes here holds the recipe's lock
     name = f"{REPOSITORY}-smoke-{recipe.hash}"
-    words = run_command(recipe, image, nodes_of_tpu(), os.getuid(), os.getgid())
+    run_arguments = run_command(recipe, image, nodes_of_tpu(), os.getuid(), os.getgid())
     out_of_time = threading.Event()
 
     def end() -> None:
@@ -333,7 +340,7 @@ def attempt(
     watch = threading.Timer(limit_s, end)
     lines: list[str] = []
     with subprocess.Popen(
-        [command, "run", "--name", name, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [command, "run", "--name", name, *run_arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=command_environment(environ), text=True, errors="replace",
     ) as process:  # fmt: skip
         watch.start()
@@ -373,12 +380,12 @@ def sweep(client: docker.DockerClient, recipe: Recipe) -> None:
 
 def _says_ok(lines: list[str]) -> bool:
     try:
-        found = json.loads(lines[-1]) if lines else None
+        answer = json.loads(lines[-1]) if lines else None
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("ok") is True
+    return isinstance(answer, dict) and answer.get("ok") is True
 
 
 def _last(lines: list[str]) -> str:
-    said = [line for line in lines if not line.startswith("{")][-LINES_OF_ERROR:]
-    return ":\n" + "\n".join(f"  {line}" for line in said) if said else "; it said nothing"
+    printed = [line for line in lines if not line.startswith("{")][-LINES_OF_ERROR:]
+    return ":\n" + "\n".join(f"  {line}" for line in printed) if printed else "; it said nothing"

@@ -1,4 +1,4 @@
-"""Docker on this machine: its API, the `docker` that has BuildKit, and what they refuse in this project's words."""
+"""Docker on this machine: its API, a `docker` that has BuildKit, and their errors as messages for the user."""
 
 from __future__ import annotations
 
@@ -57,29 +57,27 @@ def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
 
 def unreachable(error: Exception, environ: Mapping[str, str], platform: str = sys.platform) -> str:
     """Return why Docker does not answer, and how to get an answer. Pure."""
-    where = environ.get("DOCKER_HOST") or SOCKET
-    said = short(error)
+    address = environ.get("DOCKER_HOST") or SOCKET
+    message = short(error)
     start = "open Docker Desktop" if platform == "darwin" else "sudo systemctl start docker"
-    if "PermissionError" in said or "Permission denied" in said:
+    if "PermissionError" in message or "Permission denied" in message:
         return (
-            f"Docker at {where} is not for this user; `sudo usermod --append --groups docker $USER`, "
+            f"Docker at {address} is not for this user; `sudo usermod --append --groups docker $USER`, "
             "then log in again"
         )
     if "DOCKER_HOST" in environ:
         return (
-            f"Docker does not answer at {where}, which $DOCKER_HOST names ({said}); start it there, "
+            f"Docker does not answer at {address}, which $DOCKER_HOST names ({message}); start it there, "
             "or unset DOCKER_HOST"
         )
-    if "Connection refused" in said:
-        return f"Docker is installed but does not run: nobody answers at {where}; {start}"
+    if "Connection refused" in message:
+        return f"Docker is installed but does not run: nobody answers at {address}; {start}"
     get = (
         "brew install --cask docker, then open Docker Desktop"
         if platform == "darwin"
         else "sudo apt-get install docker.io (Debian, Ubuntu), others https://docs.docker.com/engine/install"
     )
-    return (
-        f"there is no Docker at {where}, and images are built with it: {get}; where it is installed: {start}"
-    )
+    return f"there is no Docker at {address}, and images are built with it: {get}; where it is installed: {start}"
 
 
 def buildkit(client: docker.DockerClient, environ: Mapping[str, str]) -> str:
@@ -90,36 +88,38 @@ def buildkit(client: docker.DockerClient, environ: Mapping[str, str]) -> str:
     """
     engine = str(client.version()["Version"])
     if _numbers(engine)[:2] < OLDEST_ENGINE:
-        wanted = ".".join(map(str, OLDEST_ENGINE))
+        oldest = ".".join(map(str, OLDEST_ENGINE))
         raise RequestError(
-            f"Docker's engine is {engine}, and images are built with BuildKit, which it has from {wanted} on; "
+            f"Docker's engine is {engine}, and images are built with BuildKit, which it has from {oldest} on; "
             "install a newer one: https://docs.docker.com/engine/install"
         )
-    seen: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in environ.get("PATH", os.defpath).split(os.pathsep):
         command = shutil.which("docker", path=folder)
-        if command is None or command in seen:
+        if command is None or command in versions:
             continue
-        seen[command] = version = _answer([command, "--version"], environ)
+        versions[command] = version = _answer([command, "--version"], environ)
         own = OLDEST_ENGINE <= _numbers(version)[:2] < (FIRST_WITHOUT_OWN_BUILDKIT,)
         if own or _answer([command, "buildx", "version"], environ):
             return command
-    if not seen:
+    if not versions:
         raise RequestError(
             "docker is not on PATH, and images are built with it: sudo apt-get install docker-cli"
         )
-    there = "; ".join(f"{command}: {said or 'does not run'}" for command, said in seen.items())
+    found_commands = "; ".join(
+        f"{command}: {version_text or 'does not run'}" for command, version_text in versions.items()
+    )
     raise RequestError(
-        f"no docker on PATH has BuildKit ({there}); install its plugin buildx: sudo apt-get install docker-buildx, or "
-        "docker-buildx-plugin where Docker came from Docker's own packages"
+        f"no docker on PATH has BuildKit ({found_commands}); install its plugin buildx: sudo apt-get install "
+        "docker-buildx, or docker-buildx-plugin where Docker came from Docker's own packages"
     )
 
 
 def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of `docker`: BuildKit, in the engine that `connect` asks, whatever else was chosen."""
-    kept = {name: value for name, value in environ.items() if name != "DOCKER_CONTEXT"}
+    inherited = {name: value for name, value in environ.items() if name != "DOCKER_CONTEXT"}
     return {
-        **kept,
+        **inherited,
         "DOCKER_HOST": environ.get("DOCKER_HOST") or f"unix://{SOCKET}",
         "DOCKER_BUILDKIT": "1",
         "BUILDX_BUILDER": "default",
@@ -141,58 +141,58 @@ def _answer(command: list[str], environ: Mapping[str, str]) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """(20, 10, 24) of "Docker version 20.10.24+dfsg1"; empty where there are none."""
-    found = re.search(r"\d+(?:\.\d+)+", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.search(r"\d+(?:\.\d+)+", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 @contextlib.contextmanager
-def asking(what: str) -> Iterator[None]:
-    """What Docker refuses while `what` is done becomes a RequestError that says so."""
+def asking(action: str) -> Iterator[None]:
+    """Turn Docker's errors during `action` into a RequestError that names it."""
     try:
         yield
     except docker.errors.DockerException as error:
         if (program := missing_helper(str(error))) is not None:
             raise RequestError(
-                f"{what}: Docker's configuration (~/.docker/config.json) asks {program} for passwords, and that fails:"
-                f" {short(error)}; install it, or take its entry out of that file"
+                f"{action}: Docker's configuration (~/.docker/config.json) asks {program} for passwords, and that "
+                f"fails: {short(error)}; install it, or take its entry out of that file"
             ) from None
-        raise RequestError(f"{what}: {short(error)}") from None
+        raise RequestError(f"{action}: {short(error)}") from None
     except (requests.Timeout, urllib3.exceptions.TimeoutError):
         raise RequestError(
-            f"{what}: Docker has said nothing for too long; is its disk full, or the machine?"
+            f"{action}: Docker has said nothing for too long; is its disk full, or the machine?"
         ) from None
     # Of an answer that is read piece by piece urllib3's own errors come through.
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         raise RequestError(
-            f"{what}: the connection to Docker broke ({short(error)}); is it still running?"
+            f"{action}: the connection to Docker broke ({short(error)}); is it still running?"
         ) from None
 
 
-def missing_helper(said: str) -> str | None:
-    """Return the program that keeps Docker's passwords, where it is that which failed. Pure."""
-    found = re.search(r"docker-credential-[\w-]+", said)
-    return found[0] if found else "a program" if "Credentials store error" in said else None
+def missing_helper(message: str) -> str | None:
+    """Return the program that keeps Docker's passwords, if it is what failed. Pure."""
+    match = re.search(r"docker-credential-[\w-]+", message)
+    return match[0] if match else "a program" if "Credentials store error" in message else None
 
 
-def shown(words: list[str], stdin: int, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Run `docker` with its own display on our standard error, a terminal's on a terminal; exit code and last words."""
+def shown(command: list[str], stdin: int, environ: Mapping[str, str]) -> tuple[int, str]:
+    """Run `docker` with its display on our stderr, as a terminal if that is one. Returns exit code and output."""
     on_terminal = sys.stderr.isatty()
-    ours, its = os.openpty() if on_terminal else os.pipe()
+    our_end, its_end = os.openpty() if on_terminal else os.pipe()
     if on_terminal:
-        termios.tcsetwinsize(its, termios.tcgetwinsize(sys.stderr))
-    process = subprocess.Popen(words, stdin=stdin, stdout=its, stderr=its, env=dict(environ))
-    os.close(its)
+        termios.tcsetwinsize(its_end, termios.tcgetwinsize(sys.stderr))
+    process = subprocess.Popen(command, stdin=stdin, stdout=its_end, stderr=its_end, env=dict(environ))
+    os.close(its_end)
     last = b""
     try:
         # The end of a terminal is an error, that of a pipe is nothing.
         with contextlib.suppress(OSError):
-            while piece := os.read(ours, 2**16):
+            while piece := os.read(our_end, 2**16):
                 last = (last + piece)[-LAST_BYTES:]
                 sys.stderr.write(piece.decode(errors="replace"))
                 sys.stderr.flush()
         return process.wait(), clean(last.decode(errors="replace").replace("\r", "\n"))
     finally:
-        os.close(ours)
+        os.close(our_end)
         if process.poll() is None:  # interrupted: Docker ends what a client that goes has asked for
             process.terminate()
             try:

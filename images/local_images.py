@@ -1,4 +1,4 @@
-"""Images of ours on this machine: found by recipe, listed with the runs that used them, removed when they are old."""
+"""This project's images on this machine: found by recipe, listed with the runs that used them, removed when old."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from images.recipe import (
     RECIPE_LABEL,
     Recipe,
     current_tags,
-    platform_of,
+    image_platform,
     read,
 )
 from launch import runs
@@ -60,10 +60,10 @@ class Image:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Made:
-    """An image that `fab build` has seen to.
+class BuildResult:
+    """The result of `fab build` for one image.
 
-    done: built, or was there. smoke_s: how long the image was tried, of build_s in all.
+    done: "built" or "was there". smoke_s: the duration of the smoke test, after build_s of building.
     """
 
     image: Image
@@ -73,24 +73,24 @@ class Made:
 
 
 def required(framework: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image:
-    """Return the image of this checkout's recipe, which was built here and has passed.
+    """Return the image of this checkout's recipe, if it was built here and has passed.
 
     Raises:
         RequestError: it is not there, Docker does not answer, or there is no such framework or platform.
     """
-    recipe = read(framework, platform_of(platform), environ)
+    recipe = read(framework, image_platform(platform), environ)
     with contextlib.closing(connect(environ)) as client:
-        found = of_recipe(client, recipe)
-    if found is None:
+        image = find(client, recipe)
+    if image is None:
         raise RequestError(
             f"the image of {framework} for {platform} is not built here, or its recipe has changed since; "
             f"`fab build --framework {framework} --platform {platform}`"
         )
-    return found
+    return image
 
 
-def of_recipe(client: docker.DockerClient, recipe: Recipe) -> Image | None:
-    """Return the image with the recipe's tag, which only one that has passed has."""
+def find(client: docker.DockerClient, recipe: Recipe) -> Image | None:
+    """Return the image with the recipe's tag, which only an image that has passed has."""
     with asking(f"looking for the image {recipe.tag}"):
         try:
             return _image(client.api.inspect_image(recipe.tag))
@@ -99,24 +99,24 @@ def of_recipe(client: docker.DockerClient, recipe: Recipe) -> Image | None:
 
 
 def list_all(client: docker.DockerClient) -> list[Image]:
-    """Return all of ours by framework and platform, the latest first, with those unnamed that a killed build left."""
+    """Return all our images by framework and platform, the latest first, and unnamed ones that a killed build left."""
     with asking("listing the images of this machine"):
-        found = client.api.images(filters={"label": PLATFORM_LABEL})
-        images = [_image(client.api.inspect_image(each["Id"])) for each in found]
+        listed = client.api.images(filters={"label": PLATFORM_LABEL})
+        images = [_image(client.api.inspect_image(entry["Id"])) for entry in listed]
     return sorted(images, key=lambda image: (image.framework, image.platform, -image.created_s))
 
 
-def _image(told: Mapping[str, Any]) -> Image:
-    labels = told["Config"].get("Labels") or {}
-    created = datetime.datetime.fromisoformat(str(told["Created"])[:19]).replace(tzinfo=datetime.UTC)
+def _image(details: Mapping[str, Any]) -> Image:
+    labels = details["Config"].get("Labels") or {}
+    created = datetime.datetime.fromisoformat(str(details["Created"])[:19]).replace(tzinfo=datetime.UTC)
     return Image(
-        id=str(told["Id"]),
+        id=str(details["Id"]),
         framework=labels.get(FRAMEWORK_LABEL) or labels.get(OLD_FRAMEWORK_LABEL, "?"),
         platform=labels.get(PLATFORM_LABEL, "?"),
         recipe=labels.get(RECIPE_LABEL, "?"),
-        tags=tuple(tag for tag in told.get("RepoTags") or () if tag != "<none>:<none>"),
-        references=tuple(told.get("RepoDigests") or ()),
-        size_bytes=int(told["Size"]),
+        tags=tuple(tag for tag in details.get("RepoTags") or () if tag != "<none>:<none>"),
+        references=tuple(details.get("RepoDigests") or ()),
+        size_bytes=int(details["Size"]),
         created_s=created.timestamp(),
     )
 
@@ -141,9 +141,9 @@ def old(images: Iterable[Image], *, current: Iterable[str], used: Iterable[str])
 
 
 def used(client: docker.DockerClient) -> set[str]:
-    """Return the ids of all images that a container has, running or not."""
+    """Return the ids of all images that a container uses, running or not."""
     with asking("listing the containers of this machine"):
-        return {str(each["ImageID"]) for each in client.api.containers(all=True)}
+        return {str(container["ImageID"]) for container in client.api.containers(all=True)}
 
 
 def remove(client: docker.DockerClient, image: Image) -> bool:
@@ -162,10 +162,10 @@ def remove(client: docker.DockerClient, image: Image) -> bool:
 
 
 def discard(client: docker.DockerClient, image: str) -> None:
-    """Remove an image that a build made and nobody has named; one that is named or in use stays."""
+    """Remove an image that a build has made, unless it has a name or is in use."""
     with contextlib.suppress(docker.errors.APIError, RequestError), asking("cleaning up"):
-        told = client.api.inspect_image(image)
-        if not (told.get("RepoTags") or told.get("RepoDigests")):
+        details = client.api.inspect_image(image)
+        if not (details.get("RepoTags") or details.get("RepoDigests")):
             client.api.remove_image(image)
 
 
@@ -174,7 +174,7 @@ SHOWN_RUNS = 3
 
 
 def show(*, folder: RunsFolder, references: Mapping[str, str] | None, environ: Mapping[str, str]) -> int:
-    """folder: of the runs. references: framework → image, of a stack's inventory; None for this machine.
+    """Show the images. folder: of the runs. references: framework → image of a stack's inventory; None: this machine.
 
     Raises:
         RequestError: no Docker.
@@ -184,22 +184,22 @@ def show(*, folder: RunsFolder, references: Mapping[str, str] | None, environ: M
     current = current_tags(environ)
     with contextlib.closing(connect(environ)) as client:
         images = list_all(client)
-    known = runs.list_runs(folder)
+    known_runs = runs.list_runs(folder)
     if images:
-        console.print(table_of_local(images, current, known))
+        console.print(table_of_local(images, current, known_runs))
     else:
         tell("no images here yet; `fab build` makes them")
     if references is not None:
         tell("")
         if references:
-            console.print(table_of_stack(references, images, current, known))
+            console.print(table_of_stack(references, images, current, known_runs))
         else:
             tell("the stack names no images yet; `fab push --stack NAME` pushes them")
     return 0
 
 
 def prune(*, environ: Mapping[str, str]) -> int:
-    """Remove images of ours that are neither of this checkout's recipes nor used by a container, and say so.
+    """Remove our images that are neither of this checkout's recipes nor used by a container, and print each.
 
     The size of each counts the layers that it shares with others, which are free only when the last of them is gone.
 
@@ -215,34 +215,34 @@ def prune(*, environ: Mapping[str, str]) -> int:
         before = client.df()["LayersSize"]
         for image in doomed:
             name = (image.tags or (image.id,))[0]
-            gone = remove(client, image)
-            tell(f"removed {name}" if gone else f"kept {name}: something made from it is in use")
+            is_removed = remove(client, image)
+            tell(f"removed {name}" if is_removed else f"kept {name}: something made from it is in use")
         tell(f"freed {size(max(0, before - client.df()['LayersSize']))}")
     return 0
 
 
-def table_of_built(made: Sequence[Made], layers: Mapping[str, int]) -> Table:
-    """Return what `fab build` has made. layers: of each image by its id."""
+def table_of_built(results: Sequence[BuildResult], layers: Mapping[str, int]) -> Table:
+    """Return the table of what `fab build` has built. layers: the number of layers, by image id."""
     table = _table("framework", "platform", "tag", "size>", "layers>", "build>", "smoke>", "image", "")
-    for each in made:
-        was_built = each.done == "built"
+    for result in results:
+        was_built = result.done == "built"
         table.add_row(
-            each.image.framework,
-            each.image.platform,
-            _first(each.image.tags),
-            size(each.image.size_bytes),
-            str(layers[each.image.id]),
-            clock(each.build_s) if was_built else "–",
-            clock(each.smoke_s) if was_built else "–",
-            short(each.image.id),
-            each.done,
+            result.image.framework,
+            result.image.platform,
+            _first(result.image.tags),
+            size(result.image.size_bytes),
+            str(layers[result.image.id]),
+            clock(result.build_s) if was_built else "–",
+            clock(result.smoke_s) if was_built else "–",
+            short(result.image.id),
+            result.done,
         )
     return table
 
 
 def table_of_local(images: Iterable[Image], current: Iterable[str], known_runs: Sequence[Run]) -> Table:
-    """Return what this machine has. current: the tags of this checkout's recipes."""
-    known = set(current)
+    """Return the table of this machine's images. current: the tags of this checkout's recipes."""
+    current_set = set(current)
     table = _table("framework", "platform", "tag", "size>", "created", "state", "runs")
     for image in images:
         table.add_row(
@@ -251,7 +251,7 @@ def table_of_local(images: Iterable[Image], current: Iterable[str], known_runs: 
             _first(image.tags),
             size(image.size_bytes),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(image.created_s)),
-            state(image, known),
+            state(image, current_set),
             used_by({image.id, *image.references}, known_runs),
         )
     return table
@@ -260,14 +260,16 @@ def table_of_local(images: Iterable[Image], current: Iterable[str], known_runs: 
 def table_of_stack(
     references: Mapping[str, str], images: Sequence[Image], current: Iterable[str], known_runs: Sequence[Run]
 ) -> Table:
-    """Return what a stack's inventory names, and what of it is known here."""
-    known = set(current)
+    """Return the table of the images in a stack's inventory, and whether they are on this machine."""
+    current_set = set(current)
     table = _table("framework", "digest", "in", "here", "runs")
     for framework, reference in sorted(references.items()):
         repository, _, digest = reference.partition("@")
-        found = next((image for image in images if reference in image.references), None)
-        said = "not on this machine" if found is None else f"{_first(found.tags)}, {state(found, known)}"
-        table.add_row(framework, short(digest), repository, said, used_by({reference}, known_runs))
+        local = next((image for image in images if reference in image.references), None)
+        local_text = (
+            "not on this machine" if local is None else f"{_first(local.tags)}, {state(local, current_set)}"
+        )
+        table.add_row(framework, short(digest), repository, local_text, used_by({reference}, known_runs))
     return table
 
 
@@ -282,10 +284,10 @@ def state(image: Image, current: Iterable[str]) -> str:
 
 def used_by(names: Iterable[str], known_runs: Sequence[Run]) -> str:
     """Return the latest runs whose run.json names one of `names`; runs come latest first."""
-    wanted = set(names)
-    found = [run.run_id for run in known_runs if run.described.get("image") in wanted]
-    more = f" and {len(found) - SHOWN_RUNS} more" if len(found) > SHOWN_RUNS else ""
-    return ", ".join(found[:SHOWN_RUNS]) + more
+    name_set = set(names)
+    run_ids = [run.run_id for run in known_runs if run.described.get("image") in name_set]
+    more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
+    return ", ".join(run_ids[:SHOWN_RUNS]) + more
 
 
 def size(size_bytes: int) -> str:
@@ -305,8 +307,8 @@ def _first(tags: Sequence[str]) -> str:
 
 def _table(*headings: str) -> Table:
     """A heading that ends with ">" has figures below it."""
-    made = Table(box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in headings:
         right = heading.endswith(">")
-        made.add_column(heading.removesuffix(">"), justify="right" if right else "left", no_wrap=True)
-    return made
+        table.add_column(heading.removesuffix(">"), justify="right" if right else "left", no_wrap=True)
+    return table

@@ -20,7 +20,7 @@ from contracts.errors import RequestError
 from images import local_images
 from images.docker_client import ImageError, asking, buildkit, command_environment, connect, shown
 from images.local_images import Image
-from images.recipe import Recipe, chosen, platform_of, read
+from images.recipe import Recipe, chosen, image_platform, read
 from launch import inventories
 from launch.output import say, terminal
 
@@ -48,22 +48,22 @@ UNREACHABLE = (
 
 
 def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str]) -> int:
-    """Push the images named (default: all that are built), and note their digests in the stack's configuration.
+    """Push the named images (default: all that are built), and write their digests into the stack's configuration.
 
     Raises:
-        RequestError: which stack, an image is not built, or no Docker; nothing was pushed.
+        RequestError: no stack is named, an image is not built, or there is no Docker; nothing was pushed.
     """
     if stack == LOCAL:
         raise RequestError("--stack: say to which stack's repository; `pulumi stack ls` lists them")
-    names, on = chosen("--framework", framework), platform_of(platform)
+    names, on = chosen("--framework", framework), image_platform(platform)
     tell = say(terminal())
     failed: list[str] = []
     pushed: dict[str, str] = {}
     with contextlib.closing(connect(environ)) as client:
         command = buildkit(client, environ)
-        wanted = built(client, [read(name, on, environ) for name in names], all_of_them=bool(framework))
+        recipes = built(client, [read(name, on, environ) for name in names], all_of_them=bool(framework))
         repository = inventories.output(OUTPUT, stack, otherwise=OTHERWISE, environ=environ).rstrip("/")
-        for recipe in wanted:
+        for recipe in recipes:
             name = recipe.framework
             try:
                 tell(f"{name}  pushing {recipe.tag}")
@@ -74,7 +74,7 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
             except ImageError as error:
                 failed.append(str(error))
     for name, reference in pushed.items():
-        tell(f"{key_of(name)}: {reference}")
+        tell(f"{reference_key(name)}: {reference}")
     if pushed:
         tell(f"Now `pulumi up --stack {stack}`: then hosts pull {'this' if len(pushed) == 1 else 'these'}.")
     for text in failed:
@@ -83,22 +83,22 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
 
 
 def built(client: docker.DockerClient, recipes: list[Recipe], *, all_of_them: bool) -> list[Recipe]:
-    """Return those whose image is here. all_of_them: were asked for by name, so that each has to be.
+    """Return the recipes whose image is here. all_of_them: they were named by the user, so each has to be here.
 
     Raises:
-        RequestError: one that has to be here is not, or none is.
+        RequestError: a required image is not here, or none is.
     """
-    found: dict[str, Image | None] = {
-        recipe.framework: local_images.of_recipe(client, recipe) for recipe in recipes
+    images: dict[str, Image | None] = {
+        recipe.framework: local_images.find(client, recipe) for recipe in recipes
     }
-    lacking = [name for name, image in found.items() if image is None]
-    if lacking and (all_of_them or len(lacking) == len(found)):
+    lacking = [name for name, image in images.items() if image is None]
+    if lacking and (all_of_them or len(lacking) == len(images)):
         on = recipes[0].platform
         raise RequestError(
             f"{', '.join(lacking)} for {on}: not built here, or the recipe has changed since; "
             f"`fab build --framework {','.join(lacking)} --platform {on}`, or push another --platform"
         )
-    return [recipe for recipe in recipes if found[recipe.framework] is not None]
+    return [recipe for recipe in recipes if images[recipe.framework] is not None]
 
 
 def send(
@@ -109,10 +109,10 @@ def send(
     stack: str,
     environ: Mapping[str, str],
 ) -> str:
-    """Push one image with the `docker` of this machine, which shows how far it is; its reference by digest there.
+    """Push one image with this machine's `docker`, which shows its progress. Returns the reference by digest.
 
     Raises:
-        ImageError: the registry does not take it; with what is missing.
+        ImageError: the registry does not take it; the message has the remedy.
     """
     name = f"{repository}/{recipe.framework}"
     reference = f"{name}:{recipe.version}"
@@ -120,11 +120,11 @@ def send(
         # `docker push` passes over a program that it cannot ask for a password.
         docker.auth.load_config().resolve_authconfig(name.partition("/")[0])
         client.api.tag(recipe.tag, name, recipe.version)
-    code, said = shown([command, "push", reference], subprocess.DEVNULL, command_environment(environ))
-    digest = DIGEST.search(said)
+    code, output = shown([command, "push", reference], subprocess.DEVNULL, command_environment(environ))
+    digest = DIGEST.search(output)
     if code != 0 or digest is None:
         _untag(client, reference)
-        lines = said.split("\n")
+        lines = output.split("\n")
         problem = next((line.strip() for line in reversed(lines) if line.strip()), "it gave no digest")
         raise ImageError(explained(problem, reference, stack))
     return f"{name}@{digest[1]}"
@@ -136,53 +136,56 @@ def _untag(client: docker.DockerClient, reference: str) -> None:
         client.api.remove_image(reference, noprune=True)
 
 
-def key_of(framework: str) -> str:
-    """Where the configuration names the image of a framework."""
+def reference_key(framework: str) -> str:
+    """The configuration key of a framework's image."""
     return f"tpu-stack:images.references.{framework}"
 
 
 def set_reference(stack: str, framework: str, reference: str, environ: Mapping[str, str]) -> None:
-    """Name the image in the stack's configuration; what else is in that file stays as it is, comments too.
+    """Write the image into the stack's configuration. The rest of that file, comments too, stays as it is.
 
     Raises:
-        RequestError: Pulumi does not do it; with what a person has to write there.
+        RequestError: Pulumi fails; the message says what to write by hand.
     """
     try:
-        words = ["config", "set", "--path", key_of(framework), reference]
-        inventories.ask(words, stack, otherwise=OTHERWISE, environ=environ)
+        arguments = ["config", "set", "--path", reference_key(framework), reference]
+        inventories.ask(arguments, stack, otherwise=OTHERWISE, environ=environ)
     except RequestError as error:
         raise RequestError(
-            f"{error}; it is pushed: note {key_of(framework)}: {reference} in that configuration"
+            f"{error}; it is pushed: note {reference_key(framework)}: {reference} in that configuration"
         ) from None
 
 
-def explained(said: str, reference: str, stack: str) -> str:
-    """reference: what was pushed; stack: Pulumi's, whose repository that is."""
-    host, words = reference.partition("/")[0], said.lower()
-    if any(word in words for word in UNKNOWN_USER):
+def explained(problem: str, reference: str, stack: str) -> str:
+    """Why a push failed, and the remedy. reference: what was pushed. stack: the stack that owns the repository."""
+    host, problem_lower = reference.partition("/")[0], problem.lower()
+    if any(word in problem_lower for word in UNKNOWN_USER):
         login = (
             f"gcloud auth configure-docker {host}" if host.endswith(".pkg.dev") else f"docker login {host}"
         )
-        return f"{reference}: {host} does not know who pushes: {said}; `{login}`" + (
+        return f"{reference}: {host} does not know who pushes: {problem}; `{login}`" + (
             " (and `gcloud auth login` where that has expired)" if "gcloud" in login else ""
         )
-    if PERMISSION.search(said) or any(word in words for word in REFUSED):
-        return f"{reference}: pushing is refused: {said}; {_grant(said, reference, stack)}"
-    if any(word in words for word in NOT_THERE):
+    if PERMISSION.search(problem) or any(word in problem_lower for word in REFUSED):
+        return f"{reference}: pushing is refused: {problem}; {_grant(problem, reference, stack)}"
+    if any(word in problem_lower for word in NOT_THERE):
         return (
-            f"{reference}: there is no such repository: {said}; `pulumi up --stack {stack}` makes it, and an older "
+            f"{reference}: there is no such repository: {problem}; `pulumi up --stack {stack}` makes it, and an older "
             "stack may still name one that was deleted"
         )
-    if any(word in words for word in UNREACHABLE):
-        return f"{reference}: {host} cannot be reached: {said}; Docker's daemon needs a way there, and its proxy if any"
-    if "no space left" in words:
-        return f"{reference}: a disk is full: {said}; `fab images --prune`"
-    return f"{reference}: pushing failed: {said}; pushed again, it goes on where it stopped"
+    if any(word in problem_lower for word in UNREACHABLE):
+        return (
+            f"{reference}: {host} cannot be reached: {problem}; Docker's daemon needs a way there, and its proxy if "
+            "any"
+        )
+    if "no space left" in problem_lower:
+        return f"{reference}: a disk is full: {problem}; `fab images --prune`"
+    return f"{reference}: pushing failed: {problem}; pushed again, it goes on where it stopped"
 
 
-def _grant(said: str, reference: str, stack: str) -> str:
-    found = PERMISSION.search(said)
-    lacking = found[0] if found else "artifactregistry.repositories.uploadArtifacts"
+def _grant(problem: str, reference: str, stack: str) -> str:
+    match = PERMISSION.search(problem)
+    lacking = match[0] if match else "artifactregistry.repositories.uploadArtifacts"
     google = GOOGLES.match(reference)
     if google is None:
         return "whose account it is has to be allowed to push there"

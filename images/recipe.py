@@ -1,4 +1,4 @@
-"""What an image is made of and called: the files of images/, the base, and a hash. Pure but for reading files."""
+"""An image's contents and name: the files of images/, the base, and a hash of both. Pure but for reading files."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Recipe:
     def hash(self) -> str:
         """Changes when the image would, and only then: the code of jobs is in no image."""
         torch = (CPU_WHEELS,) if self.cpu_wheels else ()
-        what = (self.framework, self.platform, self.base, sorted(self.files.items()), *torch)
-        return hashlib.sha256(repr(what).encode()).hexdigest()[:HASH_LENGTH]
+        identity = (self.framework, self.platform, self.base, sorted(self.files.items()), *torch)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:HASH_LENGTH]
 
     @property
     def version(self) -> str:
@@ -92,8 +92,8 @@ class Recipe:
         return tar(dict(sorted(self.files.items())))
 
     def labels(self, commit: str | None) -> dict[str, str]:
-        """Return what the image says of itself. commit: of the checkout, "-dirty" behind it where files differ."""
-        said = {
+        """Return the image's labels. commit: of the checkout, with "-dirty" behind it if files differ."""
+        labels = {
             FRAMEWORK_LABEL: self.framework,
             PLATFORM_LABEL: self.platform,
             RECIPE_LABEL: self.hash,
@@ -102,41 +102,43 @@ class Recipe:
             "org.opencontainers.image.base.name": self.base,
             "org.opencontainers.image.licenses": LICENSE,
         }
-        return said | ({"org.opencontainers.image.revision": commit} if commit else {})
+        return labels | ({"org.opencontainers.image.revision": commit} if commit else {})
 
     def arguments(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return what the Dockerfile is told: its base, and how this machine reaches packages.
+        """Return the build arguments: the base, and how this machine reaches packages.
 
         Raises:
             RequestError: a package index is named with a password: an argument stays in the image's history.
         """
-        found = {name: environ[name] for name in (*INDEXES, *PROXIES) if environ.get(name)}
+        arguments = {name: environ[name] for name in (*INDEXES, *PROXIES) if environ.get(name)}
         for name in INDEXES:
-            parts = urllib.parse.urlsplit(found.get(name, ""))
+            parts = urllib.parse.urlsplit(arguments.get(name, ""))
             if "@" in parts.netloc or parts.query:
                 raise RequestError(
                     f"{name} holds a password, which the image would keep in its history; name an index that needs "
                     "none, or a mirror of it on this machine"
                 )
-        return found | {"BASE_IMAGE": self.base}
+        return arguments | {"BASE_IMAGE": self.base}
 
 
 def chosen(option: str, text: str, folder: Path = FOLDER) -> tuple[str, ...]:
-    """Return the frameworks that "jax,pytorch" means; all of them without a choice.
+    """Return the frameworks of a list such as "jax,pytorch"; all of them if it is empty.
 
     Raises:
         RequestError: there is no such framework.
     """
-    known = image_frameworks(folder)
-    wanted = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in wanted:
-        if name not in known:
-            raise RequestError(f'{option}: "{name}" is not a framework; choose one of {", ".join(known)}')
-    return wanted or known
+    frameworks = image_frameworks(folder)
+    chosen_names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in chosen_names:
+        if name not in frameworks:
+            raise RequestError(
+                f'{option}: "{name}" is not a framework; choose one of {", ".join(frameworks)}'
+            )
+    return chosen_names or frameworks
 
 
-def platform_of(text: str) -> Platform:
-    """Raises RequestError where images are made for no such platform."""
+def image_platform(text: str) -> Platform:
+    """Return the platform. Raises RequestError if there are no images for it."""
     for platform in PLATFORMS:
         if text == platform:
             return platform
@@ -184,7 +186,7 @@ def read(
         ) from None
     cpu_wheels = bool(environ.get(CPU_WHEELS)) and CPU_WHEELS.encode() in files["Dockerfile"]
     return Recipe(
-        framework=framework, platform=platform, base=base_of(environ), files=files, cpu_wheels=cpu_wheels
+        framework=framework, platform=platform, base=base_image(environ), files=files, cpu_wheels=cpu_wheels
     )
 
 
@@ -199,7 +201,7 @@ def current_tags(environ: Mapping[str, str]) -> set[str]:
     }
 
 
-def base_of(environ: Mapping[str, str]) -> str:
+def base_image(environ: Mapping[str, str]) -> str:
     """Return the base as a Dockerfile names it.
 
     Raises:

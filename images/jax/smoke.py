@@ -26,8 +26,8 @@ BATCH, INPUTS, WIDTH = 32, 16, 64
 def devices() -> tuple[str, str]:
     import jax
 
-    found = jax.devices()
-    return jax.default_backend(), f"{len(found)} × {found[0].device_kind}"
+    all_devices = jax.devices()
+    return jax.default_backend(), f"{len(all_devices)} × {all_devices[0].device_kind}"
 
 
 def start() -> Any:
@@ -51,10 +51,10 @@ def _update() -> Callable[..., Any]:
     from flax import nnx
 
     def update(model: Any, optimizer: Any, x_BI: Any) -> Any:
-        def loss_of(model: Any) -> Any:
+        def loss_function(model: Any) -> Any:
             return ((model(x_BI)[:, 0] - x_BI.sum(axis=1)) ** 2).mean()
 
-        loss, gradients = nnx.value_and_grad(loss_of)(model)
+        loss, gradients = nnx.value_and_grad(loss_function)(model)
         optimizer.update(model, gradients)
         return loss
 
@@ -120,10 +120,10 @@ def _grain() -> str:
     def batches() -> Any:
         return iter(grain.MapDataset.range(100).shuffle(seed=1).batch(10).to_iter_dataset())
 
-    straight, other = batches(), batches()
+    straight, resumed = batches(), batches()
     next(straight)
-    other.set_state(straight.get_state())
-    if list(next(straight)) != list(next(other)):
+    resumed.set_state(straight.get_state())
+    if list(next(straight)) != list(next(resumed)):
         raise ValueError("an iterator that was given another's state goes on with other data")
     return "an iterator goes on from another's state"
 

@@ -81,9 +81,9 @@ def load(folder: Path) -> Any:
 
 def listen() -> Callable[[int], bool]:
     """torch has no notice of its own: the handler notes the signal, and the loop asks between two steps."""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _: told.append(signum))
-    return lambda _: bool(told)
+    signals_received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: signals_received.append(signum))
+    return lambda _: bool(signals_received)
 
 
 def _backend() -> str:

@@ -1,4 +1,4 @@
-"""What every image is asked, in order. Each function says in a few words what it found, or raises CheckFailed."""
+"""The checks of every image, in order. Each function returns a short finding or raises CheckFailed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ DEVICE_NODES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 
 
 def locked(_: Case) -> str:
-    """Installed is what the lock names, in the version it names, and nothing else."""
-    wanted = lock.read(LOCK.read_text(encoding="utf-8"))
-    wrong = lock.differences(wanted, lock.installed())
+    """Exactly the packages of the lock are installed, each in the lock's version."""
+    lock_versions = lock.read(LOCK.read_text(encoding="utf-8"))
+    wrong = lock.differences(lock_versions, lock.installed())
     if wrong:
         raise CheckFailed(
             f"{len(wrong)} packages are not as {LOCK.name} says: {'; '.join(wrong)}; build the image again, and install"
             " nothing into it but from the lock"
         )
-    return f"{len(wanted)} packages, each in its version, no other"
+    return f"{len(lock_versions)} packages, each in its version, no other"
 
 
 def imports(case: Case) -> str:
@@ -49,10 +49,10 @@ def imports(case: Case) -> str:
 
 def device(case: Case) -> str:
     """The framework computes on the platform that was asked for; it may not fall back to another."""
-    found, description = case.framework.devices()
-    if found != case.platform:
+    platform, description = case.framework.devices()
+    if platform != case.platform:
         raise CheckFailed(
-            f"--platform is {case.platform}, but {case.framework.NAME} computes on {found} ({description}):"
+            f"--platform is {case.platform}, but {case.framework.NAME} computes on {platform} ({description}):"
             f" {remedy(case.platform)}"
         )
     return description
@@ -82,28 +82,29 @@ def remedy(platform: Platform) -> str:
 def train(case: Case) -> str:
     """A few steps: every loss is a number and the last is below the first."""
     _, losses = run(case, case.framework.start(), range(STEPS))
-    said = [f"{loss:.4g}" for loss in losses]
+    shown = [f"{loss:.4g}" for loss in losses]
     if not all(map(math.isfinite, losses)) or losses[-1] >= losses[0]:
         raise CheckFailed(
-            f"over {STEPS} steps the loss is {', '.join(said)}; it has to fall and be finite: a version in the lock"
+            f"over {STEPS} steps the loss is {', '.join(shown)}; it has to fall and be finite: a version in the lock"
             " computes wrongly"
         )
-    return f"{STEPS} steps, loss {said[0]} → {said[-1]}"
+    return f"{STEPS} steps, loss {shown[0]} → {shown[-1]}"
 
 
 def checkpoint(case: Case) -> str:
-    """Saved and loaded, training goes on as if nothing had been."""
+    """After saving and loading, training continues with the same losses."""
     half = STEPS // 2
-    rest = range(half, half + RESUMED_STEPS)
+    resumed_steps = range(half, half + RESUMED_STEPS)
     state, _ = run(case, case.framework.start(), range(half))
     case.doing("save a checkpoint")
     case.framework.save(state, case.folder)
-    _, straight = run(case, state, rest)
+    _, straight = run(case, state, resumed_steps)
     case.doing("load the checkpoint")
-    _, resumed = run(case, case.framework.load(case.folder), rest)
+    _, resumed = run(case, case.framework.load(case.folder), resumed_steps)
     allowed = SAME_LOSS[case.platform]
     if not all(
-        math.isclose(one, other, rel_tol=allowed) for one, other in zip(straight, resumed, strict=True)
+        math.isclose(loss, resumed_loss, rel_tol=allowed)
+        for loss, resumed_loss in zip(straight, resumed, strict=True)
     ):
         raise CheckFailed(
             f"after the checkpoint the losses are {resumed}, without it {straight}: what is saved is not all that a"
@@ -111,7 +112,7 @@ def checkpoint(case: Case) -> str:
         )
     files = [path for path in case.folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    return f"{len(files)} files, {size / 1024:.0f} KiB; the next {len(rest)} losses are the same"
+    return f"{len(files)} files, {size / 1024:.0f} KiB; the next {len(resumed_steps)} losses are the same"
 
 
 def run(case: Case, state: State, numbers: range) -> tuple[State, list[float]]:

@@ -1,4 +1,4 @@
-"""What is installed against what the lock names. Pure but for `installed`."""
+"""Compares the installed packages with the lock. Pure but for `installed`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ def read(text: str) -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Package → version, of this interpreter."""
-    found = importlib.metadata.distributions()
-    return {normal(distribution.name): distribution.version for distribution in found}
+    """This interpreter's packages: name → version."""
+    distributions = importlib.metadata.distributions()
+    return {normal(distribution.name): distribution.version for distribution in distributions}
 
 
-def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """In words, by name; empty where both are the same. A build of the same version for CPUs (+cpu) is the same."""
+def differences(locked: Mapping[str, str], installed_versions: Mapping[str, str]) -> list[str]:
+    """The differences in words, sorted by name. A build of the same version for CPUs (+cpu) is no difference."""
     return [
-        f"{name} is {found.get(name, 'missing')}, the lock says {wanted.get(name, 'nothing of it')}"
-        for name in sorted({*wanted, *found})
-        if wanted.get(name) != (found[name].removesuffix("+cpu") if name in found else None)
+        f"{name} is {installed_versions.get(name, 'missing')}, the lock says {locked.get(name, 'nothing of it')}"
+        for name in sorted({*locked, *installed_versions})
+        if locked.get(name)
+        != (installed_versions[name].removesuffix("+cpu") if name in installed_versions else None)
     ]
 
 

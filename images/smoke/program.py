@@ -46,9 +46,9 @@ def all_checks(framework: Framework) -> Mapping[str, Callable[[Case], str]]:
 def everything(framework: Framework, platform: Platform) -> int:
     """Also after a check that failed, for a person who has to mend the image; but only on the platform asked for."""
     started_s = time.monotonic()
-    verdicts = [show(apart.here("entry point", signals.entry_point))]
+    verdicts = [show(apart.run_here("entry point", signals.entry_point))]
     if platform == "tpu":
-        verdicts.append(show(apart.here(HARDWARE, checks.hardware)))
+        verdicts.append(show(apart.run_here(HARDWARE, checks.hardware)))
     left = list(all_checks(framework))
     while left and not elsewhere(verdicts[-1]):
         verdicts.append(show(apart.ask(framework, left.pop(0), platform)))

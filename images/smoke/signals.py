@@ -79,8 +79,8 @@ def saved_and_left(case: Case) -> str:
 
 
 def train_until_told(framework: Framework, folder: Path) -> int:
-    """The other side: the process that trains. Returns its exit code."""
-    told = framework.listen()
+    """In the new process: train until SIGTERM. Returns the exit code."""
+    is_stop_requested = framework.listen()
     state = framework.start()
     until_s = time.monotonic() + JOB_LIMIT_S
     number = 0
@@ -88,7 +88,7 @@ def train_until_told(framework: Framework, folder: Path) -> int:
         state, _ = framework.step(state, number)
         if number == 0:
             print(STEPPING, flush=True)
-        if told(number):
+        if is_stop_requested(number):
             framework.save(state, folder)
             return RESUME_ME
         number += 1
@@ -96,8 +96,8 @@ def train_until_told(framework: Framework, folder: Path) -> int:
     return 1
 
 
-def _await_line(process: subprocess.Popen[str], wanted: str, limit_s: float) -> None:
-    """Until the process has printed that line. Raises CheckFailed when it ends before, or the time is over."""
+def _await_line(process: subprocess.Popen[str], expected: str, limit_s: float) -> None:
+    """Wait for a line. Raises CheckFailed if the process ends first, or the time is over."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -115,7 +115,7 @@ def _await_line(process: subprocess.Popen[str], wanted: str, limit_s: float) -> 
             raise CheckFailed(
                 f"a process that trains is not at its first step after {limit_s:.0f} s"
             ) from None
-        if line == wanted:
+        if line == expected:
             return
         if line is None:
             raise CheckFailed(f"a process that trains ended with {process.wait()} before its first step")

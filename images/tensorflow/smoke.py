@@ -109,9 +109,9 @@ def listen() -> Callable[[int], bool]:
     """TensorFlow leaves SIGTERM to Python."""
     import signal
 
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    return lambda _: bool(told)
+    signals_received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals_received.append(number))
+    return lambda _: bool(signals_received)
 
 
 def _keras_fit() -> str:
@@ -134,10 +134,10 @@ def _keras_fit() -> str:
 def _text() -> str:
     import tensorflow_text as text
 
-    words = text.UnicodeScriptTokenizer().tokenize(["no TPU, no fun"]).to_list()[0]
-    if len(words) != 5:
-        raise ValueError(f"tensorflow_text makes {words} of 'no TPU, no fun'; that is 5 words and marks")
-    return f"{len(words)} words by an operation of its own library"
+    tokens = text.UnicodeScriptTokenizer().tokenize(["no TPU, no fun"]).to_list()[0]
+    if len(tokens) != 5:
+        raise ValueError(f"tensorflow_text makes {tokens} of 'no TPU, no fun'; that is 5 words and marks")
+    return f"{len(tokens)} words by an operation of its own library"
 
 
 def _transformers() -> str:

@@ -287,7 +287,7 @@ def test_an_agent_that_did_not_arrive_whole_is_never_run_and_leaves_nothing(sess
 
 
 def test_first_sessions_at_once_begin_and_clear_away_a_killed_one(sessions: Begin, tmp_path: Path) -> None:
-    killed = sessions(loader=changed(LOADER, "os.rename(beside, folder)", "os.kill(os.getpid(), 9)"))
+    killed = sessions(loader=changed(LOADER, "os.rename(temporary, folder)", "os.kill(os.getpid(), 9)"))
     killed.needs()
     killed.send(BRING)
     assert killed.process.wait(20) == -signal.SIGKILL

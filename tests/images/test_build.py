@@ -19,7 +19,7 @@ import pytest
 from images import build, local_images
 from images.build import Builder, build_command, failure
 from images.docker_client import ImageError, buildkit
-from images.local_images import Made
+from images.local_images import BuildResult
 from images.recipe import Recipe
 from launch.jobs import CHECKOUT
 
@@ -114,7 +114,7 @@ def test_an_image_is_built_tried_and_named_once_and_built_anew_only_when_its_rec
     assert "RUN echo once; true" in capfd.readouterr().err
     assert notes[-1] == "ok   imports  0.1 s"
     notes.clear()
-    assert builder.make(recipe) == Made(image=made.image, done="was there")
+    assert builder.make(recipe) == BuildResult(image=made.image, done="was there")
     assert notes == []
     second = builder.make(lab.recipe(smoke="# other\n" + recipe.files["smoke/framework.py"].decode()))
     assert second.image.id != made.image.id
@@ -158,7 +158,7 @@ def test_an_image_whose_smoke_test_fails_does_not_get_its_name_and_goes_when_one
         bad = lab.recipe(smoke=program)
         with pytest.raises(ImageError, match=reason):
             builder.make(bad)
-        assert local_images.of_recipe(lab.client, bad) is None
+        assert local_images.find(lab.client, bad) is None
         assert bad.failed_tag in lab.named()
     endless = lab.recipe(smoke=SLEEPS)
     image = builder.build(endless, None)

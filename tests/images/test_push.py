@@ -227,7 +227,7 @@ def test_a_registry_that_refuses_is_explained_and_neither_name_nor_digest_stays(
     assert re.search(
         f"error: {registry.host}/p/r/refused:{recipe.version}: .*{words}", capsys.readouterr().out
     )
-    found = local_images.of_recipe(client, recipe)
+    found = local_images.find(client, recipe)
     assert found is not None
     assert (found.tags, found.references) == ((recipe.tag,), ())
     assert "config set" not in pulumi.read_text()

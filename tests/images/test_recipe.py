@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 def read(
     folder: Path, framework: str = "one", platform: str = "cpu", base: str = "b@sha256:1", **environ: str
 ) -> Recipe:
-    on = recipe.platform_of(platform)
+    on = recipe.image_platform(platform)
     environ = {BASE_VARIABLE: base, **environ}
     return recipe.read(framework, on, environ, folder=folder, uv_lock=folder / "uv.txt")
 
@@ -53,7 +53,7 @@ def test_frameworks_are_folders_with_a_dockerfile_chosen_by_name_or_all_of_them(
     with pytest.raises(RequestError, match='--framework: "six" is not a framework; choose one of one, two'):
         recipe.chosen("--framework", "one,six", folder)
     with pytest.raises(RequestError, match='--platform: "gpu" is not a platform of images; choose one of'):
-        recipe.platform_of("gpu")
+        recipe.image_platform("gpu")
 
 
 def test_nothing_gets_into_an_image_but_its_files_and_the_programs_of_its_build(
@@ -177,7 +177,7 @@ def registry(answer: Any) -> Any:
 
 def test_the_base_is_what_the_file_pins_unless_the_environment_names_another(file: Path) -> None:
     assert recipe.pinned_base(file)[0] == f"python:3.12-slim-bookworm@{OLD}"
-    assert recipe.base_of({BASE_VARIABLE: "stand-in:1"}) == "stand-in:1"
+    assert recipe.base_image({BASE_VARIABLE: "stand-in:1"}) == "stand-in:1"
     for text in ("python:3.12", "", f"python@{OLD}", f"python:3@{OLD}\nmore"):
         file.write_text(text)
         with pytest.raises(RequestError, match="is no base by tag and digest"):

@@ -124,7 +124,7 @@ def test_a_sound_image_holds_every_check_but_the_one_that_only_a_container_can(i
 
 
 def test_without_the_platform_that_is_asked_for_nothing_is_tried_on_another(image: Image) -> None:
-    assert "--platform is tpu, but plain computes on cpu (1 × plain)" in image.one("device", "tpu").said
+    assert "--platform is tpu, but plain computes on cpu (1 × plain)" in image.one("device", "tpu").finding
     code, lines, result = image.everything("tpu")
     assert (code, result["ok"]) == (1, False)
     _, hardware, skipped = lines
@@ -149,8 +149,8 @@ def test_a_check_that_hangs_ends_with_its_traces_and_what_it_started(image: Imag
     """)
     verdict = image.one("own")
     assert not verdict.ok
-    assert "not done after 4 s: it hangs" in verdict.said
-    assert "in waits_for_ever" in verdict.said
+    assert "not done after 4 s: it hangs" in verdict.finding
+    assert "in waits_for_ever" in verdict.finding
     assert not _alive(int((tmp_path / "pid").read_text()))
 
 
@@ -196,7 +196,7 @@ def test_what_is_broken_fails_its_check_and_says_why(image: Image, code: str, ch
     (image.root / "aborts.py").write_text("import os, sys\nprint('bad library', flush=True)\nos.abort()\n")
     verdict = image.one(check)
     assert not verdict.ok
-    assert re.search(said, verdict.said, flags=re.DOTALL), verdict.said
+    assert re.search(said, verdict.finding, flags=re.DOTALL), verdict.finding
 
 
 def test_a_lock_is_pins_and_nothing_else_and_whatever_differs_from_it_is_named(image: Image) -> None:
@@ -204,7 +204,7 @@ def test_a_lock_is_pins_and_nothing_else_and_whatever_differs_from_it_is_named(i
     version = lock.installed()["pytest"]
     other = file.read_text().replace(f"pytest=={version}", "pytest==0.1")
     file.write_text(other + "absent==1 \\\n    --hash=sha256:00\n")
-    said = image.one("lock").said
+    said = image.one("lock").finding
     assert f"pytest is {version}, the lock says 0.1" in said
     assert "absent is missing, the lock says 1" in said
     assert lock.differences({"a": "1"}, {"a": "1", "b": "2"}) == ["b is 2, the lock says nothing of it"]
