@@ -117,7 +117,10 @@ CLOCKS_DIFFER_S = 3600.0
 PIECE_BYTES = 4 * 2**20
 """Of metrics.jsonl that are read at once."""
 COMMITTED = "commit_success.txt"
-"""What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
+"""What is written last into a checkpoint where a folder cannot be renamed, as in a bucket; by Orbax everywhere."""
+CHECKPOINT_NOTES, CHECKSUMS = "notes.json", "crc32"
+"""In a checkpoint of PyTorch or TensorFlow: its JSON file, and what that has as the checksums of all other files, by
+their names."""
 
 
 def heartbeat(process_id: int) -> str:
@@ -383,7 +386,15 @@ class RunDirectory:
         if not self.is_remote:
             return steps  # the folder has its name from the moment on that it is whole
         signs = self.read_texts([f"{CHECKPOINTS}/{step}/{COMMITTED}" for step in steps])
-        return [step for step, sign in zip(steps, signs, strict=True) if sign is not None]
+        unsigned = [step for step, sign in zip(steps, signs, strict=True) if sign is None]
+        notes = self.read_jsons([f"{CHECKPOINTS}/{step}/{CHECKPOINT_NOTES}" for step in unsigned])
+        torn = {step for step, noted in zip(unsigned, notes, strict=True) if not self._has_all(step, noted)}
+        return [step for step in steps if step not in torn]
+
+    def _has_all(self, step: int, notes: Json | None) -> bool:
+        """Whether the files are there that the notes of a checkpoint name, as where it was copied from a disk."""
+        files = (notes or {}).get(CHECKSUMS)
+        return isinstance(files, dict) and {*files} <= {*self.list(f"{CHECKPOINTS}/{step}")}
 
     def read_objects(self, names: Sequence[str], unread: Unread | None = None) -> builtins.list[Json | None]:
         """The JSON object of each of several files that nobody vouches for; None also where one cannot be read, of

@@ -20,14 +20,11 @@ from typing import Any, Protocol
 
 from contracts.atomic import beside_name, remove
 from contracts.errors import RequestError
-from contracts.run_directory import CHECKPOINTS, COMMITTED, unfinished
+from contracts.run_directory import CHECKPOINT_NOTES, CHECKPOINTS, CHECKSUMS, COMMITTED, unfinished
 from jobs.runtime.bucket_files import BucketFiles, files_of, pauses_s, retry
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
 
-NOTES = "notes.json"
-CHECKSUMS = "crc32"
-"""In the notes: the CRC-32 of each other file of the checkpoint, by its name."""
 TORN = "checkpoints-torn"
 
 type Torn = Mapping[int, str]
@@ -160,7 +157,7 @@ class Checkpoints:
         name = f"{CHECKPOINTS}/{step}"
         try:
             write()
-            Path(beside, NOTES).write_text(
+            Path(beside, CHECKPOINT_NOTES).write_text(
                 json.dumps({**notes, CHECKSUMS: _checksums(beside)}), encoding="utf-8"
             )
             if self._directory.is_remote:
@@ -215,7 +212,7 @@ class Checkpoints:
                     for name, data in zip(names, found, strict=True):
                         Path(here, name).write_bytes(data or b"")
                     folder = here
-                notes: dict[str, Any] = json.loads(Path(folder, NOTES).read_bytes())
+                notes: dict[str, Any] = json.loads(Path(folder, CHECKPOINT_NOTES).read_bytes())
                 _compare(notes.pop(CHECKSUMS, {}), folder)  # older code wrote none
                 return self._state.read(folder, model_only=model_only), notes, None
         except Exception as error:  # a torn file makes frameworks raise many kinds; all are reported
