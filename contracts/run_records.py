@@ -13,7 +13,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from contracts.files import Piece
@@ -286,6 +286,49 @@ def metrics(lines: Sequence[bytes], unread: Unread | None = None) -> list[Json]:
     """
     unread = unread or Unread()
     return [_measured(value, unread) for value in _objects([line for line in lines if line.strip()], unread)]
+
+
+def without_retaken(
+    lines: Sequence[Mapping[str, Any]], attempts: int
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Lines of metrics, as `metrics` returns them, without the values that were measured again later, and a message on
+    those, if there are any.
+
+    Of two values of a number at one step the later counts. In a run of several attempts, as of a script that is resumed
+    from its own checkpoint, a number that goes back to an earlier step leaves none of its values from there on.
+    """
+    later_steps: dict[str, set[float]] = {}
+    lowest: dict[str, float] = {}
+    kept: list[Mapping[str, Any]] = []
+    retaken: list[float] = []
+    for line in reversed(lines):
+        step = amount(line.get("step"))
+        if step is None:
+            kept.append(line)
+            continue
+        names = [name for name in line if name not in ("step", "time")]
+        old = {
+            name
+            for name in names
+            if step in later_steps.get(name, ()) or (attempts > 1 and step >= lowest.get(name, math.inf))
+        }
+        for name in names:
+            later_steps.setdefault(name, set()).add(step)
+            lowest[name] = min(step, lowest.get(name, math.inf))
+        if old:
+            retaken.append(step)
+        if not old or len(old) < len(names):
+            kept.append({name: value for name, value in line.items() if name not in old})
+    return kept[::-1], retaken_message(retaken)
+
+
+def retaken_message(steps: Sequence[float]) -> list[str]:
+    """What is said of steps that were measured again."""
+    if not steps:
+        return []
+    first, last = min(steps), max(steps)
+    span = f"step {first:g} was" if first == last else f"steps {first:g} to {last:g} were"
+    return [f"{METRICS}: {span} measured again, as after a resume; the later values count"]
 
 
 def is_whole(line: bytes) -> bool:

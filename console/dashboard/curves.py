@@ -135,16 +135,26 @@ class History:
         ]
 
     def curves(
-        self, metrics: Metrics, axis: str, points: int, span: tuple[float, float] | None = None
+        self,
+        metrics: Metrics,
+        axis: str,
+        points: int,
+        span: tuple[float, float] | None = None,
+        attempts: int = 1,
     ) -> dict[str, Any]:
         """The curves of all metrics as the page draws them, each of about `points` points.
 
         axis: step, time (seconds since the first line) or units (what the job's rate counts, such as tokens).
-        span: the part of the axis that is wanted.
+        span: the part of the axis that is wanted. attempts: how many the run has had.
         """
         with self._lock:
             steps, times = np.array(self._steps), np.array(self._times)
             held = {name: (np.array(rows), np.array(values)) for name, (rows, values) in self._points.items()}
+        retaken: list[float] = []
+        for name, (rows, values) in held.items():
+            old = _retaken(steps[rows], attempts)
+            held[name] = rows[~old], values[~old]
+            retaken += steps[rows[old]].tolist()
         rate = next(
             (metric for metric in metrics.metrics if metric.unit.endswith("/s") and metric.name in held), None
         )
@@ -170,8 +180,19 @@ class History:
             "lines": len(steps),
             "is_complete": self.is_complete,
             "series": [metric for metric in series if metric["x"]],
-            "problems": self.problems,
+            "problems": [*self.problems, *run_records.retaken_message(retaken)],
         }
+
+
+def _retaken(steps: Floats, attempts: int) -> npt.NDArray[np.bool_]:
+    """Which points of a curve were measured again later: see `run_records.without_retaken`."""
+    if attempts > 1:
+        later = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
+        return np.asarray(steps >= later)
+    is_old = np.ones(len(steps), np.bool_)
+    _, last = np.unique(steps[::-1], return_index=True)
+    is_old[len(steps) - 1 - last] = False
+    return is_old
 
 
 def _forward(times: Floats) -> Floats:
@@ -187,11 +208,11 @@ def _units(steps: Floats, rate: tuple[Any, Floats], step_s: tuple[Any, Floats]) 
     a_step = np.zeros(len(steps))
     shared, of_rate, of_step = np.intersect1d(rate[0], step_s[0], return_indices=True)
     a_step[shared] = np.nan_to_num(rate[1][of_rate] * step_s[1][of_step])
-    taken = np.maximum(np.diff(np.maximum.accumulate(steps), prepend=0.0), 0.0)
     if not len(shared):
         return steps
     # A row without a rate, such as an evaluation's, is where the row with one before it is.
-    done: Floats = np.cumsum(a_step[shared] * np.diff(np.cumsum(taken)[shared], prepend=0.0))
+    taken = np.diff(np.maximum.accumulate(steps[shared]), prepend=0.0)
+    done: Floats = np.cumsum(a_step[shared] * taken)
     return np.interp(np.arange(len(steps)), shared, done)
 
 

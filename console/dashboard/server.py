@@ -302,7 +302,8 @@ class Dashboard:
         ends = (_number(query, "from"), _number(query, "to"))
         span = (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
         points = min(POINTS, max(10, int(_number(query, "points") or POINTS)))
-        return history.curves(snapshot.run.metrics, query.get("axis", "step"), points, span)
+        attempts = len(snapshot.run.described["attempts"])
+        return history.curves(snapshot.run.metrics, query.get("axis", "step"), points, span, attempts)
 
     def host_curves(self, place: Place, snapshot: Snapshot, _: QueryParams) -> dict[str, Any]:
         """What the hosts' samplers have read, as `curves` has a run's: a chart of each column, a line of each host."""

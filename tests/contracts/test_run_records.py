@@ -149,3 +149,44 @@ def test_of_a_result_what_is_of_another_kind_is_left_out_and_named(odd: dict[str
     assert {key: found[key] for key in RESULT if key not in odd} == {
         key: RESULT[key] for key in RESULT if key not in odd
     }
+
+
+AGAIN = [
+    *({"step": step, "loss": step / 8} for step in (2, 4, 6, 8)),
+    {"step": 8, "score": 0.5, "time": 9},
+    *({"step": step, "loss": 1.0} for step in (5, 7)),
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "attempts", "kept", "again"),
+    [
+        # A script that was resumed at step 5, and logs other steps since.
+        (AGAIN, 2, [(2, "loss"), (4, "loss"), (8, "score"), (5, "loss"), (7, "loss")], "steps 6 to 8 were"),
+        # Of a run that nobody resumed, lines may be out of order.
+        (
+            AGAIN,
+            1,
+            [(2, "loss"), (4, "loss"), (6, "loss"), (8, "loss"), (8, "score"), (5, "loss"), (7, "loss")],
+            None,
+        ),
+        (
+            [{"step": 3, "loss": 1.0, "lr": 1}, {"step": 3, "loss": 2.0}],
+            1,
+            [(3, "lr"), (3, "loss")],
+            "step 3 was",
+        ),
+        ([{"loss": 1.0}, {"step": 0}, {"step": 0}], 2, [(None, "loss"), (0,), (0,)], None),
+        ([{"step": 3, "loss": None}, {"step": 1, "loss": None}], 2, [(1, "loss")], "step 3 was"),
+    ],
+)
+def test_of_what_was_measured_twice_the_later_attempt_counts(
+    lines: list[dict[str, Any]], attempts: int, kept: list[tuple[Any, ...]], again: str | None
+) -> None:
+    found, messages = run_records.without_retaken(lines, attempts)
+    assert [
+        (line.get("step"), *(name for name in line if name not in ("step", "time"))) for line in found
+    ] == kept
+    assert found[-1] == lines[-1]
+    expected = [f"metrics.jsonl: {again} measured again, as after a resume; the later values count"]
+    assert messages == (expected if again else [])

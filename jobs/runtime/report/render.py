@@ -14,7 +14,7 @@ from pathlib import Path
 from contracts.durations import spoken
 from contracts.run_costs import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
-from contracts.run_records import Unread
+from contracts.run_records import Unread, without_retaken
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.host_samples import HostSamples, findings, read
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
@@ -54,6 +54,7 @@ def render(
     hosts: what their samplers have read. unread: what could not be read.
     """
     result = result or {}
+    metrics, retaken = without_retaken(metrics, len(rows(run.get("attempts"))))
     latest = _latest(result, metrics)
     first, *others = (draw(chart) for chart in charts(run, metrics, latest))
     of_hosts = "".join(draw(chart) for chart in host_charts(hosts))
@@ -65,7 +66,9 @@ def render(
             _warnings(result, heartbeats),
             _unread(unread),
             _findings(hosts, metrics),
-            f'<h2>Curves</h2><div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
+            "<h2>Curves</h2>",
+            *(f"<p>{escape(each)}</p>" for each in retaken),
+            f'<div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
             samples(samples_file),
             f'<h2>Hosts</h2><div class="small">{of_hosts}</div>' if of_hosts else "",
             time_split(result),

@@ -15,6 +15,7 @@ from console.dashboard import curves
 from console.dashboard.curves import History, smooth, thin
 from contracts.files import DiskFiles, Piece
 from jobs.flax_mlm import METRICS
+from jobs.runtime.report.render import render
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400)
 
@@ -127,6 +128,30 @@ def test_a_line_without_an_end_is_said_and_not_kept_and_steps_out_of_order_are_p
     with path.open("a") as file:
         file.write('x\n{"step": 40, "loss": 40.5}\n')
     assert len(points(read, "loss")) == 4
+
+
+def test_of_steps_that_a_resumed_script_takes_again_the_curves_and_the_report_show_the_later_attempt(
+    tmp_path: Path,
+) -> None:
+    lines = [
+        {"step": step, "loss": float(attempt), "tokens_per_s": 10.0, "step_s": 1.0}
+        for attempt, steps in enumerate((range(1, 9), range(5, 9), range(7, 8)))
+        for step in steps
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = history(tmp_path / "metrics.jsonl")
+    read.read_on(9.0)
+    expected = [(1, 0.0), (2, 0.0), (3, 0.0), (4, 0.0), (5, 1.0), (6, 1.0), (7, 2.0)]
+    message = "metrics.jsonl: steps 5 to 8 were measured again, as after a resume; the later values count"
+    for axis, unit in (("step", 1), ("units", 10)):
+        drawn = read.curves(METRICS, axis, 1000, attempts=3)
+        (loss,) = (each for each in drawn["series"] if each["name"] == "loss")
+        assert [*zip(loss["x"], loss["y"], strict=True)] == [(unit * step, value) for step, value in expected]
+        assert drawn["problems"] == [message]
+    assert len(points(read, "loss")) == 8  # of one attempt, which may write steps in any order
+    run = {"run_id": "a", "job": "command", "attempts": [{"attempt": number} for number in range(3)]}
+    page = render(run, lines, None, [])
+    assert message in page
 
 
 def test_a_million_names_of_metrics_do_not_become_a_million_charts(tmp_path: Path) -> None:
