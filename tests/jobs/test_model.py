@@ -489,8 +489,12 @@ def test_what_nearly_even_attention_learns_is_not_lost_in_bfloat16() -> None:
     assert np.linalg.norm(of_k("bfloat16") - exactly) < 0.01 * np.linalg.norm(exactly)
 
 
-def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients() -> None:
+@pytest.mark.parametrize("most_in_block", [S, S // 2])
+def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients(
+    monkeypatch: pytest.MonkeyPatch, most_in_block: int
+) -> None:
     """The kernel's own program, run by an interpreter: no TPU is here. One row and one head, as it is slow."""
+    monkeypatch.setattr(ops, "SPLASH_MOST_IN_BLOCK", most_in_block)
     given, of_BS = tuple(x[1:, :, :1] for x in inputs()), segments()[1:]
     weights = jnp.sin(jnp.arange(S * K)).reshape(1, S, 1, K)
 
@@ -520,6 +524,25 @@ def test_on_a_gpu_an_odd_number_of_positions_with_documents_is_not_cudnns(
     of_BM = segments()[:, :positions] if documents else None
     ops.attend(q_BMHK[:, :positions], k_BSHK, v_BSHK, of_BM, of_BS)
     assert seen == (["cudnn"] if takes_cudnn else [])
+
+
+@pytest.mark.parametrize(("kind", "takes"), [("TPU v3", False), ("TPU v4", True), ("TPU v5 lite", True)])
+def test_splash_attention_is_for_the_generations_that_pallas_compiles_it_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, takes: bool
+) -> None:
+    device = jax.sharding.AbstractDevice(kind, None, "tpu")
+    mesh = jax.sharding.AbstractMesh((1,), ("one",), abstract_device=device)
+    q_BSHK = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.bfloat16)
+    seen = []
+
+    def splash(q_BSHK: jax.Array, *_: jax.Array | None) -> jax.Array:
+        seen.append(kind)
+        return q_BSHK
+
+    monkeypatch.setattr(ops, "splash", splash)
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(lambda q, k, v: ops.attend(q, k, v), q_BSHK, q_BSHK, q_BSHK)
+    assert bool(seen) == takes
 
 
 def test_the_operations_and_bytes_of_a_kernel_are_counted_for_all_points_of_its_grid() -> None:

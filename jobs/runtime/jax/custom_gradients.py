@@ -28,6 +28,12 @@ def platform() -> str:
     return jax.default_backend() if device is None else str(device.platform)
 
 
+def device_kind() -> str:
+    """The kind of the devices that it is for, such as "TPU v4"."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return str((jax.devices()[0] if device is None else device).device_kind)
+
+
 def _computed_once(x: jax.Array) -> jax.Array:
     """x, which XLA for TPU else computes again in each of the products that take it."""
     materialized: jax.Array = jax.lax.optimization_barrier(x) if platform() == "tpu" else x

@@ -15,11 +15,23 @@ import jax
 import jax.numpy as jnp
 
 from jobs.runtime.jax import custom_gradients
-from jobs.runtime.jax.custom_gradients import LAYER_NORM_EPSILON, NEVER, platform, wide_type, widened
+from jobs.runtime.jax.custom_gradients import (
+    LAYER_NORM_EPSILON,
+    NEVER,
+    device_kind,
+    platform,
+    wide_type,
+    widened,
+)
 
 SPLASH_LEAST_POSITIONS = 512
 SPLASH_BLOCK = 128
-"""Positions are taken in blocks of this many, so there must be a multiple of it."""
+"""Positions are taken in blocks of a multiple of this many, so there must be a multiple of it."""
+SPLASH_MOST_IN_BLOCK = 512
+"""Each block is a turn of the kernel's grid. Splash attention's own default, 128, takes 16 turns for what one does, and
+the products of such a turn are 20 ns of a v5e's peak. The operations and bytes are the same."""
+KINDS_WITHOUT_SPLASH = ("TPU v2", "TPU v3")
+"""Pallas compiles no products of bfloat16 for them."""
 CUDNN_MOST_HEAD_WIDTH = 128
 
 
@@ -134,7 +146,7 @@ def attend(
 ) -> jax.Array:
     """(B, M, H, K): for each of M positions the values of all S, weighted by softmax of q k / √K.
 
-    TPU, from 512 positions on: splash attention, a flash attention whose scores never leave the chip's own memory
+    TPU v4 and later, from 512 positions on: splash attention, a flash attention whose scores never leave the chip
     (Dao et al. 2022, arXiv:2205.14135). GPU in bfloat16: cuDNN's. Anything else, and shapes that those do not take:
     `attention`.
 
@@ -180,7 +192,8 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
     _, length, heads, head_width = q_BSHK.shape
-    kernel = _splash_kernel(length, heads, interpret)
+    sizes = range(SPLASH_BLOCK, SPLASH_MOST_IN_BLOCK + 1, SPLASH_BLOCK)
+    kernel = _splash_kernel(length, heads, max(size for size in sizes if length % size == 0), interpret)
 
     def of_row(q_SHK: jax.Array, k_SHK: jax.Array, v_SHK: jax.Array, segments_S: Any) -> jax.Array:
         q_HSK, k_HSK, v_HSK = (x.swapaxes(0, 1) for x in (q_SHK * head_width**-0.5, k_SHK, v_SHK))
@@ -192,12 +205,26 @@ def splash(
 
 
 @functools.lru_cache(maxsize=4)
-def _splash_kernel(length: int, heads: int, interpret: bool) -> Any:
-    from jax.experimental.pallas.ops.tpu.splash_attention import FullMask, MultiHeadMask, make_splash_mha
+def _splash_kernel(length: int, heads: int, block: int, interpret: bool) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        BlockSizes,
+        FullMask,
+        MultiHeadMask,
+        make_splash_mha,
+    )
 
+    sizes = BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
     with jax.ensure_compile_time_eval():
         return make_splash_mha(
             MultiHeadMask([FullMask((length, length))] * heads),
+            block_sizes=sizes,
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,
@@ -208,6 +235,7 @@ def _takes_splash(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
     length = k_BSHK.shape[1]
     return (
         platform() == "tpu"
+        and device_kind() not in KINDS_WITHOUT_SPLASH
         and q_BMHK.shape[1] == length
         and length >= SPLASH_LEAST_POSITIONS
         and length % SPLASH_BLOCK == 0
