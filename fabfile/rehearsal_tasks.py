@@ -58,7 +58,7 @@ def rehearsal(args: Rehearsal) -> int:
 
     typed = Typed(
         action=args.action,
-        wanted=args.up(),
+        request=args.up(),
         host=args.host,
         amount=args.amount,
         zone=args.zone,

@@ -94,7 +94,7 @@ def _rehearsal() -> Given:
         raise RequestError(f"--stack {REHEARSAL}: {error}") from None
     os.environ.update(rehearsal.environment)
     return Given(
-        folder=state.folder_of(os.environ),
+        folder=state.rehearsal_folder(os.environ),
         inventory=parse(rehearsal.inventory_json, "the rehearsal"),
         platform=rehearsal.platform,
         python=rehearsal.python,

@@ -86,10 +86,10 @@ class EngineCommand(PulumiCommand):
         )
         self._process = process
         assert process.stdout is not None and process.stderr is not None
-        said: list[str] = []
+        printed: list[str] = []
         complained: list[str] = []
         threads = [
-            threading.Thread(target=_read, args=(process.stdout, said, on_output)),
+            threading.Thread(target=_read, args=(process.stdout, printed, on_output)),
             threading.Thread(target=_read, args=(process.stderr, complained, on_error)),
         ]
         with process:
@@ -98,7 +98,7 @@ class EngineCommand(PulumiCommand):
             for thread in threads:
                 thread.join()
             code = process.wait()
-        result = CommandResult(stdout="\n".join(said), stderr="\n".join(complained), code=code)
+        result = CommandResult(stdout="\n".join(printed), stderr="\n".join(complained), code=code)
         if code != 0:
             raise create_command_error(result)
         return result
@@ -156,11 +156,11 @@ class Report:
         return "\n".join(self.lines)
 
     def messages(self, severity: str) -> list[str]:
-        return [message for of, message in self.diagnostics if of == severity]
+        return [message for level, message in self.diagnostics if level == severity]
 
 
 class Operation:
-    """An operation that is going on, and what it has said and done so far, put together from several threads."""
+    """A running operation, with its output and steps so far, collected from several threads."""
 
     def __init__(
         self,
@@ -227,7 +227,9 @@ class Operation:
         try:
             result = run(on_output=self._hear, on_error=self._hear, on_event=self._note, **options)
             outputs = getattr(result, "outputs", {})
-            self._outputs = {name: SECRET if each.secret else each.value for name, each in outputs.items()}
+            self._outputs = {
+                name: SECRET if output.secret else output.value for name, output in outputs.items()
+            }
             self._ok = True
         except CommandError:
             self._ok = False
@@ -257,18 +259,18 @@ class Operation:
                         parent=state.parent if state is not None else "",
                     )
                 )
-            said = event.diagnostic_event
-            if said is not None and not said.ephemeral:
+            diagnostic = event.diagnostic_event
+            if diagnostic is not None and not diagnostic.ephemeral:
                 # Without the engine's marks for colours, <{%reset%}> and the like.
-                plain = re.sub(r"<\{%.*?%\}>", "", said.message, flags=re.DOTALL).strip()
-                self._diagnostics.append((said.severity, plain))
+                plain = re.sub(r"<\{%.*?%\}>", "", diagnostic.message, flags=re.DOTALL).strip()
+                self._diagnostics.append((diagnostic.severity, plain))
             if event.summary_event is not None:
                 changes = event.summary_event.resource_changes
                 self._changes = {str(getattr(op, "value", op)): count for op, count in changes.items()}
             self._changed.notify_all()
 
     def _has(self, text: str) -> bool:
-        return any(text in each for each in (*self._lines, *(message for _, message in self._diagnostics)))
+        return any(text in line for line in (*self._lines, *(message for _, message in self._diagnostics)))
 
     def _text(self) -> str:
         return "\n".join(self._lines) or "(nothing)"
@@ -386,26 +388,28 @@ class Engine:
         return dict(self._stack.export_stack().deployment or {})
 
     def resources(self) -> list[dict[str, Any]]:
-        """What the state holds, the stack itself and its providers left out."""
+        """The resources in the state, without the stack itself and its providers."""
         own = ("pulumi:pulumi:Stack", "pulumi:providers:")
-        return [each for each in self.state().get("resources", []) if not each["type"].startswith(own)]
+        return [
+            resource for resource in self.state().get("resources", []) if not resource["type"].startswith(own)
+        ]
 
     def _run_program(self) -> None:
         self.program()
 
     def _environment(self, cli: PulumiCli) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}
         proxies = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), NOWHERE)
         near = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
         own = [cli.folder, ROOT / "rehearsal" / "bin", cli.dynamic_folder, Path(sys.executable).parent]
         folders = [*own, *self._plugins]
         return {
-            **kept,
+            **inherited,
             **proxies,
             **near,
             MARK: str(self.folder),
             WORLD_VARIABLE: str(self.world.path),
-            "PATH": os.pathsep.join([*map(str, folders), kept.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join([*map(str, folders), inherited.get("PATH", os.defpath)]),
             "PYTHONPATH": str(ROOT),
             "PULUMI_PYTHON_CMD": sys.executable,
             "PULUMI_BACKEND_URL": (self.folder / "backend").as_uri(),
@@ -421,27 +425,27 @@ def _project(project_file: Path | None) -> dict[str, Any]:
     """A project for an inline program: no folder of its own, and any Python."""
     if project_file is None:
         return {"name": "tpu-stack", "runtime": "python"}
-    found: dict[str, Any] = yaml.safe_load(project_file.read_text(encoding="utf-8"))
-    return {name: value for name, value in found.items() if name != "main"} | {"runtime": "python"}
+    project: dict[str, Any] = yaml.safe_load(project_file.read_text(encoding="utf-8"))
+    return {name: value for name, value in project.items() if name != "main"} | {"runtime": "python"}
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """The ids of the processes that were started with that variable set so (by Linux's /proc); this one is left out."""
-    wanted = f"{variable}={value}".encode()
-    found = []
+    """The ids of the processes that were started with this variable, from Linux's /proc, without this process."""
+    entry = f"{variable}={value}".encode()
+    process_ids = []
     for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
-            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
+            if entry in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                process_ids.append(int(folder.name))
+    return process_ids
 
 
 def end_marked(variable: str, value: str) -> list[int]:
-    """Kills them, and those that they start meanwhile."""
+    """Kill the processes with this variable, and those that they start meanwhile. Returns their ids."""
     ended: list[int] = []
-    while found := [each for each in marked(variable, value) if each not in ended]:
-        for process_id in found:
+    while remaining := [candidate for candidate in marked(variable, value) if candidate not in ended]:
+        for process_id in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
-        ended += found
+        ended += remaining
     return ended

@@ -26,7 +26,7 @@ from tools import pulumi_cli
 MARKS = {"create": "+", "update": "~", "delete": "-", "replace": "+-", "same": " ", "read": ">"}
 ENGINES_OWN = "pulumi:providers:"
 # How the stack of the file keeps its secrets: the offline engine has its own way.
-OF_THE_STACK = frozenset({"encryptionsalt", "encryptedkey", "secretsprovider"})
+STACK_KEYS = frozenset({"encryptionsalt", "encryptedkey", "secretsprovider"})
 
 Change = tuple[int, int, str]
 """From, to, and what is to stand there instead."""
@@ -61,7 +61,7 @@ def for_the_engine(path: Path, own: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def stack_of(path: Path) -> str:
+def stack_name(path: Path) -> str:
     """dev of Pulumi.dev.yaml, as Pulumi names them."""
     match = re.fullmatch(r"Pulumi\.([A-Za-z0-9_.-]+)\.ya?ml", path.name)
     return match[1] if match else "preview"
@@ -93,11 +93,11 @@ REPEATED = "error: an unhandled error occurred: "
 
 
 def remarks(report: Report) -> list[str]:
-    """What the engine prints below its own list of resources: diagnostics, outputs, counts."""
+    """The lines that the engine prints below its list of resources: diagnostics, outputs, counts."""
     starts = ("Diagnostics:", "Outputs:", "Resources:", "error:", "Policies:")
     for index, line in enumerate(report.lines):
         if _without_colours(line).startswith(starts):
-            return [each for each in report.lines[index:] if REPEATED not in _without_colours(each)]
+            return [remark for remark in report.lines[index:] if REPEATED not in _without_colours(remark)]
     return list(report.lines)
 
 
@@ -120,7 +120,7 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
             program=program,
             tpu_url=api.url,
             project_file=project_file,
-            stack=stack_of(path),
+            stack=stack_name(path),
         ) as engine,
     ):
         engine.adopt(for_the_engine(path, engine.own_settings))
@@ -199,7 +199,7 @@ def adapted(text: str, own: Mapping[str, Any]) -> tuple[str, list[str]]:
     elif values[0].tag == "tag:yaml.org,2002:null":
         begin, end = values[0].start_mark.index, values[0].end_mark.index
         changes.append((begin, end, f" {json.dumps(own['config'])}"))
-    changes += _replaced(text, root, outside, OF_THE_STACK.__contains__)
+    changes += _replaced(text, root, outside, STACK_KEYS.__contains__)
     # From the last to the first, so that the places of the others hold; where two are one, the inner one goes first.
     for begin, end, instead in sorted(changes, key=lambda change: change[:2])[::-1]:
         text = text[:begin] + instead + text[end:]
@@ -222,7 +222,7 @@ def _replaced(
     starts = [key.start_mark.index for key, _value in mapping.value]
     for (key, value), following in zip(mapping.value, [*starts[1:], None], strict=True):
         if is_out(str(key.value)):
-            begin, end = key.start_mark.index, _end_of(text, value)
+            begin, end = key.start_mark.index, _entry_end(text, value)
             if mapping.flow_style:
                 end = mapping.end_mark.index - 1 if following is None else following
             changes.append((begin, end, "\n" * text[begin:end].count("\n")))
@@ -230,13 +230,13 @@ def _replaced(
     if mapping.flow_style:
         begin = mapping.start_mark.index + 1
         return [*changes, (begin, begin, "".join(f"{entry}, " for entry in entries))]
-    end = _end_of(text, mapping.value[-1][1])
+    end = _entry_end(text, mapping.value[-1][1])
     indent = " " * mapping.start_mark.column
     return [*changes, (end, end, "".join(f"{indent}{entry}\n" for entry in entries))]
 
 
-def _end_of(text: str, value: yaml.Node) -> int:
-    """Where the line ends on which an entry of a block mapping ends, its line break included."""
+def _entry_end(text: str, value: yaml.Node) -> int:
+    """The index after the last line of an entry of a block mapping, including its line break."""
     end: int = value.end_mark.index
     scalar_or_flow = isinstance(value, yaml.ScalarNode) or value.flow_style
     if value.end_mark.column == 0 and end > value.start_mark.index:

@@ -33,7 +33,7 @@ from rehearsal.machines import docker_engine, guardian
 from rehearsal.machines.docker_engine import MachinesError
 
 RUNS = "/mnt/share/runs"
-UNDISTURBED, DISTURBED, KEPT = "undisturbed", "disturbed", "kept"
+UNDISTURBED, DISTURBED, BY_KEEPER = "undisturbed", "disturbed", "kept"
 STEPS = 700  # some 20 s of computing on 2 cores: an accident has to come in the midst of them
 # After the first checkpoint or the second, and long before the end: on a busy computer two commands take a while.
 FIRST_ACCIDENT, SECOND_ACCIDENT, THIRD_ACCIDENT = 60, 120, 60
@@ -64,16 +64,16 @@ class NotBegunError(StoryError):
 
 
 class Story:
-    """Says and does one step after the other. environ: of the commands."""
+    """Prints and runs one step after the other. environ: of the commands."""
 
     def __init__(self, *, environ: Mapping[str, str], say: Say) -> None:
         self.environ = dict(environ)
         self.say = say
         self._began = time.monotonic()
 
-    def tell(self, words: str) -> None:
-        """Why the next step comes."""
-        self.say(f"\n# {words}")
+    def tell(self, text: str) -> None:
+        """Print why the next step comes."""
+        self.say(f"\n# {text}")
 
     def type(self, line: str, *, fails: bool = False) -> float:
         """Runs a command line as it is shown. → seconds that it took.
@@ -108,46 +108,45 @@ class Story:
         return done.stdout
 
     def until_done(self, run: str) -> None:
-        """Waits until a run is done. Raises StoryError where it is not within RECOVERY_LIMIT_S."""
+        """Wait until a run is done. Raises StoryError after RECOVERY_LIMIT_S."""
         deadline = time.monotonic() + RECOVERY_LIMIT_S
-        while not is_done(said := self.answer(f"fab status --stack rehearsal {run}")):
+        while not is_done(status := self.answer(f"fab status --stack rehearsal {run}")):
             if time.monotonic() > deadline:
                 raise StoryError(
-                    f"the run {run} is not done after {RECOVERY_LIMIT_S:.0f} s; status:\n{said}\n"
+                    f"the run {run} is not done after {RECOVERY_LIMIT_S:.0f} s; status:\n{status}\n"
                     f"{self.answer('fab keeper status --stack rehearsal')}"
                 )
             time.sleep(POLL_S)
         self.say("  … the run is done")
 
     def until_step(self, run: str, step: int, *, attempt: int = 0) -> None:
-        """Waits until a run has got so far, in that attempt or a later one. Raises StoryError where it does not within
-        PROGRESS_LIMIT_S."""
+        """Wait until a run has reached a step in that attempt or a later one. Raises StoryError after the limit."""
         deadline = time.monotonic() + PROGRESS_LIMIT_S
         while True:
-            said = self.answer(f"fab status --stack rehearsal {run}")
-            at = step_in(said)
-            if has_ended(said):
-                raise StoryError(f"the run {run} has ended before step {step}; status:\n{said}")
-            if at is not None and at >= step and attempt_in(said) >= attempt:
+            status = self.answer(f"fab status --stack rehearsal {run}")
+            at = step_in(status)
+            if has_ended(status):
+                raise StoryError(f"the run {run} has ended before step {step}; status:\n{status}")
+            if at is not None and at >= step and attempt_in(status) >= attempt:
                 break
             if time.monotonic() > deadline:
                 raise StoryError(
-                    f"the run {run} is not at step {step} after {PROGRESS_LIMIT_S:.0f} s; status:\n{said}"
+                    f"the run {run} is not at step {step} after {PROGRESS_LIMIT_S:.0f} s; status:\n{status}"
                 )
             time.sleep(POLL_S)
         self.say(f"  … the run is at step {at}")
 
 
 def step_in(status: str) -> int | None:
-    """The step that `fab status` tells; None where it tells none."""
-    found = re.search(r"\bstep (\d+)/", status)
-    return int(found[1]) if found else None
+    """The step in the output of `fab status`; None if it has none."""
+    match = re.search(r"\bstep (\d+)/", status)
+    return int(match[1]) if match else None
 
 
 def attempt_in(status: str) -> int:
-    """The attempt that `fab status` tells, from 0."""
-    found = re.search(r"\battempt (\d+)", status)
-    return int(found[1]) if found else 0
+    """The attempt in the output of `fab status`, from 0."""
+    match = re.search(r"\battempt (\d+)", status)
+    return int(match[1]) if match else 0
 
 
 def has_ended(status: str) -> bool:
@@ -209,13 +208,13 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
         " seconds here and every minute at Google. Its spot slice is taken back too."
     )
     story.type(
-        f"fab train --stack rehearsal --job flax_mlm --name {KEPT} --args {shlex.quote(JOB)} --keep --detach"
+        f"fab train --stack rehearsal --job flax_mlm --name {BY_KEEPER} --args {shlex.quote(JOB)} --keep --detach"
     )
-    story.until_step(KEPT, THIRD_ACCIDENT)
+    story.until_step(BY_KEEPER, THIRD_ACCIDENT)
     story.type("fab rehearsal preempt")
-    story.until_done(KEPT)
+    story.until_done(BY_KEEPER)
     story.type("fab keeper status --stack rehearsal")
-    compare(story, KEPT, scratch)
+    compare(story, BY_KEEPER, scratch)
 
 
 def tell_on_cluster(story: Story, hosts: int, scratch: Path) -> None:
@@ -306,48 +305,57 @@ def compare(
 
 
 def run_id_in(listing: str, name: str) -> str:
-    """Of the run called so, from what `fab runs` prints. Raises StoryError."""
+    """The id of the run of that name, from the output of `fab runs`. Raises StoryError."""
     for line in listing.splitlines():
-        words = line.split()
-        if words[1:2] == [name]:
-            return words[0]
+        fields = line.split()
+        if fields[1:2] == [name]:
+            return fields[0]
     raise StoryError(f"`fab runs` lists no run called {name}:\n{listing}")
 
 
 def read_losses(metrics: Path) -> dict[int, float]:
-    """Step → loss. A step that was computed twice, before and after an accident, counts as it was last."""
-    found = {}
+    """Step → loss. Of a step that was computed twice, before and after a fault, the last loss counts."""
+    losses = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         if "loss" in entry:
-            found[int(entry["step"])] = float(entry["loss"])
-    return found
+            losses[int(entry["step"])] = float(entry["loss"])
+    return losses
 
 
 def compare_losses(
-    wanted: Mapping[int, float], found: Mapping[int, float], *, name: str, steps: int
+    reference: Mapping[int, float], losses: Mapping[int, float], *, name: str, steps: int
 ) -> tuple[bool, list[str]]:
     """Whether both are the same curve, all the way to the last step, and lines that say so, the last one in words.
 
-    wanted: of the undisturbed run. name: of the other one."""
-    common = sorted(wanted.keys() & found.keys())
-    apart = {step: abs(wanted[step] - found[step]) / max(abs(wanted[step]), 1e-12) for step in common}
-    whole = wanted.keys() == found.keys() and bool(common) and common[-1] == steps
+    reference: of the undisturbed run. name: of the other one."""
+    common = sorted(reference.keys() & losses.keys())
+    differences = {
+        step: abs(reference[step] - losses[step]) / max(abs(reference[step]), 1e-12) for step in common
+    }
+    is_complete = reference.keys() == losses.keys() and bool(common) and common[-1] == steps
     # max() would pass over what is no number.
-    worst = max(apart.values(), default=math.inf) if all(map(math.isfinite, apart.values())) else math.inf
+    worst = (
+        max(differences.values(), default=math.inf)
+        if all(map(math.isfinite, differences.values()))
+        else math.inf
+    )
     shown = common[:: max(1, len(common) // SHOWN)]
     table = [f"   step {UNDISTURBED:>12} {name:>12}"]
-    table += [f"{step:7d} {wanted[step]:12.6f} {found[step]:12.6f}" for step in shown]
-    if not whole:
-        one = ", ".join(map(str, sorted(wanted.keys() ^ found.keys())[:SHOWN])) or "none"
-        words = f"not the same steps: {len(wanted)} and {len(found)} were logged, {steps} wanted; only in one: {one}"
+    table += [f"{step:7d} {reference[step]:12.6f} {losses[step]:12.6f}" for step in shown]
+    if not is_complete:
+        unmatched = ", ".join(map(str, sorted(reference.keys() ^ losses.keys())[:SHOWN])) or "none"
+        verdict = (
+            f"not the same steps: {len(reference)} and {len(losses)} were logged, {steps} expected; only in one: "
+            f"{unmatched}"
+        )
     elif worst == 0:
-        words = f"all {len(common)} losses are equal to the last digit"
+        verdict = f"all {len(common)} losses are equal to the last digit"
     else:
-        words = (
+        verdict = (
             f"{len(common)} losses, apart by at most {worst:.1e} of their value ({TOLERANCE:.0e} is allowed)"
         )
-    return whole and worst <= TOLERANCE, [*table, words]
+    return is_complete and worst <= TOLERANCE, [*table, verdict]
 
 
 def take_down(story: Story, folder: Path, name: str) -> None:
@@ -360,12 +368,12 @@ def take_down(story: Story, folder: Path, name: str) -> None:
 
 
 def what_is_left(name: str, folder: Path) -> list[str]:
-    """Of a rehearsal: containers, networks, volumes and its folder. Raises StoryError where Docker cannot be asked."""
+    """What a rehearsal has left: containers, networks, volumes and its folder. Raises StoryError if Docker fails."""
     try:
-        made = [each for _, each in guardian.left(docker_engine.connect(), name)]
+        leftovers = [item_name for _, item_name in guardian.left(docker_engine.connect(), name)]
     except MachinesError as error:
         raise StoryError(f"what is left cannot be seen: {error}") from None
-    return [*made, *([str(folder)] if folder.exists() else [])]
+    return [*leftovers, *([str(folder)] if folder.exists() else [])]
 
 
 def rehearse(hosts: int, environ: Mapping[str, str], say: Say, *, kubernetes: bool = False) -> int:
@@ -385,7 +393,7 @@ def rehearse(hosts: int, environ: Mapping[str, str], say: Say, *, kubernetes: bo
             say("\ninterrupted")
             code = 130
         try:
-            take_down(story, folder, state.name_of(folder))
+            take_down(story, folder, state.rehearsal_name(folder))
         except StoryError as problem:
             say(f"\nnot as it should be: {problem}")
             code = code or 1
@@ -413,10 +421,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--kubernetes", action="store_true", help="on a cluster of real Kubernetes")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with contextlib.suppress(BrokenPipeError):
         return rehearse(
-            given.hosts, os.environ, lambda line: print(line, flush=True), kubernetes=given.kubernetes
+            options.hosts, os.environ, lambda line: print(line, flush=True), kubernetes=options.kubernetes
         )
     return 1
 

@@ -68,17 +68,19 @@ class OpenRehearsal:
     device_globs: tuple[str, ...]
 
 
-def folder_of(environ: Mapping[str, str]) -> Path:
-    """Where the rehearsal of this user is, or the one that the environment names."""
+def rehearsal_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of this user's rehearsal, or of the one that the environment names."""
     if environ.get(FOLDER_VARIABLE):
         return Path(environ[FOLDER_VARIABLE]).absolute()
-    given = environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if os.path.isabs(given) else Path(environ.get("HOME") or Path.home()) / ".cache"
+    cache_home = environ.get("XDG_CACHE_HOME", "")
+    cache = (
+        Path(cache_home) if os.path.isabs(cache_home) else Path(environ.get("HOME") or Path.home()) / ".cache"
+    )
     return cache / "tpu-stack" / "rehearsal"
 
 
-def name_of(folder: Path) -> str:
-    """What the machines of the rehearsal in that folder are labelled with."""
+def rehearsal_name(folder: Path) -> str:
+    """The label of the machines of the rehearsal in a folder."""
     return f"rehearsal-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"
 
 
@@ -88,23 +90,23 @@ def write(folder: Path, state: State) -> None:
 
 
 def read(folder: Path) -> State | None:
-    """What is written there, whether its daemon lives or not; None where nothing is.
+    """The recorded state, whether its daemon lives or not; None if there is none.
 
     Raises:
         RehearsalError: another version of tpu-stack wrote it.
     """
     try:
-        found: Any = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        values: Any = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise RehearsalError(f"{folder / FILE} cannot be read: {error}; `fab rehearsal down`") from None
     fields = {field.name for field in dataclasses.fields(State)}
-    if not isinstance(found, dict) or found.get("version") != VERSION or found.keys() != fields:
+    if not isinstance(values, dict) or values.get("version") != VERSION or values.keys() != fields:
         raise RehearsalError(
             f"{folder / FILE} is of another version of tpu-stack; `fab rehearsal down`, then `fab rehearsal up`"
         )
-    return State(**{**found, "devices": tuple(found["devices"])})
+    return State(**{**values, "devices": tuple(values["devices"])})
 
 
 def is_alive(folder: Path) -> bool:
@@ -124,18 +126,18 @@ def require(folder: Path) -> State:
     Raises:
         RehearsalError: there is none, or it is not ready.
     """
-    found = read(folder)
-    if found is None:
+    current = read(folder)
+    if current is None:
         raise RehearsalError("no rehearsal is up; `fab rehearsal up` starts one")
     if not is_alive(folder):
         raise RehearsalError(
             "the rehearsal ended without being taken down; `fab rehearsal down`, then `fab rehearsal up`"
         )
-    if found.phase != "ready":
+    if current.phase != "ready":
         raise RehearsalError(
-            f"the rehearsal is {found.phase}, not ready; `fab rehearsal status` says how far it is"
+            f"the rehearsal is {current.phase}, not ready; `fab rehearsal status` says how far it is"
         )
-    return found
+    return current
 
 
 def open_rehearsal(environ: Mapping[str, str] | None = None) -> OpenRehearsal:
@@ -145,25 +147,27 @@ def open_rehearsal(environ: Mapping[str, str] | None = None) -> OpenRehearsal:
         RehearsalError: there is none, or it is not ready.
     """
     environ = os.environ if environ is None else environ
-    folder = folder_of(environ)
-    found = require(folder)
+    folder = rehearsal_folder(environ)
+    current = require(folder)
     return OpenRehearsal(
-        inventory_json=found.inventory,
+        inventory_json=current.inventory,
         environment={
-            **found.environment,
+            **current.environment,
             FOLDER_VARIABLE: str(folder),
             "PATH": stand_ins_first(environ.get("PATH", os.defpath)),
-            **_past_proxies(environ, found.environment),
+            **_past_proxies(environ, current.environment),
         },
         platform="cpu",
-        python=found.python,
-        device_globs=found.devices,
+        python=current.python,
+        device_globs=current.devices,
     )
 
 
-def _past_proxies(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The rehearsal's servers are on this machine, whatever proxy leads out of it."""
-    near = urllib.parse.urlsplit(given.get("STORAGE_EMULATOR_HOST", "")).hostname or "localhost"
+def _past_proxies(environ: Mapping[str, str], rehearsal_environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that keep requests to the rehearsal's servers, which are on this machine, away from proxies."""
+    near = (
+        urllib.parse.urlsplit(rehearsal_environment.get("STORAGE_EMULATOR_HOST", "")).hostname or "localhost"
+    )
     return {
         name: ",".join(dict.fromkeys([*filter(None, environ.get(name, "").split(",")), near, "127.0.0.1"]))
         for name in ("NO_PROXY", "no_proxy")
@@ -176,5 +180,5 @@ def stand_ins_first(path: str) -> str:
 
 
 def without_stand_ins(path: str) -> str:
-    """A PATH on which they are not: the daemon looks for the real Pulumi."""
-    return os.pathsep.join(each for each in path.split(os.pathsep) if each != str(STAND_INS))
+    """The PATH without the stand-ins, on which the daemon looks for the real Pulumi."""
+    return os.pathsep.join(folder for folder in path.split(os.pathsep) if folder != str(STAND_INS))

@@ -63,7 +63,7 @@ READY_WORDS: Mapping[Kind, str] = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpRequest:
     """What `up` makes. hosts: of all slices together. kind: of the hosts. keeper: whether the stack has one, and a
-    gateway that starts it. slices, queue: of a cluster; the queue is one of Kueue, and without a name there is none."""
+    gateway that starts it. slices, queue: of a cluster; queue: the name of a Kueue queue, empty for none."""
 
     hosts: int = 1
     kind: Kind = "plain"
@@ -72,10 +72,10 @@ class UpRequest:
     queue: str = ""
 
     def options(self) -> list[str]:
-        """Of the daemon."""
-        given = ["--hosts", str(self.hosts), "--kind", self.kind, "--slices", str(self.slices)]
+        """The daemon's options."""
+        options = ["--hosts", str(self.hosts), "--kind", self.kind, "--slices", str(self.slices)]
         return [
-            *given,
+            *options,
             *(["--keeper"] if self.keeper else []),
             *(["--queue", self.queue] if self.queue else []),
         ]
@@ -83,10 +83,10 @@ class UpRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Typed:
-    """wanted: of `up`. amount: of a fault."""
+    """request: of `up`. amount: of a fault."""
 
     action: str
-    wanted: UpRequest = UpRequest()
+    request: UpRequest = UpRequest()
     host: str = ""
     zone: str = ""
     amount: float | None = None
@@ -95,12 +95,12 @@ class Typed:
 
 def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
     """Raises RehearsalError."""
-    folder = state.folder_of(environ)
+    folder = state.rehearsal_folder(environ)
     if typed.action == "up":
         owner = environ.get(OWNER_VARIABLE)
         owned = int(owner) if owner else None
-        up(folder, typed.wanted, say, owner=owned)
-        say(READY_WORDS[typed.wanted.kind])
+        up(folder, typed.request, say, owner=owned)
+        say(READY_WORDS[typed.request.kind])
     elif typed.action == "down":
         say(
             "the rehearsal is down" if down(folder, say) else "no rehearsal is up, and nothing of one is left"
@@ -109,9 +109,9 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
         for line in LISTINGS[typed.action](folder):
             say(line)
     elif typed.action in COMMANDS or state.is_alive(folder):  # which knows whether it can do so
-        asked = FaultRequest(host=typed.host, zone=typed.zone, amount=typed.amount, for_good=typed.for_good)
+        fault = FaultRequest(host=typed.host, zone=typed.zone, amount=typed.amount, for_good=typed.for_good)
         socket_path = state.require(folder).socket
-        say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(asked)})))
+        say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(fault)})))
     else:
         raise RehearsalError(
             f'"{typed.action}" is nothing that a rehearsal can do; choose one of '
@@ -121,35 +121,35 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
 
 def status(folder: Path) -> Iterator[str]:
     """How a rehearsal is, line by line. Raises RehearsalError where none is up."""
-    found = state.read(folder)
-    if found is None or not state.is_alive(folder):
+    current = state.read(folder)
+    if current is None or not state.is_alive(folder):
         state.require(folder)
         return
-    told: Mapping[str, Any] = ask(found.socket, "status", {})
-    yield f"rehearsal: {told['phase']}, {told['accelerator']} in {told['zone']}"
-    yield f"  daemon: process {found.pid}, log {folder / LOG}"
-    if told["registry"]:
-        yield f"  image registry: {told['registry']}, here and on every host"
-    for node in told["nodes"]:
+    report: Mapping[str, Any] = ask(current.socket, "status", {})
+    yield f"rehearsal: {report['phase']}, {report['accelerator']} in {report['zone']}"
+    yield f"  daemon: process {current.pid}, log {folder / LOG}"
+    if report["registry"]:
+        yield f"  image registry: {report['registry']}, here and on every host"
+    for node in report["nodes"]:
         yield f"  slice {node['name'].rpartition('/')[2]}: {node['state']}"
-    for index, host in enumerate(told["hosts"]):
+    for index, host in enumerate(report["hosts"]):
         yield f"  host {index}: {host['name']} {host['address']} {host['is']}"
-    if told["cluster"] is not None:
-        yield from _cluster_lines(told["cluster"])
+    if report["cluster"] is not None:
+        yield from _cluster_lines(report["cluster"])
         return
-    for name, why in told["failed"].items():
-        yield f"  {name}: {why}"
-    if told["phase"] == "ready" and not told["nodes"]:
+    for name, reason in report["failed"].items():
+        yield f"  {name}: {reason}"
+    if report["phase"] == "ready" and not report["nodes"]:
         yield "  no slice now; `fab recover`, or `pulumi up --refresh`, makes it again"
 
 
-def _cluster_lines(told: Mapping[str, Any]) -> Iterator[str]:
-    for node in told["nodes"]:
+def _cluster_lines(cluster_status: Mapping[str, Any]) -> Iterator[str]:
+    for node in cluster_status["nodes"]:
         yield f"  {node['name']}: {node['is']}"
-    for pod in told["pods"]:
+    for pod in cluster_status["pods"]:
         yield f"  pod {pod['name']} on {pod['node']}: {pod['is']}"
-    if told["problem"]:
-        yield f"  {told['problem']}"
+    if cluster_status["problem"]:
+        yield f"  {cluster_status['problem']}"
 
 
 def _cluster_commands() -> Mapping[str, Any]:
@@ -160,13 +160,13 @@ def _cluster_commands() -> Mapping[str, Any]:
 
 
 def acts(_folder: Path) -> Iterator[str]:
-    """Every act, with what it does and needs."""
-    of_cluster = _cluster_commands()
-    wide = max(map(len, [*COMMANDS, *of_cluster]))
-    for title, commands in (("of hosts:", COMMANDS), ("of a cluster:", of_cluster)):
+    """Every fault, with what it does and which options it needs."""
+    cluster_commands = _cluster_commands()
+    wide = max(map(len, [*COMMANDS, *cluster_commands]))
+    for title, commands in (("of hosts:", COMMANDS), ("of a cluster:", cluster_commands)):
         yield title
         for name, act in commands.items():
-            needs = "".join(f" --{each}" for each in act.needs)
+            needs = "".join(f" --{need}" for need in act.needs)
             yield f"  {name:<{wide}}  {act.help}{f'  [{needs.strip()}]' if needs else ''}"
 
 
@@ -183,21 +183,21 @@ LISTINGS: Mapping[str, Callable[[Path], Iterator[str]]] = {"status": status, "en
 # --- up and down ----------------------------------------------------------------------------------------------------
 
 
-def up(folder: Path, wanted: UpRequest, say: Say, *, owner: int | None = None) -> State:
-    """A rehearsal, ready. say: hears every step. owner: a process that it ends with.
+def up(folder: Path, request: UpRequest, say: Say, *, owner: int | None = None) -> State:
+    """Start a rehearsal, and return its state once it is ready. say: gets every step. owner: ends it by ending.
 
     Raises:
-        RehearsalError: one is up there already, or it could not be started.
-        KeyboardInterrupt: and what had been started is taken down.
+        RehearsalError: one is up already, or it could not be started.
+        KeyboardInterrupt: after taking down what had been started.
     """
-    with _alone(folder):
+    with _exclusive(folder):
         if state.is_alive(folder):
             raise RehearsalError(
                 f"a rehearsal is up already ({folder}); `fab rehearsal status` shows it, `fab rehearsal down` ends it"
             )
         clear(folder, say)
         owned = [] if owner is None else ["--owner", str(owner)]
-        return _started(folder, [*wanted.options(), *owned], say)
+        return _started(folder, [*request.options(), *owned], say)
 
 
 def _started(folder: Path, options: Sequence[str], say: Say) -> State:
@@ -236,10 +236,10 @@ def _until_ready(folder: Path, daemon: subprocess.Popen[bytes], say: Say) -> Sta
                 raise RehearsalError(
                     "\n".join(problem).removeprefix(PROBLEM) or "its daemon ended; what it said is above"
                 )
-            found = state.read(folder)
-            if found is not None and found.phase == "ready":
+            current = state.read(folder)
+            if current is not None and current.phase == "ready":
                 daemon.returncode = 0  # it outlives this process, which Popen would otherwise complain of
-                return found
+                return current
             if time.monotonic() > deadline:
                 _end(daemon.pid, lambda: daemon.poll() is not None)
                 raise RehearsalError(
@@ -254,27 +254,27 @@ def down(folder: Path, say: Say) -> bool:
     Raises:
         RehearsalError: something could not be removed.
     """
-    with _alone(folder):
+    with _exclusive(folder):
         return _ended(folder, say)
 
 
 def _ended(folder: Path, say: Say) -> bool:
-    found = None
+    current = None
     with contextlib.suppress(RehearsalError):  # of another version: what it made is removed all the same
-        found = state.read(folder)
-    if found is not None and state.is_alive(folder):
-        if found.phase == "ready":
+        current = state.read(folder)
+    if current is not None and state.is_alive(folder):
+        if current.phase == "ready":
             try:
-                ask(found.socket, "destroy", {}, say=say, limit_s=DESTROY_LIMIT_S)
+                ask(current.socket, "destroy", {}, say=say, limit_s=DESTROY_LIMIT_S)
             except RehearsalError as error:
                 say(f"warning: {error}; everything is removed all the same")
-        _end(found.pid, lambda: not state.is_alive(folder))
-    return clear(folder, say) or found is not None
+        _end(current.pid, lambda: not state.is_alive(folder))
+    return clear(folder, say) or current is not None
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two who begin or end the same rehearsal at once would take away each other's machines."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a rehearsal: two that start or end it at once would remove each other's machines."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(f"{folder}.lock", timeout=0):
@@ -286,20 +286,20 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def clear(folder: Path, say: Say) -> bool:
-    """Removes what a rehearsal that is over has left, also one whose daemon was killed. Whether there was anything.
+    """Remove what an ended rehearsal has left, also one whose daemon was killed. Returns whether there was anything.
 
     Raises:
-        RehearsalError: Docker does not let go of something.
+        RehearsalError: Docker cannot remove something.
     """
     if not folder.is_dir():
         return False
     end_marked(MARK, str(folder / "engine"))
     with contextlib.suppress(RehearsalError):
-        found = state.read(folder)
-        if found is not None and Path(found.socket).parent.name.startswith(SOCKET_FOLDER):
-            shutil.rmtree(Path(found.socket).parent, ignore_errors=True)
+        current = state.read(folder)
+        if current is not None and Path(current.socket).parent.name.startswith(SOCKET_FOLDER):
+            shutil.rmtree(Path(current.socket).parent, ignore_errors=True)
     try:
-        for line in remove_everything(state.name_of(folder)):
+        for line in remove_everything(state.rehearsal_name(folder)):
             say(f"removed {line}")
     except MachinesError as error:
         raise RehearsalError(str(error)) from None

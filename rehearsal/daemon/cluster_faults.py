@@ -16,9 +16,9 @@ from rehearsal.daemon.fault_commands import (
     AGAIN_S,
     EVERYWHERE_COMMANDS,
     Command,
-    EverywhereFaults,
+    CommonFaults,
     FaultRequest,
-    one_of,
+    chosen_name,
     require,
 )
 from rehearsal.kubernetes.cluster import NAMESPACE, Cluster
@@ -43,7 +43,7 @@ class ClusterFaults:
 
     def __init__(self, *, cluster: Cluster, machines: Machines, say: Say) -> None:
         self._cluster, self._say = cluster, say
-        self.everywhere = EverywhereFaults(cluster.faults, machines.freeze_bucket)
+        self.common_faults = CommonFaults(cluster.faults, machines.freeze_bucket)
         self._core = kubernetes.client.CoreV1Api(cluster.api)
 
     def carry_out(self, name: str, request: FaultRequest) -> str:
@@ -57,13 +57,17 @@ class ClusterFaults:
             raise RehearsalError(f"{name}: {error}") from None
 
     def close(self) -> None:
-        self.everywhere.close()
+        self.common_faults.close()
 
     # --- pods --------------------------------------------------------------------------------------------------
 
     def kill_pod(self, request: FaultRequest) -> str:
         pod = self._pod(request)
-        container = next(each for each in pod.status.container_statuses if each.name == CONTAINER)
+        container = next(
+            container_status
+            for container_status in pod.status.container_statuses
+            if container_status.name == CONTAINER
+        )
         task = container.container_id.removeprefix("containerd://")
         self._cluster.run_on(
             pod.spec.node_name, ["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", task]
@@ -84,27 +88,27 @@ class ClusterFaults:
         self._core.create_namespaced_pod_eviction(pod.metadata.name, NAMESPACE, body)
 
     def _pod(self, request: FaultRequest) -> Any:
-        """That of this index of the newest run, counted through its slices."""
+        """The pod of this index in the newest run, counted through its slices."""
         running = self._core.list_namespaced_pod(
             NAMESPACE, label_selector=RUN_LABEL, field_selector="status.phase=Running"
         ).items
         if not running:
             raise RehearsalError("no pod of a run is running now; start one: fab train --stack rehearsal")
-        newest = max(running, key=lambda each: each.metadata.creation_timestamp).metadata.labels[RUN_LABEL]
+        newest = max(running, key=lambda pod: pod.metadata.creation_timestamp).metadata.labels[RUN_LABEL]
         pools = {node.labels[POOL_LABEL] for node in self._cluster.nodes.values()}
         hosts = len(self._cluster.nodes) // len(pools)
-        found = {
+        pods = {
             str(
-                hosts * int(each.metadata.labels.get(SLICE_LABEL, 0)) + int(each.metadata.labels[INDEX_LABEL])
-            ): each
-            for each in running
-            if each.metadata.labels[RUN_LABEL] == newest
+                hosts * int(pod.metadata.labels.get(SLICE_LABEL, 0)) + int(pod.metadata.labels[INDEX_LABEL])
+            ): pod
+            for pod in running
+            if pod.metadata.labels[RUN_LABEL] == newest
         }
-        if request.host not in found:
+        if request.host not in pods:
             raise RehearsalError(
-                f"--host {request.host}: {newest} has no such pod that runs; choose one of {', '.join(sorted(found))}"
+                f"--host {request.host}: {newest} has no such pod that runs; choose one of {', '.join(sorted(pods))}"
             )
-        return found[request.host]
+        return pods[request.host]
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class ClusterFaults:
         return f"{node} is on the network again"
 
     def _node(self, request: FaultRequest) -> str:
-        return one_of(list(self._cluster.nodes), request)
+        return chosen_name(list(self._cluster.nodes), request)
 
     def _set_unschedulable(self, node: str, value: bool) -> None:
         self._core.patch_node(node, {"spec": {"unschedulable": value}})
@@ -156,7 +160,7 @@ class ClusterFaults:
                 self._say(f"{node} does not come back: {error}")
 
         if not request.for_good:
-            self.everywhere.later(bring_back)
+            self.common_faults.later(bring_back)
 
     @staticmethod
     def _again(request: FaultRequest) -> str:
@@ -198,7 +202,7 @@ class ClusterFaults:
                 raise
 
 
-def _of_all(
+def _cluster_command(
     help: str, run: Callable[[ClusterFaults, FaultRequest], str], *needs: str
 ) -> Command[ClusterFaults]:
     return Command(help=help, run=run, needs=needs)
@@ -215,8 +219,8 @@ CLUSTER_COMMANDS: Mapping[str, Command[ClusterFaults]] = {
     "node-back": Command(help="a drained node takes pods again", run=ClusterFaults.node_back),
     "cut": Command(help="a node's kubelet is cut off the network", run=ClusterFaults.cut),
     "heal": Command(help="it is back on the network", run=ClusterFaults.heal),
-    "api-away": _of_all("the API server answers nobody any more", ClusterFaults.api_away),
-    "api-back": _of_all("it answers again", ClusterFaults.api_back),
-    "quota": _of_all("the namespace may have --amount chips", ClusterFaults.quota, "amount"),
-    "no-quota": _of_all("any number of chips", ClusterFaults.no_quota),
+    "api-away": _cluster_command("the API server answers nobody any more", ClusterFaults.api_away),
+    "api-back": _cluster_command("it answers again", ClusterFaults.api_back),
+    "quota": _cluster_command("the namespace may have --amount chips", ClusterFaults.quota, "amount"),
+    "no-quota": _cluster_command("any number of chips", ClusterFaults.no_quota),
 }

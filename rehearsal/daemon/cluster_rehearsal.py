@@ -14,10 +14,10 @@ from contracts.inventory import Cluster as ClusterRecord
 from contracts.inventory import Inventory, NodePool, Slice, Storage, to_json
 from infra.catalogue import Accelerator
 from rehearsal.daemon.cluster_faults import POOL_LABEL, ClusterFaults
-from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, zone_of
+from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, default_zone
 from rehearsal.kubernetes import controllers
 from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, Cluster
-from rehearsal.kubernetes.control_plane import CONTEXT, OF_CLUSTERS
+from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT
 from rehearsal.kubernetes.control_plane import Name as ProgramName
 from rehearsal.kubernetes.nodes import Node
 from rehearsal.machines.machines import Machines
@@ -39,7 +39,7 @@ def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> lis
         "node.kubernetes.io/instance-type": accelerator.machine_type,
     }
 
-    def pool_of(index: int) -> str:
+    def pool_name(index: int) -> str:
         return SLICE if slices == 1 else f"{SLICE}-{index // accelerator.hosts}"
 
     return [
@@ -48,7 +48,7 @@ def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> lis
             name=f"node-{index}",
             address=address,
             chips=accelerator.chips_per_host,
-            labels={**labels, POOL_LABEL: pool_of(index)},
+            labels={**labels, POOL_LABEL: pool_name(index)},
         )
         for index, address in enumerate(addresses)
     ]
@@ -63,12 +63,12 @@ def inventory(
 ) -> str:
     """As `pulumi up` would export it: spot slices of a node pool each, and a bucket. Pure."""
     assert accelerator.node_kind is not None and accelerator.machine_type is not None
-    found = Slice(
+    tpu_slice = Slice(
         name=SLICE,
         accelerator_type=accelerator.type_name,
         generation=accelerator.generation.name,
         topology=accelerator.topology,
-        zone=zone_of(accelerator),
+        zone=default_zone(accelerator),
         capacity="spot",
         origin=f"node-pool {SLICE}",
         count=slices,
@@ -95,7 +95,7 @@ def inventory(
             storage=Storage(bucket_url=f"gs://{bucket}", bucket_region=None, nfs_source=None, nfs_mount=None),
             images=dict(cluster.images),
             gateway=None,
-            slices=(found,),
+            slices=(tpu_slice,),
             cluster=record,
         )
     )
@@ -108,7 +108,7 @@ def added(slices: int, queue: str) -> tuple[controllers.Name, ...]:
 
 def programs_for(slices: int, queue: str) -> tuple[ProgramName, ...]:
     """All that such a cluster is of. Pure."""
-    return (*OF_CLUSTERS, *added(slices, queue))
+    return (*CLUSTER_PROGRAMS, *added(slices, queue))
 
 
 class ClusterRehearsal:
@@ -157,28 +157,30 @@ class ClusterRehearsal:
         self.cluster.__exit__()
 
     def status(self) -> Mapping[str, Any]:
-        """Nodes and pods, in words, as the API server has them; where it does not answer, that."""
+        """The state of nodes and pods from the API server, or the problem if it does not answer."""
         core = kubernetes.client.CoreV1Api(self.cluster.api)
         try:
-            found = core.list_node(_request_timeout=ANSWER_LIMIT_S).items
+            cluster_nodes = core.list_node(_request_timeout=ANSWER_LIMIT_S).items
             pods = core.list_namespaced_pod(NAMESPACE, _request_timeout=ANSWER_LIMIT_S).items
         except (ApiException, HTTPError) as error:
             return {"nodes": [], "pods": [], "problem": f"the API server does not answer: {error}"}
         return {
-            "nodes": [{"name": each.metadata.name, "is": _node_word(each)} for each in found],
+            "nodes": [{"name": node.metadata.name, "is": _node_word(node)} for node in cluster_nodes],
             "pods": [
                 {
-                    "name": each.metadata.name,
-                    "node": each.spec.node_name or "no node",
-                    "is": each.status.phase,
+                    "name": pod.metadata.name,
+                    "node": pod.spec.node_name or "no node",
+                    "is": pod.status.phase,
                 }
-                for each in pods
+                for pod in pods
             ],
             "problem": "",
         }
 
 
 def _node_word(node: Any) -> str:
-    ready = {each.type: each.status for each in node.status.conditions or []}.get("Ready") == "True"
+    ready = {condition.type: condition.status for condition in node.status.conditions or []}.get(
+        "Ready"
+    ) == "True"
     word = "ready" if ready else "not ready"
     return f"{word}, takes no pods" if node.spec.unschedulable else word

@@ -31,10 +31,10 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Whoever asked: can be told something, and may have left."""
+    """The client of a request. say: sends it a line. has_left: whether it has hung up."""
 
     say: Say
-    gone: Callable[[], bool]
+    has_left: Callable[[], bool]
 
 
 Answerer = Callable[[str, Mapping[str, Any], Caller], Any]
@@ -76,14 +76,14 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         try:
-            asked = json.loads(self.rfile.readline(LONGEST_REQUEST))
-            do, arguments = str(asked["do"]), dict(asked.get("with", {}))
+            message = json.loads(self.rfile.readline(LONGEST_REQUEST))
+            do, arguments = str(message["do"]), dict(message.get("with", {}))
         except (OSError, ValueError, KeyError, TypeError):
             self._write({"error": 'a request is a line such as {"do": "status"}'})
             return
         self.connection.settimeout(None)
         try:
-            answer = self.server.answer(do, arguments, Caller(say=self._say, gone=self._is_gone))
+            answer = self.server.answer(do, arguments, Caller(say=self._say, has_left=self._is_gone))
         except RehearsalError as error:
             self._write({"error": str(error)})
         except Exception as error:

@@ -64,18 +64,18 @@ class Daemon:
     accelerator: of each slice.
     """
 
-    def __init__(self, *, folder: Path, wanted: UpRequest, socket_path: Path, say: Say) -> None:
-        if wanted.hosts % wanted.slices:
+    def __init__(self, *, folder: Path, request: UpRequest, socket_path: Path, say: Say) -> None:
+        if request.hosts % request.slices:
             raise RehearsalError(
-                f"--slices {wanted.slices}: {wanted.hosts} hosts do not make slices of one size; choose --hosts"
-                f" {wanted.slices}, {2 * wanted.slices}, …"
+                f"--slices {request.slices}: {request.hosts} hosts do not make slices of one size; choose --hosts"
+                f" {request.slices}, {2 * request.slices}, …"
             )
-        self.accelerator = rehearsal_stack.accelerator_of(wanted.hosts // wanted.slices)
-        self.zone = rehearsal_stack.zone_of(self.accelerator)
+        self.accelerator = rehearsal_stack.accelerator_with(request.hosts // request.slices)
+        self.zone = rehearsal_stack.default_zone(self.accelerator)
         self.folder = folder
         self.say = say
         self._socket_path = socket_path
-        self._wanted, self._kind = wanted, wanted.kind
+        self._request, self._kind = request, request.kind
         self._exits = contextlib.ExitStack()
         self._phase: state.Phase = "starting"
         self._environment: dict[str, str] = {}
@@ -85,7 +85,9 @@ class Daemon:
         self.faults: FaultCommands | ClusterFaults | None = None
         self.cluster: ClusterRehearsal | None = None
         self.registry: Registry | None = None
-        self.gateway = Gateway(environ=self._of_keeper, log=folder / KEEPER_LOG) if wanted.keeper else None
+        self.gateway = (
+            Gateway(environ=self._keeper_environment, log=folder / KEEPER_LOG) if request.keeper else None
+        )
         self.hosts: NodeMachines | None = None
         self.stack: RehearsalStack | None = None
 
@@ -127,8 +129,8 @@ class Daemon:
             self._exits.callback(self.gateway.power_off)
             self.gateway.power_on()
 
-    def _of_keeper(self) -> Mapping[str, str]:
-        """The environment of the keeper: that of a person here, and where the stack's documents are."""
+    def _keeper_environment(self) -> Mapping[str, str]:
+        """The environment of the keeper: the user's, and the URL of the stack's documents."""
         opened = state.open_rehearsal({**os.environ, state.FOLDER_VARIABLE: str(self.folder)})
         store = f"gs://{rehearsal_stack.BUCKET}/control"
         return {
@@ -148,11 +150,11 @@ class Daemon:
             programs_for,
         )
 
-        slices, queue = self._wanted.slices, self._wanted.queue
+        slices, queue = self._request.slices, self._request.queue
         programs = find_or_build_programs(os.environ, self.say, programs_for(slices, queue))
         self._require_going_on()
         self.machines = self._exits.enter_context(
-            Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
+            Machines(name=state.rehearsal_name(self.folder), say=self.say, kind=self._kind)
         )
         self._require_going_on()
         self.cluster = self._exits.enter_context(
@@ -175,7 +177,7 @@ class Daemon:
 
     def _open_machines(self) -> None:
         self.machines = self._exits.enter_context(
-            Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
+            Machines(name=state.rehearsal_name(self.folder), say=self.say, kind=self._kind)
         )
         self.storage, self.registry = self.machines.storage, self.machines.registry
         public = new_identity(self.folder / "ssh")
@@ -240,7 +242,7 @@ class Daemon:
             self.storage.make_bucket(bucket)
 
     def wait_for_hosts(self) -> None:
-        """Until every machine is where it belongs.
+        """Wait until every machine is in its desired state.
 
         Raises:
             RehearsalError: one is not, within BOOT_LIMIT_S.
@@ -248,9 +250,9 @@ class Daemon:
         assert self.hosts is not None
         settled = self.hosts.settle(BOOT_LIMIT_S)
         if self.hosts.failed or not settled:
-            said = [f"{name}: {why}" for name, why in sorted(self.hosts.failed.items())]
+            problems = [f"{name}: {reason}" for name, reason in sorted(self.hosts.failed.items())]
             raise RehearsalError(
-                "\n  ".join([f"machines did not come up within {BOOT_LIMIT_S:.0f} s:", *said])
+                "\n  ".join([f"machines did not come up within {BOOT_LIMIT_S:.0f} s:", *problems])
             )
 
     # --- what it tells ----------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Daemon:
                     phase=self._phase,
                     pid=os.getpid(),
                     socket=str(self._socket_path),
-                    hosts=self._wanted.hosts,
+                    hosts=self._request.hosts,
                     inventory=self._inventory(),
                     environment=self._environment,
                     instances=self.hosts.instances() if self.hosts else {},
@@ -303,21 +305,21 @@ class Daemon:
         raise RehearsalError(f'"{do}" is nothing that the daemon does; pulumi, act, status or destroy are')
 
     def pulumi(self, arguments: list[str], caller: Caller) -> Mapping[str, Any]:
-        """What was typed behind `pulumi`: its exit code, and what goes to its standard output as it is."""
+        """Run a `pulumi` command. Returns its exit code and standard output."""
         if self.cluster is not None:
             raise RehearsalError("this rehearsal is a cluster that Pulumi has not made; fab rehearsal status")
         if self.stack is None:
             raise RehearsalError("the rehearsal has no stack yet; `fab rehearsal status` says how far it is")
-        asked = rehearsal_stack.parse_pulumi(arguments)
-        if asked.kind == "output":
-            return {"code": 0, "stdout": rehearsal_stack.shown_outputs(self.stack.outputs, asked.options)}
-        if asked.kind == "other":
-            ok, said = self.stack.type(*asked.words)
-            return {"code": 0 if ok else 255, "stdout": f"{said}\n"}
+        command = rehearsal_stack.parse_pulumi(arguments)
+        if command.kind == "output":
+            return {"code": 0, "stdout": rehearsal_stack.shown_outputs(self.stack.outputs, command.options)}
+        if command.kind == "other":
+            ok, output = self.stack.type(*command.arguments)
+            return {"code": 0 if ok else 255, "stdout": f"{output}\n"}
         caller.say(
             f"rehearsal: the real engine on the stack {state.STACK}; what it makes are containers here"
         )
-        report = self.stack.carry_out(asked.kind, caller.say, caller.gone, **asked.options)
+        report = self.stack.carry_out(command.kind, caller.say, caller.has_left, **command.options)
         self.write_state()
         return {"code": 0 if report.ok else 255, "stdout": ""}
 
@@ -356,8 +358,8 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def serve(folder: Path, wanted: UpRequest, owner: int | None) -> int:
-    """Returns the exit code when it is over: 0, or 2 if the rehearsal could not be started; its last words say why."""
+def serve(folder: Path, request: UpRequest, owner: int | None) -> int:
+    """Run the daemon. Returns the exit code: 0, or 2 if the rehearsal could not be started; the reason comes last."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         lock = filelock.FileLock(folder / state.LOCK, timeout=LOCK_LIMIT_S).acquire()
@@ -368,14 +370,14 @@ def serve(folder: Path, wanted: UpRequest, owner: int | None) -> int:
     socket_folder = tempfile.mkdtemp(prefix=SOCKET_FOLDER)
     try:
         with lock:
-            return _serve(folder, wanted, owner, Path(socket_folder) / "control")
+            return _serve(folder, request, owner, Path(socket_folder) / "control")
     finally:
         shutil.rmtree(socket_folder, ignore_errors=True)
 
 
-def _serve(folder: Path, wanted: UpRequest, owner: int | None, path: Path) -> int:
+def _serve(folder: Path, request: UpRequest, owner: int | None, path: Path) -> int:
     try:
-        with Daemon(folder=folder, wanted=wanted, socket_path=path, say=say) as daemon:
+        with Daemon(folder=folder, request=request, socket_path=path, say=say) as daemon:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: daemon.done.set())
             with ControlSocket(path, daemon.answer):
@@ -427,13 +429,17 @@ def main() -> int:
     parser.add_argument("--slices", type=int, default=1, help="of a cluster, of as many hosts each")
     parser.add_argument("--queue", default="", help="of a cluster: a queue of Kueue")
     parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.umask(0o077)
     try:
-        wanted = UpRequest(
-            hosts=given.hosts, kind=given.kind, keeper=given.keeper, slices=given.slices, queue=given.queue
+        request = UpRequest(
+            hosts=options.hosts,
+            kind=options.kind,
+            keeper=options.keeper,
+            slices=options.slices,
+            queue=options.queue,
         )
-        return serve(given.folder.absolute(), wanted, given.owner)
+        return serve(options.folder.absolute(), request, options.owner)
     except RehearsalError as error:
         say(f"{PROBLEM}{error}")
         return 2

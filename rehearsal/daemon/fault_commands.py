@@ -1,6 +1,6 @@
 """The faults that a person can cause in a rehearsal that is up, by name: `fab rehearsal cut --host 1`.
 
-Each tells in one line what was done, and what to look at now.
+Each returns one line: what was done, and what to look at now.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def require[Commands](
     return command
 
 
-def one_of(names: Sequence[str], request: FaultRequest) -> str:
-    """The machine or node that is meant. Raises RehearsalError."""
+def chosen_name(names: Sequence[str], request: FaultRequest) -> str:
+    """The machine or node that a request selects. Raises RehearsalError."""
     if request.host.isdecimal() and int(request.host) < len(names):
         return names[int(request.host)]
     if request.host in names:
@@ -70,8 +70,8 @@ def one_of(names: Sequence[str], request: FaultRequest) -> str:
     )
 
 
-class EverywhereFaults:
-    """What can go wrong with hosts and with nodes of a cluster alike. freeze_bucket: as of Machines."""
+class CommonFaults:
+    """The faults that hosts and nodes of a cluster share. freeze_bucket: see Machines."""
 
     def __init__(self, faults: Faults, freeze_bucket: Callable[..., None]) -> None:
         self.faults, self._freeze_bucket = faults, freeze_bucket
@@ -84,10 +84,10 @@ class EverywhereFaults:
         return f"process {process} of {name} is stopped in mid-work (SIGSTOP). Look: the hang watchdog, in fab status"
 
     def unwedge(self, name: str) -> str:
-        found = self._wedged.pop(name, [])
-        for process in found:
+        wedged = self._wedged.pop(name, [])
+        for process in wedged:
             self.faults.unwedge(name, process)
-        return f"{len(found)} processes of {name} go on"
+        return f"{len(wedged)} processes of {name} go on"
 
     def bucket_away(self) -> str:
         self._freeze_bucket(frozen=True)
@@ -113,7 +113,7 @@ class WithMachines(Protocol):
     """A rehearsal, whether its machines are hosts or nodes."""
 
     @property
-    def everywhere(self) -> EverywhereFaults: ...
+    def common_faults(self) -> CommonFaults: ...
 
     def machine(self, request: FaultRequest) -> str:
         """Return the name of the one that a request means. Raises RehearsalError."""
@@ -123,16 +123,18 @@ class WithMachines(Protocol):
 EVERYWHERE_COMMANDS: Mapping[str, Command[WithMachines]] = {
     "wedge": Command(
         help="a training process is stopped in mid-work",
-        run=lambda all, request: all.everywhere.wedge(all.machine(request)),
+        run=lambda all, request: all.common_faults.wedge(all.machine(request)),
     ),
     "unwedge": Command(
-        help="it goes on", run=lambda all, request: all.everywhere.unwedge(all.machine(request))
+        help="it goes on", run=lambda all, request: all.common_faults.unwedge(all.machine(request))
     ),
     "bucket-away": Command(
-        help="the bucket answers nobody any more", run=lambda all, _: all.everywhere.bucket_away(), needs=()
+        help="the bucket answers nobody any more",
+        run=lambda all, _: all.common_faults.bucket_away(),
+        needs=(),
     ),
     "bucket-back": Command(
-        help="it answers again", run=lambda all, _: all.everywhere.bucket_back(), needs=()
+        help="it answers again", run=lambda all, _: all.common_faults.bucket_back(), needs=()
     ),
 }
 
@@ -153,7 +155,7 @@ class FaultCommands:
         gateway: Gateway | None = None,
     ) -> None:
         """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
-        self.everywhere, self.faults, self._gateway = EverywhereFaults(faults, freeze_bucket), faults, gateway
+        self.common_faults, self.faults, self._gateway = CommonFaults(faults, freeze_bucket), faults, gateway
         self._hosts = hosts
         self._control = control
         self._pool = pool
@@ -168,10 +170,10 @@ class FaultCommands:
             raise RehearsalError(f"{name}: {error}") from None
 
     def close(self) -> None:
-        self.everywhere.close()
+        self.common_faults.close()
 
     def machine(self, request: FaultRequest) -> str:
-        return one_of(self._hosts.names(), request)
+        return chosen_name(self._hosts.names(), request)
 
     # --- the cloud --------------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class FaultCommands:
         self._hosts.move(name, "down")
         if request.for_good:
             return f"{name} is dead, as after a power cut, and stays so. Look: fab status"
-        self.everywhere.later(functools.partial(self._hosts.move, name, "up"))
+        self.common_faults.later(functools.partial(self._hosts.move, name, "up"))
         return f"{name} is dead, as after a power cut; Google starts it again in {AGAIN_S:.0f} s. Look: fab status"
 
     def restart(self, request: FaultRequest) -> str:
@@ -261,19 +263,21 @@ class FaultCommands:
         return up[0]
 
 
-def _of_cloud(help: str, run: Callable[[FaultCommands, FaultRequest], str]) -> Command[FaultCommands]:
-    """One that no host in particular suffers from."""
+def _cloud_command(help: str, run: Callable[[FaultCommands, FaultRequest], str]) -> Command[FaultCommands]:
+    """A fault of the cloud, not of one host."""
     return Command(help=help, run=run, needs=())
 
 
-def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) -> Command[FaultCommands]:
-    """A fault that takes only the machine's name. said: what is told, with {name} and {found}, what the fault gave."""
+def _machine_command(
+    help: str, cause: Callable[[Faults, str], object], message: str
+) -> Command[FaultCommands]:
+    """A fault that takes only the machine's name. message: with {name} and {result}, the fault's return value."""
 
     def run(commands: FaultCommands, request: FaultRequest) -> str:
         name = commands.machine(request)
         # By its name, so that a test may stand in for the faults of real machines.
-        found = getattr(commands.faults, cause.__name__)(name)
-        return said.format(name=name, found=found)
+        result = getattr(commands.faults, cause.__name__)(name)
+        return message.format(name=name, result=result)
 
     return Command(help=help, run=run)
 
@@ -283,19 +287,19 @@ COMMANDS: Mapping[str, Command[FaultCommands]] = {
         help="a host loses power; Google starts it again (--for-good: not)", run=FaultCommands.kill
     ),
     "restart": Command(help="a host that was killed starts again", run=FaultCommands.restart),
-    "cut": _of_machine(
+    "cut": _machine_command(
         "a host is cut off the network", Faults.cut,
         "{name} hears and says nothing any more. Look: fab status; mend: fab rehearsal heal",
     ),
-    "heal": _of_machine("it is back on the network", Faults.heal, "{name} is on the network again"),
-    "preempt": _of_cloud("Google takes the slice back, without notice", FaultCommands.preempt),
-    "vanish": _of_cloud("somebody deletes the slice", FaultCommands.vanish),
-    "stockout": _of_cloud("there are no chips to be had any more (--zone: in another zone)", FaultCommands.stockout),
-    "restock": _of_cloud("there are chips again (--zone: there)", FaultCommands.restock),
-    "gateway-off": _of_cloud(
+    "heal": _machine_command("it is back on the network", Faults.heal, "{name} is on the network again"),
+    "preempt": _cloud_command("Google takes the slice back, without notice", FaultCommands.preempt),
+    "vanish": _cloud_command("somebody deletes the slice", FaultCommands.vanish),
+    "stockout": _cloud_command("Google has no chips left (--zone: in another zone)", FaultCommands.stockout),
+    "restock": _cloud_command("there are chips again (--zone: there)", FaultCommands.restock),
+    "gateway-off": _cloud_command(
         "the gateway, where the keeper is, loses its power", FaultCommands.gateway_off
     ),
-    "gateway-on": _of_cloud("it is on again", FaultCommands.gateway_on),
+    "gateway-on": _cloud_command("it is on again", FaultCommands.gateway_on),
     **EVERYWHERE_COMMANDS,
     "fill-disk": Command(
         help="a host's disk, or --host share, has no byte left", run=FaultCommands.fill_disk
@@ -304,36 +308,36 @@ COMMANDS: Mapping[str, Command[FaultCommands]] = {
     "clock": Command(
         help="a host's clock is off by --amount seconds (0: right)", run=FaultCommands.clock, needs=("host", "amount")
     ),
-    "hold-device": _of_machine(
+    "hold-device": _machine_command(
         "another process holds a host's device", Faults.hold_device,
-        "process {found} of {name} holds its device. Look: fab train is refused, fab doctor names it",
+        "process {result} of {name} holds its device. Look: fab train is refused, fab doctor names it",
     ),
-    "release-device": _of_machine("it lets go", Faults.release_device, "the device of {name} is free"),
-    "unmount-share": _of_machine(
+    "release-device": _machine_command("it lets go", Faults.release_device, "the device of {name} is free"),
+    "unmount-share": _machine_command(
         "a host has lost the share", Faults.unmount_share,
         "the share of {name} is an empty folder now. Look: fab train is refused",
     ),
-    "mount-share": _of_machine("it has it again", Faults.mount_share, "{name} has the share again"),
-    "break-python": _of_machine(
+    "mount-share": _machine_command("it has it again", Faults.mount_share, "{name} has the share again"),
+    "break-python": _machine_command(
         "a host's interpreter is gone", Faults.break_python,
         "{name} has no interpreter for jobs any more. Look: fab train is refused",
     ),
-    "mend-python": _of_machine("it is back", Faults.mend_python, "{name} has its interpreter again"),
-    "kill-docker": _of_machine(
+    "mend-python": _machine_command("it is back", Faults.mend_python, "{name} has its interpreter again"),
+    "kill-docker": _machine_command(
         "a host's Docker daemon is gone", Faults.kill_docker,
         "{name} has no Docker daemon any more. Look: fab doctor, fab train --runtime docker",
     ),
-    "start-docker": _of_machine("it is back", Faults.start_docker, "{name} has its Docker daemon again"),
-    "refuse-keys": _of_machine(
+    "start-docker": _machine_command("it is back", Faults.start_docker, "{name} has its Docker daemon again"),
+    "refuse-keys": _machine_command(
         "a host knows no key of yours", Faults.refuse_keys,
         "{name} lets nobody in any more. Look: what fab doctor says of it",
     ),
-    "accept-keys": _of_machine("it knows yours again", Faults.accept_keys, "{name} lets you in again"),
-    "change-host-key": _of_machine(
+    "accept-keys": _machine_command("it knows yours again", Faults.accept_keys, "{name} lets you in again"),
+    "change-host-key": _machine_command(
         "a host shows another key than the inventory has", Faults.change_host_key,
         "{name} shows a key that is not in the inventory. Look: nothing connects to it",
     ),
-    "restore-host-key": _of_machine(
+    "restore-host-key": _machine_command(
         "it shows its own again", Faults.restore_host_key, "{name} shows its own key again"
     ),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Machines behind the simulated nodes: each worker of a node that runs is one, and goes as abruptly as the node does.
+"""Machines behind the simulated nodes: one for each worker of a running node, removed as abruptly as the node.
 
-The cloud says what has become of a node and goes on at once; threads here bring each machine to where it belongs.
+The cloud reports a node's state and does not wait; threads here bring each machine into the state that it should have.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Worker:
 class NodeMachines:
     """`rehearsal.tpu_api.Hardware` with machines. addresses: of the machines' network, to give out in turn.
 
-    authorized_key: the public line of whom the machines let in. moved: called when one is where it belongs.
+    authorized_key: the public key that may log in. moved: called when a machine has reached its desired state.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class NodeMachines:
                 self._threads.submit(functools.partial(self._bring, worker))
 
     def names(self) -> list[str]:
-        """Of the machines that are not on their way out, in worker order."""
+        """The names of the machines that are not being removed, in worker order."""
         with self._guard:
-            there = [name for name, worker in self._workers.items() if worker.belongs != "gone"]
-        return sorted(there, key=lambda name: (name.rpartition("-")[0], int(name.rpartition("-")[2])))
+            present = [name for name, worker in self._workers.items() if worker.belongs != "gone"]
+        return sorted(present, key=lambda name: (name.rpartition("-")[0], int(name.rpartition("-")[2])))
 
     def instances(self) -> dict[str, str]:
         """Their addresses, by name."""
@@ -153,13 +153,16 @@ class NodeMachines:
         return all(worker.stands == worker.belongs or name in self.failed for name, worker in workers)
 
     def _free_address(self) -> str:
-        """The next in turn, so that one that was given back rests for as long as can be."""
+        """The next free address in turn, so that a returned one is unused for as long as possible."""
         with self._guard:
             taken = set(self._addresses.values())
-        found = next((each for each in itertools.islice(self._turn, self._all) if each not in taken), None)
-        if found is None:
+        address = next(
+            (candidate for candidate in itertools.islice(self._turn, self._all) if candidate not in taken),
+            None,
+        )
+        if address is None:
             raise RuntimeError(f"all {self._all} addresses of the machines' network are taken")
-        return found
+        return address
 
     # --- bringing ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """The rehearsal's stack: the program of `infra/` on the real engine, with a configuration for so many hosts.
 
-The real command line would start the program through its language host; here the program runs in the daemon. So of what
-is typed behind `pulumi`, the commands that need the program (up, preview, refresh, destroy) are told apart from what
-the command line can do by itself.
+The real command line would start the program through its language host; here the program runs in the daemon. So the
+commands that need the program (up, preview, refresh, destroy) are run here, and the command line runs all others.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ PASSING = re.compile(
 )
 
 Say = Callable[[str], None]
-Gone = Callable[[], bool]
+HasLeft = Callable[[], bool]
 
 
-def accelerator_of(hosts: int) -> catalogue.Accelerator:
-    """A type with so many hosts: v5e where it has one, else the first generation that has.
+def accelerator_with(hosts: int) -> catalogue.Accelerator:
+    """A type with so many hosts: of v5e if it has one, else of the first generation that has.
 
     Raises:
         RehearsalError: there is none.
     """
-    ones = [each for each in catalogue.ACCELERATORS.values() if each.hosts == hosts]
-    if not ones:
-        sizes = sorted({each.hosts for each in catalogue.ACCELERATORS.values() if each.hosts <= 64})
+    candidates = [tpu for tpu in catalogue.ACCELERATORS.values() if tpu.hosts == hosts]
+    if not candidates:
+        sizes = sorted({tpu.hosts for tpu in catalogue.ACCELERATORS.values() if tpu.hosts <= 64})
         raise RehearsalError(
             f"--hosts {hosts}: no TPU slice has so many hosts; choose one of {', '.join(map(str, sizes))}"
         )
-    return next((each for each in ones if each.generation.name == "v5e"), ones[0])
+    return next((tpu for tpu in candidates if tpu.generation.name == "v5e"), candidates[0])
 
 
-def zone_of(accelerator: catalogue.Accelerator) -> str:
+def default_zone(accelerator: catalogue.Accelerator) -> str:
     return accelerator.generation.zones[0]
 
 
@@ -66,7 +65,7 @@ def configuration(accelerator: catalogue.Accelerator, *, keeper: bool = False) -
     return {
         **({"tpu-stack:keeper": True} if keeper else {}),
         "gcp:project": PROJECT,
-        "tpu-stack:zone": zone_of(accelerator),
+        "tpu-stack:zone": default_zone(accelerator),
         "tpu-stack:slices": [
             {"name": SLICE, "accelerator": accelerator.type_name, "capacity": "spot", "wait": WAIT}
         ],
@@ -107,8 +106,8 @@ class RehearsalStack:
         self._engine.configure(configuration(accelerator, keeper=keeper))
         self._busy = threading.Lock()
 
-    def carry_out(self, kind: Kind, say: Say, gone: Gone, **options: Any) -> Report:
-        """gone: whether whoever asked has left; the operation is then interrupted, as by Ctrl-C.
+    def carry_out(self, kind: Kind, say: Say, has_left: HasLeft, **options: Any) -> Report:
+        """has_left: whether the client has hung up; the operation is then interrupted, as by Ctrl-C.
 
         Raises:
             RehearsalError: another operation is going on.
@@ -123,7 +122,7 @@ class RehearsalStack:
             operation = self._engine.begin(kind, say=lambda line: _tell_news(line, say), **options)
             interrupted = False
             while not operation.wait(LOOK_AGAIN_S):
-                if gone() and not interrupted:
+                if has_left() and not interrupted:
                     operation.interrupt()
                     interrupted = True
             report = operation.report(UP_LIMIT_S)
@@ -169,7 +168,7 @@ def shown_outputs(outputs: Mapping[str, Any], options: Mapping[str, Any]) -> str
         return f"{json.dumps(outputs[name]) if options['json'] else outputs[name]}\n"
     if options["json"]:
         return f"{json.dumps(dict(outputs), indent=2)}\n"
-    return "".join(f"{each}: {value}\n" for each, value in sorted(outputs.items()))
+    return "".join(f"{output_name}: {value}\n" for output_name, value in sorted(outputs.items()))
 
 
 # --- what is typed behind `pulumi` ----------------------------------------------------------------------------------
@@ -177,11 +176,11 @@ def shown_outputs(outputs: Mapping[str, Any], options: Mapping[str, Any]) -> str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PulumiCommand:
-    """kind: an operation of the engine with its options, the outputs, or "other": words for the command line itself."""
+    """kind: an operation of the engine with its options, "output", or "other", for the command line itself."""
 
     kind: Kind | Literal["output", "other"]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -194,9 +193,11 @@ class _Parser(argparse.ArgumentParser):
 def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
     """Raises RehearsalError, in Pulumi's own words where it has some."""
     is_output = list(arguments[:2]) == ["stack", "output"]
-    kind: Kind | None = next((each for each in get_args(Kind) if arguments[:1] == [each]), None)
+    kind: Kind | None = next(
+        (operation for operation in get_args(Kind) if arguments[:1] == [operation]), None
+    )
     if kind is None and not is_output:
-        return PulumiCommand(kind="other", words=tuple(arguments))
+        return PulumiCommand(kind="other", arguments=tuple(arguments))
     parser = _Parser(prog=f"pulumi {kind or 'stack output'}", add_help=False, allow_abbrev=False)
     parser.add_argument("--stack", "-s", default=STACK)
     if kind is None:
@@ -208,18 +209,20 @@ def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
             parser.add_argument(*names, action="store_true")
         parser.add_argument("--target", "-t", action="append")
         parser.add_argument("--replace", action="append")
-    given = vars(parser.parse_args(list(arguments[2 if is_output else 1 :])))
-    if (stack := given.pop("stack")) != STACK:
+    given_options = vars(parser.parse_args(list(arguments[2 if is_output else 1 :])))
+    if (stack := given_options.pop("stack")) != STACK:
         raise RehearsalError(f"no stack named '{stack}' found; the rehearsal's is called {STACK}")
     if kind is None:
-        return PulumiCommand(kind="output", options={"json": given["json"], "name": given["name"]})
-    confirmed = [given.pop("yes"), given.pop("skip_preview")]
+        return PulumiCommand(
+            kind="output", options={"json": given_options["json"], "name": given_options["name"]}
+        )
+    confirmed = [given_options.pop("yes"), given_options.pop("skip_preview")]
     if kind != "preview" and not any(confirmed):
         raise RehearsalError(
             "--yes or --skip-preview must be passed in to proceed when running in non-interactive mode"
         )
-    if given["replace"] and kind not in ("up", "preview"):
+    if given_options["replace"] and kind not in ("up", "preview"):
         raise RehearsalError(f"pulumi {kind}: unknown flag: --replace")
     if kind == "refresh":
-        given |= {"refresh": False, "diff": False}  # what it does anyway, and what it does not know
-    return PulumiCommand(kind=kind, options={name: value for name, value in given.items() if value})
+        given_options |= {"refresh": False, "diff": False}  # what it does anyway, and what it does not know
+    return PulumiCommand(kind=kind, options={name: value for name, value in given_options.items() if value})

@@ -25,7 +25,13 @@ from grpc import ServicerContext as Context
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as proto
 
-from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, kind_of, settings_of, type_of
+from rehearsal.gcp_stand_in.provider import (
+    WORLD_VARIABLE,
+    Provider,
+    provider_settings,
+    resource_kind,
+    urn_type,
+)
 from rehearsal.gcp_stand_in.world import HalfMadeError, World, WorldError
 
 Json = dict[str, Any]
@@ -36,13 +42,13 @@ THREADS = 128
 LARGEST_MESSAGE = 400 * 1024 * 1024
 PARENT_POLL_S = 0.2
 # How a secret is marked on the wire, sdk/go/common/resource/sig/sig.go.
-SIGNATURE, OF_SECRET = "4dabf18193072939515e22adb298388d", "1b47061264138c4ac30d75fd1eb44270"
+SIGNATURE, SECRET_VALUE = "4dabf18193072939515e22adb298388d", "1b47061264138c4ac30d75fd1eb44270"
 
 
-def told[Request, Response](
+def reports_errors[Request, Response](
     method: Callable[[Service, Request, Context], Response],
 ) -> Callable[[Service, Request, Context], Response]:
-    """A method whose WorldError is the answer to a request that failed."""
+    """Decorate a method so that its WorldError becomes the answer to a failed request."""
 
     @functools.wraps(method)
     def answer(service: Service, request: Request, context: Context) -> Response:
@@ -73,7 +79,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         return proto.DiffResponse(changes=proto.DiffResponse.DIFF_NONE)
 
     def Configure(self, request: proto.ConfigureRequest, _context: Context) -> proto.ConfigureResponse:
-        self._provider = Provider(settings=settings_of(request.variables), world=self._world)
+        self._provider = Provider(settings=provider_settings(request.variables), world=self._world)
         self._say(NOTICE)
         return proto.ConfigureResponse()
 
@@ -81,26 +87,26 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         """Nothing stops: the real provider, too, goes on with what it has begun."""
         return Empty()
 
-    @told
+    @reports_errors
     def Check(self, request: proto.CheckRequest, _context: Context) -> proto.CheckResponse:
-        olds, news = from_struct(request.olds), from_struct(request.news)
-        inputs, mistakes = self._provider.check(request.urn, olds, news, request.randomSeed)
+        old, new = from_struct(request.olds), from_struct(request.news)
+        inputs, mistakes = self._provider.check(request.urn, old, new, request.randomSeed)
         failures = [proto.CheckFailure(property=path, reason=reason) for path, reason in mistakes]
         return proto.CheckResponse(inputs=to_struct(inputs), failures=failures)
 
-    @told
+    @reports_errors
     def Diff(self, request: proto.DiffRequest, _context: Context) -> proto.DiffResponse:
-        olds, news = from_struct(request.old_inputs), from_struct(request.news)
+        old, new = from_struct(request.old_inputs), from_struct(request.news)
         ignored, outputs = list(request.ignoreChanges), from_struct(request.olds)
-        changed, again = self._provider.diff(request.urn, olds, news, ignored, outputs)
-        made = proto.DiffResponse.DIFF_SOME if changed else proto.DiffResponse.DIFF_NONE
+        changed, again = self._provider.diff(request.urn, old, new, ignored, outputs)
+        changes = proto.DiffResponse.DIFF_SOME if changed else proto.DiffResponse.DIFF_NONE
         first = self._provider.old_first(request.urn, changed, again)
-        return proto.DiffResponse(changes=made, diffs=changed, replaces=again, deleteBeforeReplace=first)
+        return proto.DiffResponse(changes=changes, diffs=changed, replaces=again, deleteBeforeReplace=first)
 
-    @told
+    @reports_errors
     def Create(self, request: proto.CreateRequest, context: Context) -> proto.CreateResponse:
         try:
-            own_id, made = self._provider.create(
+            own_id, outputs = self._provider.create(
                 request.urn, from_struct(request.properties), request.timeout
             )
         except HalfMadeError as error:
@@ -114,30 +120,30 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
             status.details.add().Pack(left)
             context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
             raise
-        return proto.CreateResponse(id=own_id, properties=_as_sent(request.urn, made))
+        return proto.CreateResponse(id=own_id, properties=_as_sent(request.urn, outputs))
 
-    @told
+    @reports_errors
     def Read(self, request: proto.ReadRequest, _context: Context) -> proto.ReadResponse:
-        found = self._provider.read(request.urn, request.id, from_struct(request.inputs))
-        if found is None:
+        state = self._provider.read(request.urn, request.id, from_struct(request.inputs))
+        if state is None:
             return proto.ReadResponse()
-        inputs, made = found
+        inputs, outputs = state
         return proto.ReadResponse(
-            id=request.id, inputs=to_struct(inputs), properties=_as_sent(request.urn, made)
+            id=request.id, inputs=to_struct(inputs), properties=_as_sent(request.urn, outputs)
         )
 
-    @told
+    @reports_errors
     def Update(self, request: proto.UpdateRequest, _context: Context) -> proto.UpdateResponse:
-        olds, news = from_struct(request.old_inputs), from_struct(request.news)
-        made = self._provider.update(request.urn, request.id, olds, news, request.timeout)
-        return proto.UpdateResponse(properties=_as_sent(request.urn, made))
+        old, new = from_struct(request.old_inputs), from_struct(request.news)
+        outputs = self._provider.update(request.urn, request.id, old, new, request.timeout)
+        return proto.UpdateResponse(properties=_as_sent(request.urn, outputs))
 
-    @told
+    @reports_errors
     def Delete(self, request: proto.DeleteRequest, _context: Context) -> Empty:
         self._provider.delete(request.urn, request.id, request.timeout)
         return Empty()
 
-    @told
+    @reports_errors
     def Invoke(self, request: proto.InvokeRequest, _context: Context) -> proto.InvokeResponse:
         raise WorldError(
             f"{request.tok}: the stand-in answers no such call; add it to rehearsal/gcp_stand_in"
@@ -151,32 +157,34 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _as_sent(urn: str, outputs: Json) -> Struct:
-    return to_struct(with_secrets(outputs, kind_of(type_of(urn)).secrets))
+    return to_struct(with_secrets(outputs, resource_kind(urn_type(urn)).secrets))
 
 
 def with_secrets(outputs: Json, paths: str) -> Json:
-    """The outputs with what stands at these paths, such as masterAuth.clientKey, marked as secret."""
+    """The outputs with the values at these paths, such as masterAuth.clientKey, marked as secret."""
     marked = dict(outputs)
     for path in paths.split():
-        name, _, rest = path.partition(".")
+        name, _, subpath = path.partition(".")
         if name in marked:
             value = marked[name]
-            marked[name] = with_secrets(value, rest) if rest else {SIGNATURE: OF_SECRET, "value": value}
+            marked[name] = (
+                with_secrets(value, subpath) if subpath else {SIGNATURE: SECRET_VALUE, "value": value}
+            )
     return marked
 
 
 def from_struct(message: Struct) -> Json:
-    """A message's values, whole numbers as int; without `__defaults` and other keys of the engine's own."""
-    found: Json = MessageToDict(message)
-    return {name: _whole(value) for name, value in found.items() if not name.startswith("__")}
+    """A message's values, whole numbers as int, without `__defaults` and the engine's other own keys."""
+    values: Json = MessageToDict(message)
+    return {name: _with_ints(value) for name, value in values.items() if not name.startswith("__")}
 
 
-def _whole(value: Any) -> Any:
-    """Numbers are all floating point on the wire."""
+def _with_ints(value: Any) -> Any:
+    """The value with whole numbers as int: all numbers are floating point on the wire."""
     if isinstance(value, dict):
-        return {name: _whole(each) for name, each in value.items() if not name.startswith("__")}
+        return {name: _with_ints(item) for name, item in value.items() if not name.startswith("__")}
     if isinstance(value, list):
-        return [_whole(each) for each in value]
+        return [_with_ints(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -195,14 +203,14 @@ def main(arguments: list[str]) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)
-    gone = threading.Thread(target=_wait_for_end_of, args=(parent,), name="parent")
-    gone.start()
-    gone.join()
+    watcher = threading.Thread(target=_wait_for_end, args=(parent,), name="parent")
+    watcher.start()
+    watcher.join()
     # A request that hangs must not keep a process that nobody listens to.
     os._exit(0)
 
 
-def _wait_for_end_of(parent: int) -> None:
+def _wait_for_end(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
 

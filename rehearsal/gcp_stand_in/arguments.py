@@ -44,51 +44,55 @@ Mistake = tuple[str, str]
 """Of a property that the SDK would not take: its path, such as allows[0].ports, and the reason."""
 
 
-def of_type(type_token: str) -> Arguments:
+def resource_arguments(type_token: str) -> Arguments:
     """The inputs of a resource of a type, such as gcp:compute/network:Network. Raises KeyError for no such type."""
     module, _, class_name = type_token.removeprefix("gcp:").partition(":")
     folder = module.partition("/")[0]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
-    return _arguments(folder, f"{words}.py", f"{class_name}Args")
+    file_stem = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
+    return _arguments(folder, f"{file_stem}.py", f"{class_name}Args")
 
 
 def mistakes(type_token: str, values: Mapping[str, object]) -> list[Mistake]:
     """Everything in a resource's inputs that pulumi_gcp does not know, misses or has another type for."""
     folder = type_token.removeprefix("gcp:").partition("/")[0]
-    return list(_of_object(folder, of_type(type_token), values, ""))
+    return list(_object_mistakes(folder, resource_arguments(type_token), values, ""))
 
 
-def _of_object(folder: str, known: Arguments, values: Mapping[str, object], at: str) -> Iterator[Mistake]:
+def _object_mistakes(
+    folder: str, declared: Arguments, values: Mapping[str, object], at: str
+) -> Iterator[Mistake]:
     for name, value in values.items():
-        if name not in known:
-            choices = ", ".join(sorted(known))
+        if name not in declared:
+            choices = ", ".join(sorted(declared))
             yield at + name, f"pulumi_gcp knows no such property; it knows {choices}"
         else:
-            yield from _of_value(folder, known[name].shape, value, at + name)
-    for name, argument in known.items():
+            yield from _value_mistakes(folder, declared[name].shape, value, at + name)
+    for name, argument in declared.items():
         if argument.required and values.get(name) is None:
             yield at + name, "required, and not given"
 
 
-def _of_value(folder: str, shape: Shape, value: object, at: str) -> Iterator[Mistake]:
+def _value_mistakes(folder: str, shape: Shape, value: object, at: str) -> Iterator[Mistake]:
     if value is None or value == UNKNOWN or shape.kind == "any":
         return
     if shape.kind in ("map", "object"):
         if not isinstance(value, Mapping):
-            yield at, f"{_words(value)} where {shape.kind} is wanted"
+            yield at, f"{_type_name(value)} where {shape.kind} is wanted"
         elif shape.item is not None:
-            for name, each in value.items():
-                yield from _of_value(folder, shape.item, each, f"{at}.{name}")
+            for name, item in value.items():
+                yield from _value_mistakes(folder, shape.item, item, f"{at}.{name}")
         else:
-            yield from _of_object(folder, _arguments(folder, "_inputs.py", shape.class_name), value, f"{at}.")
+            yield from _object_mistakes(
+                folder, _arguments(folder, "_inputs.py", shape.class_name), value, f"{at}."
+            )
     elif shape.kind == "list":
         if not isinstance(value, list):
-            yield at, f"{_words(value)} where a list is wanted"
+            yield at, f"{_type_name(value)} where a list is wanted"
         elif shape.item is not None:
-            for index, each in enumerate(value):
-                yield from _of_value(folder, shape.item, each, f"{at}[{index}]")
+            for index, item in enumerate(value):
+                yield from _value_mistakes(folder, shape.item, item, f"{at}[{index}]")
     elif not _is_scalar(shape.kind, value):
-        yield at, f"{_words(value)} where {shape.kind} is wanted"
+        yield at, f"{_type_name(value)} where {shape.kind} is wanted"
 
 
 def _is_scalar(kind: str, value: object) -> bool:
@@ -98,7 +102,7 @@ def _is_scalar(kind: str, value: object) -> bool:
     return isinstance(value, SCALARS[kind]) and (kind == "bool" or not isinstance(value, bool))
 
 
-def _words(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__
 
 
@@ -108,11 +112,11 @@ def _arguments(folder: str, file: str, class_name: str) -> Arguments:
     match = re.search(rf"^class {class_name}:\n(?:[ ].*\n|\n)*", _source(folder, file), flags=re.MULTILINE)
     if match is None:
         raise KeyError(f"pulumi_gcp.{folder} has no {class_name}")
-    (found,) = ast.parse(match[0]).body
-    assert isinstance(found, ast.ClassDef)
-    methods = [each for each in found.body if isinstance(each, ast.FunctionDef)]
-    names = {each.name: name for each in methods if (name := _wire_name(each)) is not None}
-    init = next(each for each in methods if each.name == "__init__")
+    (definition,) = ast.parse(match[0]).body
+    assert isinstance(definition, ast.ClassDef)
+    methods = [member for member in definition.body if isinstance(member, ast.FunctionDef)]
+    names = {method.name: name for method in methods if (name := _wire_name(method)) is not None}
+    init = next(method for method in methods if method.name == "__init__")
     arguments = {}
     for parameter, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
         assert parameter.annotation is not None
@@ -122,13 +126,13 @@ def _arguments(folder: str, file: str, class_name: str) -> Arguments:
 
 
 def _wire_name(method: ast.FunctionDef) -> str | None:
-    """runtimeVersion of what is decorated @pulumi.getter(name="runtimeVersion"); None of what is no property."""
+    """runtimeVersion for a method decorated @pulumi.getter(name="runtimeVersion"); None for one that is no property."""
     for decorator in method.decorator_list:
         call = decorator.func if isinstance(decorator, ast.Call) else decorator
         if isinstance(call, ast.Attribute) and call.attr == "getter":
-            given = decorator.keywords if isinstance(decorator, ast.Call) else []
-            said = [each.value.value for each in given if isinstance(each.value, ast.Constant)]
-            return str(said[0]) if said else method.name
+            keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+            names = [keyword.value.value for keyword in keywords if isinstance(keyword.value, ast.Constant)]
+            return str(names[0]) if names else method.name
     return None
 
 

@@ -26,8 +26,8 @@ PATIENCE_S = 60.0
 CONFLICT, NOT_FOUND = 409, 404
 
 
-def put(type_token: str, inputs: Mapping[str, Any]) -> None:
-    """Make a bucket or an object, or another content of one. Raises WorldError where the server gives no answer."""
+def write(type_token: str, inputs: Mapping[str, Any]) -> None:
+    """Make a bucket, or write an object. Raises WorldError if the server does not answer."""
     if type_token == BUCKET:
         _ask("POST", "/storage/v1/b?project=rehearsal", {"name": inputs["name"]})
     elif type_token == OBJECT:

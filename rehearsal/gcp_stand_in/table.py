@@ -49,22 +49,22 @@ class Kind:
         """Whether this change of an input makes the resource again."""
         if name in self.grows.split() and isinstance(old, int | float) and isinstance(new, int | float):
             return new < old
-        inner = {each.partition(".")[2] for each in self.in_place.split() if each.startswith(f"{name}.")}
+        inner = {path.partition(".")[2] for path in self.in_place.split() if path.startswith(f"{name}.")}
         if inner and isinstance(old, Mapping) and isinstance(new, Mapping):
             return any(old.get(key) != new.get(key) for key in {**old, **new} if key not in inner)
         return name not in self.in_place.split()
 
-    def id_of(self, inputs: Mapping[str, Any]) -> str:
+    def resource_id(self, inputs: Mapping[str, Any]) -> str:
         """The id that Google and the provider know a resource by. Raises KeyError for an input that is missing."""
         # A binding with a condition is another than the same without.
         condition = f"/{inputs['condition']['title']}" if inputs.get("condition") else ""
         return self.id.format_map({name: _last(str(value)) for name, value in inputs.items()}) + condition
 
     def as_kept(self, inputs: Json) -> Json:
-        """The inputs as Google gives them back."""
+        """The inputs as Google returns them."""
         lists = {name: field for name, field in self.sorted_by.items() if inputs.get(name)}
         return inputs | {
-            name: sorted(inputs[name], key=lambda each: each[field]) for name, field in lists.items()
+            name: sorted(inputs[name], key=lambda item: item[field]) for name, field in lists.items()
         }
 
     def outputs(self, own_id: str, inputs: Json, number: int, address_range: str) -> Json:
@@ -73,11 +73,11 @@ class Kind:
         filled = dict(self.defaults) | inputs | added
         if self.id.startswith("projects/{project}/") and "selfLink" not in filled:
             filled["selfLink"] = COMPUTE + own_id
-        return filled | labels_of(inputs)
+        return filled | label_outputs(inputs)
 
 
-def labels_of(inputs: Mapping[str, Any]) -> Json:
-    """The outputs about labels: the provider adds one of its own."""
+def label_outputs(inputs: Mapping[str, Any]) -> Json:
+    """The label outputs: the provider adds a label of its own."""
     if inputs.get("labels") is None:
         return {}
     effective = {**inputs["labels"], "goog-pulumi-provisioned": "true"}
@@ -94,9 +94,9 @@ def _disk(inputs: Json, number: int) -> Json:
 
 
 def _instance(inputs: Json, number: int) -> Json:
-    of_google = {"networkIp": _address_in(inputs["addressRange"], number), "stackType": "IPV4_ONLY"}
+    google_fields = {"networkIp": _address_in(inputs["addressRange"], number), "stackType": "IPV4_ONLY"}
     interfaces = [
-        of_google | {"name": f"nic{index}"} | interface
+        google_fields | {"name": f"nic{index}"} | interface
         for index, interface in enumerate(inputs["networkInterfaces"])
     ]
     return {"instanceId": str(number), "currentStatus": "RUNNING", "networkInterfaces": interfaces}
@@ -126,19 +126,20 @@ def _repository(inputs: Json, _number: int) -> Json:
 def _filestore(inputs: Json, number: int) -> Json:
     address = f"10.126.{number % 250}.2"
     networks = [
-        {"connectMode": "DIRECT_PEERING"} | each | {"ipAddresses": [address]} for each in inputs["networks"]
+        {"connectMode": "DIRECT_PEERING"} | network | {"ipAddresses": [address]}
+        for network in inputs["networks"]
     ]
     return {"networks": networks, "createTime": "2026-01-01T00:00:00Z"}
 
 
 def _cluster(inputs: Json, number: int) -> Json:
-    """Google fills in both endpoints, whichever is open, and an authority of its own."""
-    given = inputs.get("controlPlaneEndpointsConfig") or {}
+    """Google fills in both endpoints, whichever is open, and a certificate authority."""
+    endpoints = inputs.get("controlPlaneEndpointsConfig") or {}
     name = f"gke-{number:012x}-1.{inputs['location'].rpartition('-')[0]}.gke.goog"
     return {
         "endpoint": f"10.127.0.{number % 250}",
-        "controlPlaneEndpointsConfig": given
-        | {"dnsEndpointConfig": (given.get("dnsEndpointConfig") or {}) | {"endpoint": name}},
+        "controlPlaneEndpointsConfig": endpoints
+        | {"dnsEndpointConfig": (endpoints.get("dnsEndpointConfig") or {}) | {"endpoint": name}},
         "masterAuth": (inputs.get("masterAuth") or {})
         | {"clusterCaCertificate": "c3RhbmQtaW4=", "clientCertificate": "", "clientKey": ""},
         "masterVersion": "1.35.4-gke.1000000",
@@ -150,9 +151,9 @@ def _pool(inputs: Json, _number: int) -> Json:
     return {"version": "1.35.4-gke.1000000", "nodeCount": count, "initialNodeCount": count}
 
 
-def _member(of: str) -> Kind:
+def _member(resource: str) -> Kind:
     return Kind(
-        id=f"{of}/{{role}}/{{member}}",
+        id=f"{resource}/{{role}}/{{member}}",
         fill=lambda _inputs, number: {"etag": f"BwY{number:09d}="},
         is_binding=True,
     )

@@ -30,7 +30,15 @@ SAME = (
     "acceleratorType", "acceleratorConfig", "runtimeVersion", "description", "cidrBlock", "metadata", "tags",
     "networkConfig", "networkConfigs", "schedulingConfig", "dataDisks", "shieldedInstanceConfig",
 )  # fmt: skip
-TOLD = ("state", "health", "healthDescription", "apiVersion", "multisliceNode", "queuedResource", "symptoms")
+REPORTED_FIELDS = (
+    "state",
+    "health",
+    "healthDescription",
+    "apiVersion",
+    "multisliceNode",
+    "queuedResource",
+    "symptoms",
+)
 
 
 class Refusal(Exception):
@@ -113,8 +121,8 @@ class TpuVms:
                 raise WorldError(f"Error waiting to {verb} Vm: {refusal}") from None
         if "error" in operation:
             error = operation["error"]
-            said = f"Error code {error.get('code')}, message: {error.get('message')}"
-            raise WorldError(f"Error waiting to {verb} Vm: {said}")
+            message = f"Error code {error.get('code')}, message: {error.get('message')}"
+            raise WorldError(f"Error waiting to {verb} Vm: {message}")
 
     def _insist(self, method: str, path: str, deadline: float, content: Json | None = None) -> Json:
         gap_s = POLL_S
@@ -137,8 +145,8 @@ class TpuVms:
         )
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S) as answer:
-                found: Json = json.load(answer)
-                return found
+                reply: Json = json.load(answer)
+                return reply
         except urllib.error.HTTPError as error:
             with error:
                 raise Refusal(error.code, _message(error.read())) from None
@@ -157,9 +165,9 @@ def body(inputs: Mapping[str, Any]) -> Json:
 
 
 def outputs(node: Mapping[str, Any]) -> Json:
-    """What the provider tells of a node beyond its inputs."""
-    found = {name: node[name] for name in TOLD if name in node}
-    return found | {
+    """The outputs of a node beyond its inputs."""
+    reported = {name: node[name] for name in REPORTED_FIELDS if name in node}
+    return reported | {
         "networkEndpoints": node.get("networkEndpoints", []),
         "effectiveLabels": node.get("labels", {}),
     }

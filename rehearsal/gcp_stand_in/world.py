@@ -52,10 +52,10 @@ class Thing:
 
     @property
     def key(self) -> str:
-        return key_of(self.type, self.id)
+        return thing_key(self.type, self.id)
 
 
-def key_of(type_token: str, own_id: str) -> str:
+def thing_key(type_token: str, own_id: str) -> str:
     return f"{type_token} {own_id}"
 
 
@@ -80,12 +80,12 @@ class World:
         """Everything that there is, by type and id."""
         return {key: Thing(**thing) for key, thing in self._read()["things"].items()}
 
-    def of_type(self, name: str) -> list[Thing]:
+    def with_type(self, name: str) -> list[Thing]:
         """Everything of a type given as compute:Network."""
         return [thing for thing in self.things().values() if short(thing.type) == name]
 
     def find(self, type_token: str, own_id: str) -> Thing | None:
-        return self.things().get(key_of(type_token, own_id))
+        return self.things().get(thing_key(type_token, own_id))
 
     def number(self) -> int:
         """One that nothing else has had."""
@@ -102,8 +102,8 @@ class World:
                 )
             world["things"][thing.key] = dataclasses.asdict(thing)
 
-    def put(self, thing: Thing) -> None:
-        """Other inputs and outputs of what there is. Raises WorldError where it is gone."""
+    def replace(self, thing: Thing) -> None:
+        """Replace a thing's inputs and outputs. Raises WorldError if it is gone."""
         with self._change() as world:
             if thing.key not in world["things"]:
                 raise WorldError(f"googleapi: Error 404: The resource '{thing.id}' was not found, notFound")
@@ -112,13 +112,17 @@ class World:
     def remove(self, type_token: str, own_id: str) -> None:
         """Nothing happens where it is gone already."""
         with self._change() as world:
-            world["things"].pop(key_of(type_token, own_id), None)
+            world["things"].pop(thing_key(type_token, own_id), None)
             world["errors"].pop(own_id, None)
 
     def pull(self, disk: str, machine: Thing) -> None:
-        """A disk leaves a machine that runs: what was open on it is lost."""
-        left = [each for each in machine.inputs.get("attachedDisks") or [] if not same(each["source"], disk)]
-        self.put(dataclasses.replace(machine, inputs=machine.inputs | {"attachedDisks": left}))
+        """Detach a disk from a running machine: what was open on it is lost."""
+        left = [
+            attached
+            for attached in machine.inputs.get("attachedDisks") or []
+            if not same(attached["source"], disk)
+        ]
+        self.replace(dataclasses.replace(machine, inputs=machine.inputs | {"attachedDisks": left}))
         with self._change() as world:
             world["pulled"].append(f"{disk} from {machine.id}")
 
@@ -133,7 +137,7 @@ class World:
         return reason
 
     def is_held(self, own_id: str) -> bool:
-        return any(same(own_id, each) for each in self._read()["held"])
+        return any(same(own_id, ending) for ending in self._read()["held"])
 
     def errors(self) -> dict[str, str]:
         """The ids of node pools in state ERROR, and why they are."""
@@ -144,8 +148,8 @@ class World:
             world["errors"][own_id] = reason
 
     def pulled(self) -> list[str]:
-        """Every disk that was taken from a machine that ran, and from which."""
-        return [str(each) for each in self._read()["pulled"]]
+        """Every disk that was detached from a running machine, and the machine."""
+        return [str(entry) for entry in self._read()["pulled"]]
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[Json]:
@@ -156,8 +160,8 @@ class World:
 
     def _read(self) -> Json:
         try:
-            found: Json = json.loads(self.path.read_text(encoding="utf-8"))
+            content: Json = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            found = {}
+            content = {}
         empty: Json = {"things": {}, "count": 0, "pulled": [], "no_room": {}, "held": [], "errors": {}}
-        return empty | found
+        return empty | content

@@ -26,9 +26,9 @@ from urllib3.exceptions import HTTPError
 from rehearsal.kubernetes import controllers, nodes
 from rehearsal.kubernetes.control_plane import (
     ADMINISTRATORS,
+    API_PROGRAMS,
     CONTEXT,
-    OF_API,
-    OF_CONTROLLERS,
+    CONTROLLER_PROGRAMS,
     READY_LIMIT_S,
     Layout,
     Name,
@@ -52,7 +52,7 @@ SERVICE_ACCOUNT = "tpu-stack-runs"
 PAGE = ROOT / "docs" / "kubernetes.md"
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAM = "/opt/tpu-stack/program"
-COMPONENTS: tuple[Name, ...] = (*OF_API, *OF_CONTROLLERS, "coredns")
+COMPONENTS: tuple[Name, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS, "coredns")
 # To enter a container whose processes are not root's, as `exec` and probes do, takes one right more.
 NODE_RIGHTS = {**DOCKER_RIGHTS, "cap_add": [*DOCKER_RIGHTS["cap_add"], "SYS_PTRACE"]}
 NODE_LIMIT_S = 120.0
@@ -135,8 +135,8 @@ class Cluster:
             archives = saving.result()
             list(threads.map(lambda name: self._import_images(name, archives), self.nodes))
             list(threads.map(self.register, self.nodes))
-        for each in archives.values():
-            (self.folder / "images" / each).unlink()
+        for file_name in archives.values():
+            (self.folder / "images" / file_name).unlink()
 
     # --- control plane ---------------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class Cluster:
         for name in COMPONENTS:
             container = self._start_component(name)
             if name == "kube-apiserver":
-                what = f"the API server at {self.layout.server}"
-                wait_for(lambda: not answers(self.layout), READY_LIMIT_S, container, what)
+                awaited = f"the API server at {self.layout.server}"
+                wait_for(lambda: not answers(self.layout), READY_LIMIT_S, container, awaited)
 
     @functools.cached_property
     def _files(self) -> bytes:
@@ -162,7 +162,7 @@ class Cluster:
                 self._machines.image, name=self._container_name(name), entrypoint=[PROGRAM],
                 command=arguments(name, self.layout), init=True, cap_drop=["ALL"], cap_add=["NET_BIND_SERVICE"],
                 labels=labels(self._machines.name, role="control-plane"),
-                mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_of(name),
+                mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_settings(name),
             )  # fmt: skip
             container.put_archive("/", self._files)
             container.start()
@@ -171,7 +171,7 @@ class Cluster:
     def _add_controllers(self) -> None:
         for name in self._added:
             text = manifests_beside(self._programs[name]).read_text(encoding="utf-8")
-            address = (self.layout.address, self.layout.port_of(name))
+            address = (self.layout.address, self.layout.controller_port(name))
             start = functools.partial(self._start_component, name)
             with _answered(f"installing {name}"):
                 controllers.install(self.api, name, text, address, self.authority.certificate, start)
@@ -181,13 +181,13 @@ class Cluster:
         chips = sum(node.chips for node in self.nodes.values())
         with _answered(f"making the queue {self._queue}"):
             objects = on_page(PAGE.read_text(encoding="utf-8"), "ResourceFlavor")
-            for plural, made in controllers.queue(objects, self._queue, NAMESPACE, chips):
-                if "namespace" in made["metadata"]:
-                    custom.create_namespaced_custom_object(*version, NAMESPACE, plural, made)
+            for plural, queue_object in controllers.queue(objects, self._queue, NAMESPACE, chips):
+                if "namespace" in queue_object["metadata"]:
+                    custom.create_namespaced_custom_object(*version, NAMESPACE, plural, queue_object)
                 else:
-                    custom.create_cluster_custom_object(*version, plural, made)
+                    custom.create_cluster_custom_object(*version, plural, queue_object)
 
-    def _network_of(self, name: Name) -> dict[str, Any]:
+    def _network_settings(self, name: Name) -> dict[str, Any]:
         """etcd has the address, and the others are in its network: so they may come and go."""
         first = self._container_name("etcd")
         if name != "etcd":
@@ -231,7 +231,7 @@ class Cluster:
         path = self.folder / "credentials" / f"{name}.kubeconfig"
         user = f"system:node:{name}"
         self.authority.kubeconfig(path, self.layout.server, user, groups=["system:nodes"], context=CONTEXT)
-        told = nodes.files(node, network, path.read_bytes(), self.authority.certificate)
+        node_files = nodes.files(node, network, path.read_bytes(), self.authority.certificate)
         data = docker.types.Mount(DATA, None, type="volume", labels=labels(machines.name))
         images = docker.types.Mount(IMAGES, str(self.folder / "images"), type="bind", read_only=True)
         endpoint = self.client.api.create_endpoint_config(ipv4_address=node.address, aliases=[name])
@@ -243,7 +243,7 @@ class Cluster:
                 mounts=[data, images, _program_at(KUBELET, self._programs["kubelet"])],
                 mem_limit=f"{MEMORY_MIB}m", **NODE_RIGHTS,
             )  # fmt: skip
-            container.put_archive("/", archive(told))
+            container.put_archive("/", archive(node_files))
             container.start()
 
     def register(self, name: str) -> None:
@@ -252,10 +252,10 @@ class Cluster:
 
         def is_ready() -> bool:
             try:
-                found = core.read_node(name, _request_timeout=ANSWER_LIMIT_S)
+                node = core.read_node(name, _request_timeout=ANSWER_LIMIT_S)
             except (ApiException, HTTPError):
                 return False
-            conditions = {each.type: each.status for each in found.status.conditions or []}
+            conditions = {condition.type: condition.status for condition in node.status.conditions or []}
             return conditions.get("Ready") == "True"
 
         wait_for(is_ready, NODE_LIMIT_S, self.node_container(name), f"the kubelet of {name}")
@@ -290,25 +290,25 @@ class Cluster:
             return self.client.containers.get(self._container_name(name))
 
     def run_on(self, name: str, command: Sequence[str]) -> str:
-        """What a command says that ends well on a node. Raises MachinesError."""
+        """Run a command on a node, and return its output. Raises MachinesError if it fails."""
         with asking(f"on {name}"):
             done = self.node_container(name).exec_run(list(command), demux=True)
-        said, complained = (part.decode(errors="replace") if part else "" for part in done.output)
+        output, complained = (part.decode(errors="replace") if part else "" for part in done.output)
         if done.exit_code != 0:
             raise MachinesError(
                 f"on {name}: {command[0]}: exit code {done.exit_code}: {complained.strip()[-500:]}"
             )
-        return said
+        return output
 
     # --- images ----------------------------------------------------------------------------------------------------
 
     def _save_images(self) -> dict[str, str]:
-        """The newest image of each framework for CPUs that was built here, as an archive: its name → the file's."""
+        """Save the newest local image of each framework for CPUs. Returns image name → archive file name."""
         with asking("this machine's images"):
-            found = sorted(self.client.images.list(), key=lambda each: str(each.attrs["Created"]))
+            local_images = sorted(self.client.images.list(), key=lambda image: str(image.attrs["Created"]))
         newest = {
             tag.partition(":")[0].removeprefix(IMAGE_PREFIX): tag
-            for image in found
+            for image in local_images
             for tag in image.tags
             if tag.startswith(IMAGE_PREFIX) and tag.partition(":")[2].startswith(IMAGE_VERSION)
             and not tag.endswith("-failed")
@@ -328,13 +328,13 @@ class Cluster:
         return archives
 
     def _import_images(self, name: str, archives: Mapping[str, str]) -> None:
-        """And names them by digest too, as a registry would."""
+        """Import images on a node, and name them by digest too, as a registry would."""
         control = ["ctr", "--namespace", "k8s.io", "images"]
         for tag, file in archives.items():
             full = f"docker.io/{tag}"
             self.run_on(name, [*control, "import", f"{IMAGES}/{file}"])
             listed = self.run_on(name, [*control, "list", f"name=={full}"]).split()
-            digest = next(each for each in listed if each.startswith("sha256:"))
+            digest = next(word for word in listed if word.startswith("sha256:"))
             reference = f"{full.rpartition(':')[0]}@{digest}"
             self.run_on(name, [*control, "tag", "--force", full, reference])
             self.images[tag.partition(":")[0].removeprefix(IMAGE_PREFIX)] = reference
@@ -350,11 +350,11 @@ def launch_role(page: str) -> dict[str, Any]:
 
 
 def on_page(page: str, kind: str) -> list[dict[str, Any]]:
-    """The objects of the block of a page of which the first is of that kind. Pure."""
+    """The objects of the YAML block of a page whose first object is of that kind. Pure."""
     for text in YAML.findall(page):
-        found: list[dict[str, Any]] = list(yaml.safe_load_all(text))
-        if found[0].get("kind") == kind:
-            return found
+        objects: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+        if objects[0].get("kind") == kind:
+            return objects
     raise MachinesError(f"{PAGE} has no {kind}, which the rehearsal makes")
 
 
@@ -363,14 +363,14 @@ def _program_at(path: str, program: Path) -> docker.types.Mount:
 
 
 @contextlib.contextmanager
-def _answered(what: str, but: int = 0) -> Iterator[None]:
-    """What the API server refuses becomes a MachinesError, except for one status."""
+def _answered(action: str, but: int = 0) -> Iterator[None]:
+    """Turn the API server's errors into a MachinesError, except for the status `but`."""
     try:
         yield
     except ApiException as error:
         if error.status != but:
             raise MachinesError(
-                f"{what}: the API server answers {error.status}: {str(error.body)[:500]}"
+                f"{action}: the API server answers {error.status}: {str(error.body)[:500]}"
             ) from None
     except HTTPError as error:
-        raise MachinesError(f"{what}: the API server does not answer: {error}") from None
+        raise MachinesError(f"{action}: the API server does not answer: {error}") from None

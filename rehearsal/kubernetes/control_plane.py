@@ -1,4 +1,4 @@
-"""etcd, the API server, the controllers and DNS of one cluster: what they are told, and as processes of this machine.
+"""etcd, the API server, the controllers and DNS of one cluster: their settings, and as processes of this machine.
 
 JobSet and Kueue may be among the controllers (`rehearsal.kubernetes.controllers`).
 
@@ -54,28 +54,32 @@ NODE_GRACE_S = 20
 EVICTION_S = 30
 
 
-def _of_kubernetes(name: str, what: str) -> GoProgram:
+def _kubernetes_program(name: str, title: str) -> GoProgram:
     return GoProgram(
-        what=what, folder="kubernetes", package=f"k8s.io/kubernetes/cmd/{name}", name=name, version=VERSION
+        title=title, folder="kubernetes", package=f"k8s.io/kubernetes/cmd/{name}", name=name, version=VERSION
     )
 
 
 PROGRAMS: Mapping[Name, GoProgram] = {
-    "etcd": GoProgram(what="etcd", folder="etcd", package="go.etcd.io/etcd/server/v3"),
-    "kube-apiserver": _of_kubernetes("kube-apiserver", "the API server of Kubernetes"),
-    "kube-controller-manager": _of_kubernetes("kube-controller-manager", "the controllers of Kubernetes"),
-    "kube-scheduler": _of_kubernetes("kube-scheduler", "the scheduler of Kubernetes"),
-    "kubelet": _of_kubernetes("kubelet", "the kubelet"),
-    "coredns": GoProgram(what="CoreDNS", folder="coredns", package="github.com/coredns/coredns"),
-    **{name: found.program for name, found in CONTROLLERS.items()},
+    "etcd": GoProgram(title="etcd", folder="etcd", package="go.etcd.io/etcd/server/v3"),
+    "kube-apiserver": _kubernetes_program("kube-apiserver", "the API server of Kubernetes"),
+    "kube-controller-manager": _kubernetes_program(
+        "kube-controller-manager", "the controllers of Kubernetes"
+    ),
+    "kube-scheduler": _kubernetes_program("kube-scheduler", "the scheduler of Kubernetes"),
+    "kubelet": _kubernetes_program("kubelet", "the kubelet"),
+    "coredns": GoProgram(title="CoreDNS", folder="coredns", package="github.com/coredns/coredns"),
+    **{name: controller.program for name, controller in CONTROLLERS.items()},
 }
-OF_API: tuple[Name, ...] = ("etcd", "kube-apiserver")
-OF_CONTROLLERS: tuple[Name, ...] = ("kube-controller-manager", "kube-scheduler")
-OF_TESTS: tuple[Name, ...] = (*OF_API, "jobset")
-OF_CLUSTERS: tuple[Name, ...] = (*OF_API, *OF_CONTROLLERS, "kubelet", "coredns")
+API_PROGRAMS: tuple[Name, ...] = ("etcd", "kube-apiserver")
+CONTROLLER_PROGRAMS: tuple[Name, ...] = ("kube-controller-manager", "kube-scheduler")
+TEST_PROGRAMS: tuple[Name, ...] = (*API_PROGRAMS, "jobset")
+CLUSTER_PROGRAMS: tuple[Name, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS, "kubelet", "coredns")
 
 
-def find_or_build(environ: Mapping[str, str], say: Say, names: Sequence[Name] = OF_API) -> dict[Name, Path]:
+def find_or_build(
+    environ: Mapping[str, str], say: Say, names: Sequence[Name] = API_PROGRAMS
+) -> dict[Name, Path]:
     """Where these programs are; 4 minutes the first time, for all of them. Raises MachinesError."""
     return {name: find_or_build_program(PROGRAMS[name], environ, say) for name in names}
 
@@ -99,13 +103,13 @@ class Layout:
     def server(self) -> str:
         return f"https://{self.address}:{self.port}"
 
-    def port_of(self, name: controllers.Name) -> int:
-        """Of a controller's webhooks."""
+    def controller_port(self, name: controllers.Name) -> int:
+        """The port of a controller's webhooks."""
         return self.webhook_port + CONTROLLERS[name].offset
 
 
 def write_credentials(folder: Path, layout: Layout) -> Authority:
-    """All that the components need, in a new folder; Layout.credentials names it as they see it."""
+    """Write all credentials of the components into a new folder; Layout.credentials is its path as they see it."""
     authority = Authority(folder)
     addresses = [layout.address, "127.0.0.1", "localhost", "kubernetes.default.svc"]
     authority.issue("apiserver", "kube-apiserver", addresses=addresses)
@@ -113,11 +117,11 @@ def write_credentials(folder: Path, layout: Layout) -> Authority:
     authority.signing_pair("service-account")
     authority.issue("tls", "webhooks", addresses=[layout.address])
     for controller in CONTROLLERS:
-        told = controllers.settings(controller, layout.credentials, layout.address, layout.webhook_port)
-        (folder / f"{controller}.json").write_text(json.dumps(told), encoding="utf-8")
-    for name in (*OF_CONTROLLERS, "coredns", *CONTROLLERS):
-        user = f"system:{name}" if name in OF_CONTROLLERS else f"rehearsal-{name}"
-        groups = [] if name in OF_CONTROLLERS else [ADMINISTRATORS]
+        settings = controllers.settings(controller, layout.credentials, layout.address, layout.webhook_port)
+        (folder / f"{controller}.json").write_text(json.dumps(settings), encoding="utf-8")
+    for name in (*CONTROLLER_PROGRAMS, "coredns", *CONTROLLERS):
+        user = f"system:{name}" if name in CONTROLLER_PROGRAMS else f"rehearsal-{name}"
+        groups = [] if name in CONTROLLER_PROGRAMS else [ADMINISTRATORS]
         authority.kubeconfig(
             folder / f"{name}.kubeconfig", layout.server, user, groups=groups, context=CONTEXT
         )
@@ -195,17 +199,17 @@ _ARGUMENTS: Mapping[Name, Callable[[Layout], list[str]]] = {
 
 
 def corefile(layout: Layout) -> str:
-    """Of CoreDNS: the names of the cluster's services and pods; it knows that there is no other. Pure."""
+    """CoreDNS's configuration: it answers for the cluster's services and pods, and NXDOMAIN for other names. Pure."""
     kubeconfig = f"{layout.credentials}/coredns.kubeconfig"
-    here = f"  errors\n  bind {layout.address}\n"
-    cluster = f"{here}  kubernetes {DOMAIN} in-addr.arpa {{\n    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n"
+    common = f"  errors\n  bind {layout.address}\n"
+    cluster = f"{common}  kubernetes {DOMAIN} in-addr.arpa {{\n    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n"
     # Of one block CoreDNS would ask `template` first, whatever the order here.
-    nothing = f"{here}  template ANY ANY {{\n    rcode NXDOMAIN\n  }}\n"
+    nothing = f"{common}  template ANY ANY {{\n    rcode NXDOMAIN\n  }}\n"
     return f"{DOMAIN}:53 in-addr.arpa:53 {{\n{cluster}}}\n.:53 {{\n{nothing}}}\n"
 
 
 def answers(layout: Layout, path: str = "/readyz") -> str:
-    """Why the API server is not ready; empty: it is. Nobody in particular asks, which it allows for these paths."""
+    """Why the API server is not ready; empty if it is. Anonymous requests are allowed for these paths."""
     context = ssl._create_unverified_context()
     connection = http.client.HTTPSConnection(
         layout.address, layout.port, timeout=ANSWER_LIMIT_S, context=context
@@ -213,12 +217,12 @@ def answers(layout: Layout, path: str = "/readyz") -> str:
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        said = answer.read().decode(errors="replace")
+        body = answer.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         return str(error)
     finally:
         connection.close()
-    return "" if answer.status == 200 else f"{answer.status}: {said[:300]}"
+    return "" if answer.status == 200 else f"{answer.status}: {body[:300]}"
 
 
 class LocalControlPlane:
@@ -258,11 +262,11 @@ class LocalControlPlane:
             self.authority.kubeconfig(
                 self.kubeconfig, self.layout.server, "administrator", groups=[ADMINISTRATORS], context=CONTEXT
             )
-            for name in OF_API:
+            for name in API_PROGRAMS:
                 self.start(name)
             self.wait_until_ready()
-            for each in self._added:
-                self._install(each)
+            for controller in self._added:
+                self._install(controller)
         except BaseException:
             self._exits.close()
             raise
@@ -276,7 +280,7 @@ class LocalControlPlane:
 
         text = manifests_beside(self.programs[name]).read_text(encoding="utf-8")
         with kubernetes.config.new_client_from_config(str(self.kubeconfig)) as api:
-            port = self.layout.port_of(name)
+            port = self.layout.controller_port(name)
             controllers.install(
                 api,
                 name,
@@ -310,31 +314,31 @@ class LocalControlPlane:
             process.wait()
 
     def wait_until_ready(self) -> None:
-        """Until the API server is. Raises MachinesError."""
+        """Wait for the API server. Raises MachinesError."""
         until = time.monotonic() + READY_LIMIT_S
-        while why := answers(self.layout):
+        while reason := answers(self.layout):
             ended = [name for name, process in self.running.items() if process.poll() is not None]
             if ended or time.monotonic() > until:
                 name = ended[0] if ended else "kube-apiserver"
                 lines = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
                 raise MachinesError(
-                    f"{name} {'ended' if ended else f'is not ready after {READY_LIMIT_S:.0f} s ({why})'}; it said"
+                    f"{name} {'ended' if ended else f'is not ready after {READY_LIMIT_S:.0f} s ({reason})'}; it said"
                     " last:\n" + "\n".join(lines[-LAST_LINES:])
                 )
             time.sleep(LOOK_AGAIN_S)
 
 
 def _free_ports(count: int) -> list[int]:
-    """Of loopback, free now."""
+    """Free ports of loopback."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for opened_socket in sockets:
+            opened_socket.bind(("127.0.0.1", 0))
+        return [opened_socket.getsockname()[1] for opened_socket in sockets]
 
 
 if __name__ == "__main__":  # `make programs` builds what tests start, on this machine and in clusters
     try:
-        find_or_build(os.environ, print, (*OF_TESTS, *OF_CLUSTERS))
+        find_or_build(os.environ, print, (*TEST_PROGRAMS, *CLUSTER_PROGRAMS))
     except MachinesError as error:
         sys.exit(str(error))

@@ -33,7 +33,7 @@ KUEUE_METRICS = "/etc/kueue/metrics/certs"
 """Where Kueue wants a certificate for its metrics, even if it offers none."""
 MANIFESTS = ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml")
 """Where both modules have their definitions and webhooks."""
-OF_A_JOB_SET = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+JOB_SET_SELECTOR = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Controller:
 CONTROLLERS: Mapping[Name, Controller] = {
     "jobset": Controller(
         program=GoProgram(
-            what="JobSet's controller",
+            title="JobSet's controller",
             folder="jobset",
             package="sigs.k8s.io/jobset",
             manifests=MANIFESTS,
@@ -63,7 +63,7 @@ CONTROLLERS: Mapping[Name, Controller] = {
     ),
     "kueue": Controller(
         program=GoProgram(
-            what="Kueue",
+            title="Kueue",
             folder="kueue",
             package="sigs.k8s.io/kueue/cmd/kueue",
             manifests=MANIFESTS,
@@ -85,38 +85,38 @@ CONTROLLERS: Mapping[Name, Controller] = {
 
 def settings(name: Name, credentials: str, address: str, first_port: int) -> Object:
     """A controller's configuration file. credentials: a folder with tls.crt and tls.key. Pure."""
-    found = CONTROLLERS[name]
+    controller = CONTROLLERS[name]
     return {
         "kind": "Configuration",
         "health": {"healthProbeBindAddress": "0"},
         "metrics": {"bindAddress": "0"},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
-        "webhook": {"host": address, "port": first_port + found.offset, "certDir": credentials},
-        **found.settings,
+        "webhook": {"host": address, "port": first_port + controller.offset, "certDir": credentials},
+        **controller.settings,
     }
 
 
 def declarations(name: Name, text: str, url: str, authority: bytes) -> tuple[list[Object], list[Object]]:
     """The definitions of a controller's kinds, which it needs before it starts, and its webhooks, which the API server
     asks as soon as they are declared. text: the YAML of its module. url: where its webhooks are. Pure."""
-    found = [each for each in yaml.safe_load_all(text) if each]
-    definitions = [each for each in found if each["kind"] == "CustomResourceDefinition"]
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    definitions = [document for document in documents if document["kind"] == "CustomResourceDefinition"]
     webhooks = []
-    for each in found:
-        if not each["kind"].endswith("WebhookConfiguration"):
+    for document in documents:
+        if not document["kind"].endswith("WebhookConfiguration"):
             continue
-        kept = []
-        for hook in each["webhooks"]:
+        hooks = []
+        for hook in document["webhooks"]:
             (resource,) = {kind.partition("/")[0] for rule in hook["rules"] for kind in rule["resources"]}
             if resource not in CONTROLLERS[name].kinds:
                 continue
             path = hook["clientConfig"]["service"]["path"]
             client = {"url": f"{url}{path}", "caBundle": base64.b64encode(authority).decode()}
-            chosen = {"objectSelector": OF_A_JOB_SET} if resource == "pods" else {}
-            kept.append({**hook, "clientConfig": client, **chosen})
-        metadata = {"name": f"{name}-{each['metadata']['name']}"}
-        webhooks.append({**each, "metadata": metadata, "webhooks": kept})
+            chosen = {"objectSelector": JOB_SET_SELECTOR} if resource == "pods" else {}
+            hooks.append({**hook, "clientConfig": client, **chosen})
+        metadata = {"name": f"{name}-{document['metadata']['name']}"}
+        webhooks.append({**document, "metadata": metadata, "webhooks": hooks})
     return definitions, webhooks
 
 
@@ -140,8 +140,8 @@ def install(
     extensions = kubernetes.client.ApiextensionsV1Api(api)
 
     def is_known(definition: Object) -> bool:
-        found = extensions.read_custom_resource_definition(definition["metadata"]["name"])
-        conditions = {each.type: each.status for each in found.status.conditions or ()}
+        registered = extensions.read_custom_resource_definition(definition["metadata"]["name"])
+        conditions = {condition.type: condition.status for condition in registered.status.conditions or ()}
         return conditions.get("Established") == "True"
 
     def answers() -> bool:
@@ -151,17 +151,17 @@ def install(
             return False
         return True
 
-    for each in definitions:
-        extensions.create_custom_resource_definition(each)
+    for definition in definitions:
+        extensions.create_custom_resource_definition(definition)
     _wait(lambda: all(map(is_known, definitions)), f"the API server does not know the kinds of {name}")
     start()
     _wait(answers, f"{name} does not answer at {url}")
     admission = kubernetes.client.AdmissionregistrationV1Api(api)
-    for each in webhooks:
-        if each["kind"] == "MutatingWebhookConfiguration":
-            admission.create_mutating_webhook_configuration(each)
+    for webhook in webhooks:
+        if webhook["kind"] == "MutatingWebhookConfiguration":
+            admission.create_mutating_webhook_configuration(webhook)
         else:
-            admission.create_validating_webhook_configuration(each)
+            admission.create_validating_webhook_configuration(webhook)
 
 
 def _wait(is_so: Callable[[], bool], what_not: str) -> None:
@@ -175,9 +175,9 @@ def _wait(is_so: Callable[[], bool], what_not: str) -> None:
 def queue(objects: Sequence[Object], name: str, namespace: str, chips: int) -> list[tuple[str, Object]]:
     """A queue of Kueue for so many chips: plural and object, in the order of their making. objects: a ResourceFlavor, a
     ClusterQueue with one group of one flavor, and a LocalQueue, as docs/kubernetes.md has them. Pure."""
-    flavor, of_all, local = copy.deepcopy([*objects])
-    for quota in of_all["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:
+    flavor, cluster_queue, local = copy.deepcopy([*objects])
+    for quota in cluster_queue["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:
         if quota["name"] == CHIPS:
             quota["nominalQuota"] = chips
     local["metadata"] = {"name": name, "namespace": namespace}
-    return [("resourceflavors", flavor), ("clusterqueues", of_all), ("localqueues", local)]
+    return [("resourceflavors", flavor), ("clusterqueues", cluster_queue), ("localqueues", local)]

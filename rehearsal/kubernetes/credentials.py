@@ -42,7 +42,7 @@ class Authority:
             x509.ExtendedKeyUsage(usages), critical=False
         )
         if addresses:
-            alternatives = x509.SubjectAlternativeName([_general_name(each) for each in addresses])
+            alternatives = x509.SubjectAlternativeName([_general_name(address) for address in addresses])
             builder = builder.add_extension(alternatives, critical=False)
         certificate = _pem(builder.sign(self._key, hashes.SHA256()))
         private = _private(key)
@@ -71,7 +71,7 @@ class Authority:
     ) -> None:
         """Writes a kubeconfig with a fresh certificate of that user in it, and one context."""
         certificate, key = self.issue(f"user-{path.stem}", user, groups=groups)
-        found = {
+        config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
@@ -94,7 +94,7 @@ class Authority:
             ],
             "current-context": context,
         }
-        _write(path, yaml.safe_dump(found).encode())
+        _write(path, yaml.safe_dump(config).encode())
 
 
 def _builder(
@@ -114,7 +114,7 @@ def _builder(
 
 def _name(common_name: str, groups: Sequence[str]) -> x509.Name:
     """Kubernetes reads a user from the common name, and its groups from the organisations."""
-    organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, each) for each in groups]
+    organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
     return x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 

@@ -40,14 +40,14 @@ class Node:
 
 def pod_addresses(network: Network, index: int) -> tuple[str, str]:
     """The first and the last address of a node's pods. Pure. Raises MachinesError where there are too many nodes."""
-    whole = ipaddress.ip_network(network.subnet)
-    if index >= MOST_NODES or whole.num_addresses < SHARES * 16:
+    subnet = ipaddress.ip_network(network.subnet)
+    if index >= MOST_NODES or subnet.num_addresses < SHARES * 16:
         raise MachinesError(
             f"{network.subnet} has no addresses for the pods of node {index}; a cluster has at most {MOST_NODES} nodes"
             " and needs a subnet of 256 addresses (default-address-pools in /etc/docker/daemon.json)"
         )
-    size = whole.num_addresses // SHARES
-    first = whole[(index + 1) * size]
+    size = subnet.num_addresses // SHARES
+    first = subnet[(index + 1) * size]
     return str(first + 1), str(first + size - 2)
 
 
@@ -117,8 +117,8 @@ def chips_patch(chips: int) -> list[dict[str, Any]]:
     """A JSON patch of a node's status. Pure."""
     name = CHIPS.replace("/", "~1")
     return [
-        {"op": "add", "path": f"/status/{each}/{name}", "value": str(chips)}
-        for each in ("capacity", "allocatable")
+        {"op": "add", "path": f"/status/{field}/{name}", "value": str(chips)}
+        for field in ("capacity", "allocatable")
     ]
 
 

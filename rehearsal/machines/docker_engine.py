@@ -34,31 +34,33 @@ class MachinesError(Exception):
 
 
 def connect(limit_s: int = ANSWER_LIMIT_S) -> docker.DockerClient:
-    """A client that has been answered, and waits so long each time. Raises MachinesError: how to get Docker."""
+    """A client whose engine answers, with this time limit. Raises MachinesError, which says how to get Docker."""
     try:
         client = docker.from_env(timeout=limit_s)
         client.ping()
     except (docker.errors.DockerException, requests.RequestException) as error:
-        where = os.environ.get("DOCKER_HOST", "/var/run/docker.sock")
-        raise MachinesError(f"Docker does not answer at {where} ({_short(error)}); {HOW_TO_GET}") from None
+        address = os.environ.get("DOCKER_HOST", "/var/run/docker.sock")
+        raise MachinesError(f"Docker does not answer at {address} ({_short(error)}); {HOW_TO_GET}") from None
     return client
 
 
 @contextlib.contextmanager
-def asking(what: str) -> Iterator[None]:
-    """What Docker refuses while `what` is done becomes a MachinesError that says so."""
+def asking(action: str) -> Iterator[None]:
+    """Turn Docker's errors during `action` into a MachinesError that names it."""
     try:
         yield
     except docker.errors.ContainerError as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else str(error.stderr)
-        raise MachinesError(f"{what}: exit code {error.exit_status}: {said.strip()[-500:]}") from None
+        output = (
+            error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else str(error.stderr)
+        )
+        raise MachinesError(f"{action}: exit code {error.exit_status}: {output.strip()[-500:]}") from None
     except docker.errors.DockerException as error:
-        raise MachinesError(f"{what}: {_short(error)}") from None
+        raise MachinesError(f"{action}: {_short(error)}") from None
     except requests.Timeout:
-        raise MachinesError(f"{what}: Docker has not answered for {ANSWER_LIMIT_S} s") from None
+        raise MachinesError(f"{action}: Docker has not answered for {ANSWER_LIMIT_S} s") from None
     except requests.RequestException as error:
         raise MachinesError(
-            f"{what}: the connection to Docker broke ({_short(error)}); is it running?"
+            f"{action}: the connection to Docker broke ({_short(error)}); is it running?"
         ) from None
 
 
@@ -78,16 +80,18 @@ def archive(contents: Mapping[str, tuple[bytes, int]]) -> bytes:
     return buffer.getvalue()
 
 
-def wait_for(holds: Callable[[], bool], limit_s: float, container: Container, what: str) -> None:
-    """Returns once it holds. Raises MachinesError after the limit, or when the container has ended."""
+def wait_for(holds: Callable[[], bool], limit_s: float, container: Container, awaited: str) -> None:
+    """Wait until `holds` returns true. Raises MachinesError after the limit, or if the container has ended."""
     until = time.monotonic() + limit_s
     while not holds():
         container.reload()
         ended = container.status not in ("created", "running", "restarting")
         if ended or time.monotonic() > until:
-            said = container.logs(tail=LAST_LINES).decode(errors="replace").strip()
-            how = f"its container is {container.status}" if ended else f"it does not after {limit_s:g} s"
-            raise MachinesError(f"{what} should answer, but {how}; it said last:\n{said or '(nothing)'}")
+            output = container.logs(tail=LAST_LINES).decode(errors="replace").strip()
+            state = f"its container is {container.status}" if ended else f"it does not after {limit_s:g} s"
+            raise MachinesError(
+                f"{awaited} should answer, but {state}; it said last:\n{output or '(nothing)'}"
+            )
         time.sleep(LOOK_AGAIN_S)
 
 

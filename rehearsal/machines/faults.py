@@ -109,9 +109,9 @@ def shifted(settings: str, seconds: float) -> str:
 
     libfaketime does it, which variables of every session preload.
     """
-    found = _SHIFT.sub("", settings).removeprefix("SetEnv").strip()
-    words = [found, *([_CLOCK % seconds] if seconds != 0.0 else [])]
-    return f"SetEnv {' '.join(words)}\n"
+    setting = _SHIFT.sub("", settings).removeprefix("SetEnv").strip()
+    variables = [setting, *([_CLOCK % seconds] if seconds != 0.0 else [])]
+    return f"SetEnv {' '.join(variables)}\n"
 
 
 class Faults:
@@ -210,7 +210,7 @@ class Faults:
 
     def _require_docker(self, name: str) -> None:
         mounts = self._running(name).attrs["Mounts"]
-        if not any(each["Destination"] == DOCKER_DATA for each in mounts):
+        if not any(mount["Destination"] == DOCKER_DATA for mount in mounts):
             raise MachinesError(
                 f"{name} was made without Docker; `fab rehearsal up --docker` makes hosts with it"
             )
@@ -221,25 +221,25 @@ class Faults:
             raise MachinesError(f"{name} is {container.status}, not running; start it first")
         return container
 
-    def _inside(self, name: str, script: str, *words: str, user: str = "root") -> str:
-        """What a script says that runs in the machine, as its own processes may."""
+    def _inside(self, name: str, script: str, *arguments: str, user: str = "root") -> str:
+        """Run a script in the machine with the rights of its own processes, and return its output."""
         container = self._running(name)
         with asking(f"in {name}"):
-            done = container.exec_run(["sh", "-c", script, "sh", *words], user=user, demux=True)
-        said, complained = (part.decode(errors="replace") if part else "" for part in done.output)
+            done = container.exec_run(["sh", "-c", script, "sh", *arguments], user=user, demux=True)
+        output, complained = (part.decode(errors="replace") if part else "" for part in done.output)
         if done.exit_code != 0:
             raise MachinesError(f"in {name}: exit code {done.exit_code}: {complained.strip()[-500:]}")
-        return said
+        return output
 
-    def _mount(self, name: str, script: str, *words: str) -> None:
-        enter = ["nsenter", "--target", "1", "--mount", "sh", "-c", script, "sh", *words]
+    def _mount(self, name: str, script: str, *arguments: str) -> None:
+        enter = ["nsenter", "--target", "1", "--mount", "sh", "-c", script, "sh", *arguments]
         self._from_outside(name, "SYS_ADMIN", enter, f"mounts of {name}")
 
-    def _from_outside(self, name: str, right: str, command: list[str], what: str) -> None:
-        """Runs it in a container that for a moment shares the machine's network and processes and has a right that the
-        machine itself must not have."""
+    def _from_outside(self, name: str, right: str, command: list[str], action: str) -> None:
+        """Run a command in a short-lived container that shares the machine's network and processes and has a capability
+        that the machine itself must not have."""
         container = self._running(name)
-        with asking(what):
+        with asking(action):
             self._client.containers.run(
                 self._image, entrypoint=command[:1], command=command[1:], remove=True, user="root",
                 labels=labels(container.labels[LABEL], role="hand"), cap_add=[right, "SYS_PTRACE"],

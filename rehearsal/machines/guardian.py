@@ -94,13 +94,14 @@ def remove_everything(rehearsal: str, client: docker.DockerClient | None = None)
 
 
 def left(client: docker.DockerClient, rehearsal: str) -> list[tuple[str, str]]:
-    """(kind, name) of all that carries the label."""
+    """Kind and name of everything that carries the rehearsal's label."""
     only = {"label": f"{LABEL}={rehearsal}"}
     containers = [
-        ("container", each["Names"][0].lstrip("/")) for each in client.api.containers(all=True, filters=only)
+        ("container", container["Names"][0].lstrip("/"))
+        for container in client.api.containers(all=True, filters=only)
     ]
-    volumes = [("volume", each["Name"]) for each in client.api.volumes(filters=only)["Volumes"] or []]
-    networks = [("network", each["Name"]) for each in client.api.networks(filters=only)]
+    volumes = [("volume", volume["Name"]) for volume in client.api.volumes(filters=only)["Volumes"] or []]
+    networks = [("network", network["Name"]) for network in client.api.networks(filters=only)]
     return containers + volumes + networks
 
 
@@ -112,18 +113,18 @@ def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:
     refused = ""
     while clear < 2:
         with asking(f"looking for what rehearsal {rehearsal} left"):
-            found = left(client, rehearsal)
-        clear = 0 if found else clear + 1
-        for kind, of_kind in itertools.groupby(
-            found, operator.itemgetter(0)
+            remaining = left(client, rehearsal)
+        clear = 0 if remaining else clear + 1
+        for kind, same_kind in itertools.groupby(
+            remaining, operator.itemgetter(0)
         ):  # volumes after their containers
-            alike = [name for _, name in of_kind]
+            alike = [name for _, name in same_kind]
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 answers = threads.map(functools.partial(_remove_one, client, kind), alike)
                 refused = next(filter(None, answers), refused)
             removed += [name for name in alike if name not in removed]
         if time.monotonic() > until:
-            names = ", ".join(f"{kind} {name}" for kind, name in found)
+            names = ", ".join(f"{kind} {name}" for kind, name in remaining)
             raise MachinesError(
                 f"after {REMOVAL_LIMIT_S} s there is still {names} ({refused}); is Docker well?"
             )
@@ -150,8 +151,8 @@ def _remove_one(client: docker.DockerClient, kind: str, name: str) -> str:
 
 def main(rehearsal: str) -> int:
     # What ends the maker's whole group or terminal must not end this before its work is done.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     sys.stdout.buffer.write(READY + b"\n")
     sys.stdout.buffer.flush()
     if sys.stdin.buffer.read() == DONE:

@@ -1,6 +1,6 @@
-"""The image of the rehearsal's hosts (rehearsal/images/host): what is where in it, and how it is built.
+"""The image of the rehearsal's hosts (rehearsal/images/host): its layout, and how it is built.
 
-It is built when what it is made of has changed, else found.
+It is built again only if its contents have changed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _require_base(client: docker.DockerClient, environ: Mapping[str, str], kind:
     contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
     chosen = environ.get(BASE_VARIABLE) or None
     base = chosen or official_base(contents["Dockerfile"].decode())
-    if _is_there(client, name_of(contents, chosen, kind)) or _is_there(client, base):
+    if _is_there(client, image_name(contents, chosen, kind)) or _is_there(client, base):
         return
     try:
         client.images.get_registry_data(base)
@@ -102,16 +102,16 @@ def _require_base(client: docker.DockerClient, environ: Mapping[str, str], kind:
 
 def official_base(dockerfile: str) -> str:
     """The base that the Dockerfile names itself."""
-    found = re.search(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, flags=re.MULTILINE)
-    assert found is not None
-    return found[1]
+    match = re.search(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, flags=re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say, kind: Kind) -> str:
     """The image's name with its tag; minutes the first time. Raises MachinesError with the build's last lines."""
     contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
     base = environ.get(BASE_VARIABLE) or None
-    tag = name_of(contents, base, kind)
+    tag = image_name(contents, base, kind)
     # Two rehearsals that begin at once build it once.
     with one_at_a_time(cache_folder(environ) / tag.partition(":")[2]):
         if _is_there(client, tag):
@@ -125,23 +125,25 @@ def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: 
                 decode=True, timeout=BUILD_LIMIT_S, labels={LABEL: tag.partition(":")[2]}, target=kind,
             )  # fmt: skip
             follow(answers, say)
-        for name in remove_old(client, keep={name_of(contents, base, each) for each in get_args(Kind)}):
+        for name in remove_old(
+            client, keep={image_name(contents, base, host_kind) for host_kind in get_args(Kind)}
+        ):
             say(f"removed {name}, an older image of the hosts")
     return tag
 
 
-def name_of(contents: Mapping[str, bytes], base: str | None, kind: Kind) -> str:
+def image_name(contents: Mapping[str, bytes], base: str | None, kind: Kind) -> str:
     """Repository and tag, which is a hash of all that goes in. Pure."""
     digest = hashlib.sha256(repr((base, kind, sorted(contents.items()))).encode())
     return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
 
 
 def remove_old(client: docker.DockerClient, *, keep: Collection[str]) -> list[str]:
-    """Of the hosts' images, each over a gigabyte, those not to be kept and that no container is made of; → names."""
+    """Remove the hosts' images, of over a gigabyte, that are not in `keep` and that no container uses; return names."""
     removed = []
     with asking("looking for older images of the hosts"):
-        found = client.api.images(filters={"label": LABEL})
-    for name in [each for image in found for each in image["RepoTags"] or [] if each not in keep]:
+        images = client.api.images(filters={"label": LABEL})
+    for name in [tag for image in images for tag in image["RepoTags"] or [] if tag not in keep]:
         try:
             client.api.remove_image(name)
         except docker.errors.ImageNotFound:
@@ -156,14 +158,14 @@ def remove_old(client: docker.DockerClient, *, keep: Collection[str]) -> list[st
 
 def build_arguments(environ: Mapping[str, str], base: str | None) -> dict[str, str]:
     """Pure. Raises MachinesError on an index with a password: it would stay in the image (a proxy does not)."""
-    found = {name: environ[name] for name in PASSED_ON if environ.get(name)}
-    for name, value in found.items():
+    arguments = {name: environ[name] for name in PASSED_ON if environ.get(name)}
+    for name, value in arguments.items():
         if name.endswith(("_INDEX", "_INDEX_URL")) and "@" in value:
             raise MachinesError(
                 f"{name} holds a password, which the image of the hosts would keep; name an index that needs none, or"
                 " a mirror of it on this machine"
             )
-    return found | ({"BASE_IMAGE": base} if base else {})
+    return arguments | ({"BASE_IMAGE": base} if base else {})
 
 
 def follow(answers: Iterable[Mapping[str, Any]], say: Say) -> None:
@@ -186,8 +188,8 @@ def follow(answers: Iterable[Mapping[str, Any]], say: Say) -> None:
 
 
 def _reason(error: Exception) -> str:
-    said = str(getattr(error, "explanation", None) or error).strip()
-    return said.splitlines()[0][:300] if said else type(error).__name__
+    explanation = str(getattr(error, "explanation", None) or error).strip()
+    return explanation.splitlines()[0][:300] if explanation else type(error).__name__
 
 
 def _is_there(client: docker.DockerClient, tag: str) -> bool:
@@ -213,9 +215,9 @@ def one_at_a_time(target: Path) -> Iterator[None]:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Of this user, for what rehearsals share; it is made."""
-    given = Path(environ.get("XDG_CACHE_HOME") or "")
-    cache = given if given.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache"
+    """This user's folder for what rehearsals share, made if missing."""
+    configured = Path(environ.get("XDG_CACHE_HOME") or "")
+    cache = configured if configured.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache"
     folder = cache / "tpu-stack" / "rehearsal-machines"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

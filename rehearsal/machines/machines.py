@@ -92,14 +92,14 @@ class Standing:
 
 
 def container_options(rehearsal: str, machine: Machine, registry: Registry | None) -> dict[str, Any]:
-    """What the container of a machine is made with, apart from image, name and network. Pure.
+    """The options of a machine's container, without image, name and network. Pure.
 
-    registry: where the machine is to have Docker.
+    registry: set if the machine has Docker.
     """
     environment = {"USER_NAME": USER, "DEVICE": DEVICE}
     # The share twice: from the spare one it is mounted again where it was unmounted.
     mounts = [share_at(rehearsal, path) for path in (SHARE, SPARE_SHARE)]
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "hostname": machine.name,
         "init": True,
         "labels": labels(rehearsal, role="machine", machine=machine.name, address=machine.address),
@@ -110,11 +110,11 @@ def container_options(rehearsal: str, machine: Machine, registry: Registry | Non
         "shm_size": "256m",
     }
     if registry is not None:
-        found |= DOCKER_RIGHTS
+        options |= DOCKER_RIGHTS
         environment["REGISTRY"] = f"{registry.port} {registry.address}:{REGISTRY_PORT}"
         # Its images, in a volume that goes with the machine: no file system can be stacked upon a container's own.
         mounts.append(docker.types.Mount(DOCKER_DATA, None, type="volume", labels=labels(rehearsal)))
-    return {**found, "environment": environment, "mounts": mounts}
+    return {**options, "environment": environment, "mounts": mounts}
 
 
 def files(machine: Machine, environment: Mapping[str, str]) -> bytes:
@@ -133,7 +133,7 @@ def files(machine: Machine, environment: Mapping[str, str]) -> bytes:
 
 
 class Machines:
-    """One rehearsal's. Use it as a context: it is removed at the end, and also when this process is killed.
+    """The machines of one rehearsal. A context: they are removed at its end, and also when this process is killed.
 
     Methods may be called from several threads, but for the same machine one after the other.
     """
@@ -206,21 +206,21 @@ class Machines:
             watcher.dismiss()
 
     def boot(self, machine: Machine) -> None:
-        """Makes it and returns when its sshd answers. Raises MachinesError; then nothing of it is there."""
+        """Make a machine, and return when its sshd answers. Raises MachinesError, after removing it."""
         name, network = machine.name, self.network.name
         endpoint = self._client.api.create_endpoint_config(ipv4_address=machine.address, aliases=[name])
         with asking(f"machine {name}"):
-            made = self._client.containers.create(
+            container = self._client.containers.create(
                 self.image, name=self._container_name(name), network=network, networking_config={network: endpoint},
                 **container_options(self.name, machine, self.registry),
             )  # fmt: skip
             try:
-                made.put_archive("/", files(machine, self.storage.environment))
-                made.start()
-                _wait_for_ssh(made, name, machine.address)
+                container.put_archive("/", files(machine, self.storage.environment))
+                container.start()
+                _wait_for_ssh(container, name, machine.address)
             except BaseException:
                 with contextlib.suppress(docker.errors.DockerException):
-                    made.remove(force=True, v=True)
+                    container.remove(force=True, v=True)
                 raise
 
     def kill(self, name: str) -> None:
@@ -247,32 +247,36 @@ class Machines:
             _wait_for_ssh(container, name, address)
 
     def remove(self, name: str) -> None:
-        """As abruptly as `kill`, and the machine is gone. Nothing where there is none."""
-        if name not in [each.name for each in self.list()]:
+        """Kill a machine and remove it. Does nothing if there is none."""
+        if name not in [machine.name for machine in self.list()]:
             return
         self.kill(name)
         with asking(f"removing {name}"), contextlib.suppress(docker.errors.NotFound):
             self._client.api.remove_container(self._container_name(name), force=True, v=True)
 
     def list(self) -> list[Standing]:
-        """By name, also those that were killed."""
+        """All machines by name, also killed ones."""
         only = {"label": [f"{LABEL}={self.name}", f"{LABEL}.role=machine"]}
         with asking("listing the machines"):
-            found = self._client.api.containers(all=True, filters=only)
+            containers = self._client.api.containers(all=True, filters=only)
         standing = [
-            Standing(name=said[f"{LABEL}.machine"], address=said[f"{LABEL}.address"], state=each["State"])
-            for each in found
-            for said in [each["Labels"]]
+            Standing(
+                name=container_labels[f"{LABEL}.machine"],
+                address=container_labels[f"{LABEL}.address"],
+                state=container["State"],
+            )
+            for container in containers
+            for container_labels in [container["Labels"]]
         ]
-        return sorted(standing, key=lambda each: each.name)
+        return sorted(standing, key=lambda machine: machine.name)
 
     def find(self, name: str) -> Container:
-        """Raises MachinesError where there is none of that name; the message has those that there are."""
+        """The container of a machine. Raises MachinesError if there is none; the message lists the machines."""
         try:
             with asking(f"machine {name}"):
                 return self._client.containers.get(self._container_name(name))
         except MachinesError:
-            there = ", ".join(each.name for each in self.list()) or "none"
+            there = ", ".join(machine.name for machine in self.list()) or "none"
             raise MachinesError(f"there is no machine {name!r}; there are: {there}") from None
 
     def remove_everything(self) -> Sequence[str]:

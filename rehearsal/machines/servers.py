@@ -74,28 +74,32 @@ class Network:
     registry_address: str
 
     def addresses(self, count: int) -> list[str]:
-        """The first `count` that are free for machines. Raises MachinesError where there are not so many."""
+        """The first `count` addresses that are free for machines. Raises MachinesError if there are too few."""
         reserved = {self.laptop_address, self.storage_address, self.registry_address}
-        free = (str(each) for each in ipaddress.ip_network(self.subnet).hosts() if str(each) not in reserved)
-        found = list(itertools.islice(free, count))
-        if len(found) < count:
+        free = (
+            str(address)
+            for address in ipaddress.ip_network(self.subnet).hosts()
+            if str(address) not in reserved
+        )
+        addresses = list(itertools.islice(free, count))
+        if len(addresses) < count:
             raise MachinesError(
                 f"{self.name}: {self.subnet} has no {count} free addresses; ask for fewer hosts"
             )
-        return found
+        return addresses
 
 
 def described_network(attributes: dict[str, object]) -> Network:
-    """Docker's words of a network in ours. Pure. Raises MachinesError where it has no IPv4 subnet."""
+    """Read Docker's description of a network. Pure. Raises MachinesError if it has no IPv4 subnet."""
     ipam = attributes["IPAM"]
     assert isinstance(ipam, dict)
-    for each in ipam.get("Config") or []:
-        subnet = ipaddress.ip_network(each["Subnet"])
+    for config in ipam.get("Config") or []:
+        subnet = ipaddress.ip_network(config["Subnet"])
         if subnet.version == 4 and subnet.num_addresses >= 16:
             return Network(
                 name=str(attributes["Name"]),
                 subnet=str(subnet),
-                laptop_address=each.get("Gateway") or str(subnet[1]),
+                laptop_address=config.get("Gateway") or str(subnet[1]),
                 storage_address=str(subnet[-2]),
                 registry_address=str(subnet[-3]),
             )
@@ -165,16 +169,16 @@ class Storage:
                 (container.pause if frozen else container.unpause)()
 
     def make_bucket(self, name: str) -> None:
-        """Nothing happens where it is there. Raises MachinesError."""
-        status, said = _ask(self.address, PORT, "POST", BUCKETS, {"name": name})
+        """Make a bucket, unless it exists. Raises MachinesError."""
+        status, body = _ask(self.address, PORT, "POST", BUCKETS, {"name": name})
         if status not in (200, CONFLICT):
-            raise MachinesError(f"bucket {name}: the bucket server answers {status}: {said[:300]}")
+            raise MachinesError(f"bucket {name}: the bucket server answers {status}: {body[:300]}")
 
     def empty_bucket(self, name: str) -> None:
         """Remove every object of a bucket. Raises MachinesError."""
-        status, said = _ask(self.address, PORT, "GET", f"/storage/v1/b/{name}/o?prefix=")
-        for each in json.loads(said).get("items") or [] if status == 200 else []:
-            path = f"/storage/v1/b/{name}/o/{urllib.parse.quote(each['name'], safe='')}"
+        status, body = _ask(self.address, PORT, "GET", f"/storage/v1/b/{name}/o?prefix=")
+        for item in json.loads(body).get("items") or [] if status == 200 else []:
+            path = f"/storage/v1/b/{name}/o/{urllib.parse.quote(item['name'], safe='')}"
             _ask(self.address, PORT, "DELETE", path)
 
 
@@ -264,8 +268,8 @@ def start_registry(
 
 
 def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:
-    """Takes its names from the images of this machine, before it goes; → those names. An image that has another name
-    stays, and so does one of which a container is made."""
+    """Remove the registry's names from this machine's images, and return them. An image that has another name or that a
+    container uses stays."""
     try:
         host = f"127.0.0.1:{published_port(client.api.inspect_container(registry_name(rehearsal)))}/"
     except (
@@ -273,8 +277,8 @@ def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:
         MachinesError,
     ):  # there is none, or it ended: nobody knows its port any more
         return []
-    found = client.api.images()
-    names = [name for image in found for name in [*(image["RepoTags"] or []), *(image["RepoDigests"] or [])]]
+    images = client.api.images()
+    names = [name for image in images for name in [*(image["RepoTags"] or []), *(image["RepoDigests"] or [])]]
     ours = sorted(name for name in names if name.startswith(host))
     for name in ours:
         try:
@@ -288,12 +292,12 @@ def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:
 
 
 def published_port(attributes: dict[str, object]) -> int:
-    """The port that Docker chose on loopback, from its words of the container. Pure. Raises MachinesError."""
+    """The port that Docker has published on loopback for a container. Pure. Raises MachinesError."""
     settings = attributes["NetworkSettings"]
     assert isinstance(settings, dict)
-    for each in settings["Ports"].get(f"{REGISTRY_PORT}/tcp") or []:
-        if each["HostIp"] == "127.0.0.1":
-            return int(each["HostPort"])
+    for binding in settings["Ports"].get(f"{REGISTRY_PORT}/tcp") or []:
+        if binding["HostIp"] == "127.0.0.1":
+            return int(binding["HostPort"])
     raise MachinesError(
         "Docker has published no port of the image registry on 127.0.0.1; it does so unless /etc/docker/daemon.json"
         " forbids it, as a Docker without iptables and userland-proxy does"
@@ -340,13 +344,13 @@ def _ask(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoProgram:
-    """what: as people call it. folder: of its go.mod and go.sum, in rehearsal/images. package: of its main function.
+    """title: as people call it. folder: of its go.mod and go.sum, in rehearsal/images. package: of its main function.
 
     name: of the file, where a folder has several programs. version: of Kubernetes, which its programs are told to tell.
     manifests: YAML files of its module that are kept beside it.
     """
 
-    what: str
+    title: str
     folder: str
     package: str
     name: str = "server"
@@ -373,10 +377,10 @@ class GoProgram:
 
 
 BUCKET_SERVER = GoProgram(
-    what="the bucket server", folder="bucket", package="github.com/fsouza/fake-gcs-server"
+    title="the bucket server", folder="bucket", package="github.com/fsouza/fake-gcs-server"
 )
 REGISTRY_SERVER = GoProgram(
-    what="the image registry",
+    title="the image registry",
     folder="registry",
     package="github.com/distribution/distribution/v3/cmd/registry",
 )
@@ -401,9 +405,9 @@ def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str],
         compiler = go.find(environ)
     except go.GoError as error:
         raise MachinesError(
-            f"the rehearsal builds {program.what} with Go, and {error}; install it and try again"
+            f"the rehearsal builds {program.title} with Go, and {error}; install it and try again"
         ) from None
-    say(f"building {program.what} with {compiler}; once, some minutes on two cores …")
+    say(f"building {program.title} with {compiler}; once, some minutes on two cores …")
     new = target.with_name(f"{target.name}.new")
     try:
         done = subprocess.run(
@@ -413,23 +417,23 @@ def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str],
         )  # fmt: skip
         if done.returncode != 0:
             raise MachinesError(
-                f"building {program.what} failed:\n{done.stderr.strip()[-2000:]}\n"
+                f"building {program.title} failed:\n{done.stderr.strip()[-2000:]}\n"
                 "It needs the Go module proxy that `go env GOPROXY` names, and 1 GB of disk; mend that and try again"
             )
         if program.manifests:
             listed = [compiler, "list", "-f", "{{.Module.Dir}}", program.package]
             module = go.answer(listed, {**environ, **GO_SETTINGS}, program.module)
-            found = [sorted(Path(module or "").glob(each)) for each in program.manifests]
-            if module is None or not all(found):
+            matches = [sorted(Path(module or "").glob(pattern)) for pattern in program.manifests]
+            if module is None or not all(matches):
                 raise MachinesError(
-                    f"the module of {program.what} has no {' or no '.join(program.manifests)}"
+                    f"the module of {program.title} has no {' or no '.join(program.manifests)}"
                 )
-            files = itertools.chain.from_iterable(found)
+            files = itertools.chain.from_iterable(matches)
             manifests_beside(target).write_text(
-                "\n---\n".join(each.read_text("utf-8") for each in files), "utf-8"
+                "\n---\n".join(path.read_text("utf-8") for path in files), "utf-8"
             )
         os.replace(new, target)
     except subprocess.TimeoutExpired:
-        raise MachinesError(f"{program.what} is not built after {BUILD_LIMIT_S // 60} minutes") from None
+        raise MachinesError(f"{program.title} is not built after {BUILD_LIMIT_S // 60} minutes") from None
     finally:
         new.unlink(missing_ok=True)

@@ -26,54 +26,58 @@ State = dict[str, Any]
 
 
 def main(arguments: list[str]) -> int:
-    words = [each for each in arguments if not each.startswith("-")]
-    if words[:2] == ["compute", "start-iap-tunnel"]:
-        return tunnel(words, arguments)
-    if words[:2] == ["compute", "tpus"] and words[3:4] == ["describe"] and words[2] in TPU_KINDS:
-        return describe(TPU_KINDS[words[2]], words, arguments)
-    if words[:3] == ["compute", "os-login", "describe-profile"]:
+    positional = [argument for argument in arguments if not argument.startswith("-")]
+    if positional[:2] == ["compute", "start-iap-tunnel"]:
+        return tunnel(positional, arguments)
+    if (
+        positional[:2] == ["compute", "tpus"]
+        and positional[3:4] == ["describe"]
+        and positional[2] in TPU_KINDS
+    ):
+        return describe(TPU_KINDS[positional[2]], positional, arguments)
+    if positional[:3] == ["compute", "os-login", "describe-profile"]:
         print(json.dumps(profile(state())))
-    elif words[:4] == ["compute", "os-login", "ssh-keys", "add"]:
+    elif positional[:4] == ["compute", "os-login", "ssh-keys", "add"]:
         add_key(arguments)
         print(json.dumps({"loginProfile": profile(state())}))
-    elif words[:2] == ["auth", "list"]:
+    elif positional[:2] == ["auth", "list"]:
         print(json.dumps([{"account": ACCOUNT, "status": "ACTIVE"}]) if _as_json(arguments) else ACCOUNT)
-    elif words[:1] == ["version"] or arguments == ["--version"]:
-        told = {"Google Cloud SDK": VERSION, "rehearsal": "a stand-in"}
+    elif positional[:1] == ["version"] or arguments == ["--version"]:
+        versions = {"Google Cloud SDK": VERSION, "rehearsal": "a stand-in"}
         print(
-            json.dumps(told)
+            json.dumps(versions)
             if _as_json(arguments)
             else f"Google Cloud SDK {VERSION} (the rehearsal's stand-in)"
         )
     else:
         fail(
-            f"({'.'.join(['gcloud', *words[:3]])}) this is the rehearsal's stand-in for gcloud and does not know that; "
-            "outside of the rehearsal the real one would be asked"
+            f"({'.'.join(['gcloud', *positional[:3]])}) this is the rehearsal's stand-in for gcloud and does not "
+            "know that; outside of the rehearsal the real one would be asked"
         )
     return 0
 
 
 def state() -> State:
-    """What the rehearsal's daemon has written. Ends the command where no rehearsal is up."""
+    """The state that the rehearsal's daemon has written. Ends the command if no rehearsal is up."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
     try:
         with open(os.path.join(folder, "state.json"), encoding="utf-8") as file:
-            found: State = json.load(file)
+            rehearsal_state: State = json.load(file)
     except (OSError, ValueError):
         fail(f"no rehearsal is up in {folder or '$' + FOLDER_VARIABLE}; `fab rehearsal up` starts one")
-    return found
+    return rehearsal_state
 
 
-def profile(found: State) -> State:
-    """Of OS Login: the user's name on the hosts and the public keys that they take.
+def profile(rehearsal_state: State) -> State:
+    """The profile of OS Login: the user's name on the hosts, and the public keys that they accept.
 
-    As Google gives it: nothing but its name before the first key was added, which makes the user too.
+    As with Google, it has only its own name until the first key is added, which also makes the user.
     """
-    given = keys()
-    if not given:
+    public_keys = keys()
+    if not public_keys:
         return {"name": "rehearsal"}
-    account = {"primary": True, "username": found["user"], "operatingSystemType": "LINUX"}
-    public = {str(number): {"fingerprint": str(number), "key": key} for number, key in enumerate(given)}
+    account = {"primary": True, "username": rehearsal_state["user"], "operatingSystemType": "LINUX"}
+    public = {str(number): {"fingerprint": str(number), "key": key} for number, key in enumerate(public_keys)}
     return {"name": "rehearsal", "posixAccounts": [account], "sshPublicKeys": public}
 
 
@@ -81,8 +85,8 @@ def keys() -> list[str]:
     """The public keys that were added."""
     try:
         with open(os.path.join(os.environ[FOLDER_VARIABLE], KEYS), encoding="utf-8") as file:
-            found: list[str] = json.load(file)
-            return found
+            added: list[str] = json.load(file)
+            return added
     except FileNotFoundError:
         return []
 
@@ -90,9 +94,11 @@ def keys() -> list[str]:
 def add_key(arguments: list[str]) -> None:
     """The key of --key or --key-file. The hosts accept only the rehearsal's own, whatever else is added."""
     state()
-    given = dict(each[2:].split("=", 1) for each in arguments if each.startswith("--") and "=" in each)
-    key = given.get("key", "")
-    if path := given.get("key-file"):
+    options = dict(
+        argument[2:].split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument
+    )
+    key = options.get("key", "")
+    if path := options.get("key-file"):
         with open(os.path.expanduser(path), encoding="utf-8") as file:
             key = file.read()
     if not key.strip():
@@ -103,18 +109,20 @@ def add_key(arguments: list[str]) -> None:
     os.replace(f"{path}.new", path)
 
 
-def describe(kind: str, words: list[str], arguments: list[str]) -> int:
-    """What the simulated Cloud TPU API says of one thing; --format=value(a.b) prints that field, else all as JSON."""
+def describe(kind: str, positional: list[str], arguments: list[str]) -> int:
+    """Print a resource of the simulated Cloud TPU API: as JSON, or one field with --format=value(a.b)."""
     import http.client  # only now: tunnels are opened often, and have to be there quickly
     import urllib.parse
 
-    given = dict(each[2:].split("=", 1) for each in arguments if each.startswith("--") and "=" in each)
-    zone, project, form = given.get("zone", ""), given.get("project", PROJECT), given.get("format", "")
+    options = dict(
+        argument[2:].split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument
+    )
+    zone, project, form = options.get("zone", ""), options.get("project", PROJECT), options.get("format", "")
     url = urllib.parse.urlsplit(state()["tpu_url"])
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=CONNECT_LIMIT_S)
     try:
         connection.request(
-            "GET", f"/v2/projects/{project}/locations/{zone}/{kind}/{urllib.parse.quote(words[4])}"
+            "GET", f"/v2/projects/{project}/locations/{zone}/{kind}/{urllib.parse.quote(positional[4])}"
         )
         answer = json.loads(connection.getresponse().read())
     except (OSError, ValueError) as error:
@@ -130,11 +138,11 @@ def describe(kind: str, words: list[str], arguments: list[str]) -> int:
     return 0
 
 
-def tunnel(words: list[str], arguments: list[str]) -> int:
+def tunnel(positional: list[str], arguments: list[str]) -> int:
     """Standard input and output as a connection to an instance's port."""
-    if len(words) < 4 or "--listen-on-stdin" not in arguments or not words[3].isdigit():
+    if len(positional) < 4 or "--listen-on-stdin" not in arguments or not positional[3].isdigit():
         fail("(gcloud.compute.start-iap-tunnel) the stand-in takes NAME PORT --listen-on-stdin")
-    name, port = words[2], int(words[3])
+    name, port = positional[2], int(positional[3])
     address = state()["instances"].get(name)
     if address is None:
         fail(
@@ -181,8 +189,8 @@ def write(descriptor: int, piece: bytes) -> None:
         piece = piece[os.write(descriptor, piece) :]
 
 
-def fail(words: str) -> NoReturn:
-    sys.stderr.write(f"ERROR: {words}\n")
+def fail(message: str) -> NoReturn:
+    sys.stderr.write(f"ERROR: {message}\n")
     sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The rehearsal's `pulumi`: hands the command to its daemon, which has the real engine, and says what that says."""
+"""The rehearsal's `pulumi`: passes the command to the daemon, which has the real engine, and prints the answer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
     return fail("the rehearsal ended meanwhile")
 
 
-def fail(words: str) -> NoReturn:
-    sys.stderr.write(f"error: {words}\n")
+def fail(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message}\n")
     sys.exit(255)
 
 

@@ -40,16 +40,18 @@ class ApiError(Exception):
         """The body of a refused request; its code is HTTP's."""
         error: dict[str, Any] = {"code": self.http_code, "message": self.message, "status": self.status}
         if self.violations:
-            found = [{"field": field, "description": said} for field, said in self.violations]
+            field_violations = [
+                {"field": field, "description": description} for field, description in self.violations
+            ]
             error["details"] = [
-                {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": found}
+                {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": field_violations}
             ]
         return {"error": error}
 
 
-def invalid(field: str, said: str) -> ApiError:
+def invalid(field: str, description: str) -> ApiError:
     """INVALID_ARGUMENT about one field."""
-    return ApiError("INVALID_ARGUMENT", f"{field}: {said}", [(field, said)])
+    return ApiError("INVALID_ARGUMENT", f"{field}: {description}", [(field, description)])
 
 
 def missing(name: str) -> ApiError:
@@ -62,6 +64,6 @@ def taken(name: str) -> ApiError:
     return ApiError("ALREADY_EXISTS", f"Resource '{name}' already exists")
 
 
-def unready(name: str, state: str, said: str) -> ApiError:
+def unready(name: str, state: str, reason: str) -> ApiError:
     """FAILED_PRECONDITION: the resource's state does not allow what was asked."""
-    return ApiError("FAILED_PRECONDITION", f"'{name}' is in state {state}: {said}")
+    return ApiError("FAILED_PRECONDITION", f"'{name}' is in state {state}: {reason}")

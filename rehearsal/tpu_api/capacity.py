@@ -1,4 +1,4 @@
-"""How much TPU there is, and of what kind: chips in pools, limits on them, and the types that each zone offers."""
+"""The simulated capacity: chips in pools, limits on them, and the types that each zone offers."""
 
 import dataclasses
 from collections import Counter
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 # The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's.
 KINDS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
-OFFERED_GENERATIONS = [which for which in catalogue.GENERATIONS if which.offered]
+OFFERED_GENERATIONS = [generation for generation in catalogue.GENERATIONS if generation.offered]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,19 @@ class Pool:
         return cls(zone=zone, prefix=prefix, tier=tier)
 
 
-def first_over(limits: Mapping[Pool, int], wanted: Counter[Pool], held: Counter[Pool]) -> Pool | None:
+def first_over(limits: Mapping[Pool, int], requested: Counter[Pool], held: Counter[Pool]) -> Pool | None:
     """The first pool that what is wanted would overdraw beside what is held; None: it fits. A pool that has no limit is
     without end."""
-    over = (pool for pool, chips in wanted.items() if pool in limits and chips + held[pool] > limits[pool])
+    over = (pool for pool, chips in requested.items() if pool in limits and chips + held[pool] > limits[pool])
     return next(over, None)
 
 
 class Offers:
-    """The catalogue's zones, and those of the pools that are named besides."""
+    """What each zone offers: those of the catalogue, and those of further pools."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self._pools = {(pool.zone, pool.prefix) for pool in pools}
-        listed = {zone for which in OFFERED_GENERATIONS for zone in which.zones}
+        listed = {zone for generation in OFFERED_GENERATIONS for zone in generation.zones}
         self.zones = sorted(listed | {zone for zone, _ in self._pools})
 
     def require_zone(self, zone: str) -> None:
@@ -58,37 +58,39 @@ class Offers:
     def accelerators(self, zone: str) -> list[catalogue.Accelerator]:
         """Every type that the zone offers."""
         return [
-            which
-            for which in catalogue.ACCELERATORS.values()
-            if zone in which.zones or (zone, which.generation.type_prefix) in self._pools
+            tpu
+            for tpu in catalogue.ACCELERATORS.values()
+            if zone in tpu.zones or (zone, tpu.generation.type_prefix) in self._pools
         ]
 
     def accelerator(self, node: Json, zone: str, at: str) -> catalogue.Accelerator:
-        """The one that a node asks for, by type or by configuration. Raises ApiError INVALID_ARGUMENT."""
-        asked, config = node.get("acceleratorType"), node.get("acceleratorConfig")
-        if (asked is None) == (config is None):
+        """The accelerator that a node requests, by type or by configuration. Raises ApiError INVALID_ARGUMENT."""
+        type_name, config = node.get("acceleratorType"), node.get("acceleratorConfig")
+        if (type_name is None) == (config is None):
             raise invalid(at, "give acceleratorType or acceleratorConfig, and not both")
         try:
             if config is None:
-                found = catalogue.accelerator(str(asked))
+                tpu = catalogue.accelerator(str(type_name))
             elif config["type"] not in KINDS:
                 raise invalid(f"{at}.acceleratorConfig.type", f"choose one of {', '.join(KINDS)}")
             else:
-                found = catalogue.by_topology(KINDS[config["type"]], config["topology"])
+                tpu = catalogue.by_topology(KINDS[config["type"]], config["topology"])
         except catalogue.CatalogueError as error:
             raise invalid(at, f"CloudTpu received an invalid AcceleratorType: {error}") from None
-        if found.type_name not in {which.type_name for which in self.accelerators(zone)}:
+        if tpu.type_name not in {offered.type_name for offered in self.accelerators(zone)}:
             raise invalid(
-                at, f"CloudTpu received an invalid AcceleratorType: {zone} does not offer {found.type_name}"
+                at, f"CloudTpu received an invalid AcceleratorType: {zone} does not offer {tpu.type_name}"
             )
-        return found
+        return tpu
 
     def runtime_versions(self) -> list[str]:
-        """Those that are listed, in every zone the same."""
-        return sorted({which.runtime_version for which in OFFERED_GENERATIONS if which.runtime_version})
+        """The runtime versions, the same in every zone."""
+        return sorted(
+            {generation.runtime_version for generation in OFFERED_GENERATIONS if generation.runtime_version}
+        )
 
 
-def config_of(accelerator: catalogue.Accelerator) -> Json:
+def accelerator_config(accelerator: catalogue.Accelerator) -> Json:
     """An accelerator as the API's AcceleratorConfig."""
     kind = next(kind for kind, name in KINDS.items() if name == accelerator.generation.name)
     return {"type": kind, "topology": accelerator.topology}

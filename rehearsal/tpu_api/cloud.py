@@ -127,8 +127,8 @@ class Cloud:
             raise missing(name)
         return self.queued_resources[name]
 
-    def nodes_of(self, owner: QueuedResource) -> list[Node]:
-        """The nodes of a queued resource that there are."""
+    def owned_nodes(self, owner: QueuedResource) -> list[Node]:
+        """The existing nodes of a queued resource."""
         return [node for node in self.nodes.values() if node.queued_resource == owner.name]
 
     def node_name_is_taken(self, name: str) -> bool:
@@ -138,18 +138,18 @@ class Cloud:
 
     def held(self) -> collections.Counter[Pool]:
         """The chips that are taken now."""
-        return chips_of(node for node in self.nodes.values() if node.placed)
+        return chips_by_pool(node for node in self.nodes.values() if node.placed)
 
     def asked_for(self, project: str) -> collections.Counter[Pool]:
         """What counts against a project's quota: every queued resource until it is deleted, and nodes without one."""
         inside = f"projects/{project}/"
         plans = [plan for qr in self.queued_resources.values() for plan in qr.plans]
         own = [node for node in self.nodes.values() if node.queued_resource is None]
-        return chips_of(node for node in [*plans, *own] if node.name.startswith(inside))
+        return chips_by_pool(node for node in [*plans, *own] if node.name.startswith(inside))
 
     def _fit(self, nodes: list[Node]) -> bool:
         """Whether there are chips for them."""
-        return first_over(self.capacity, chips_of(nodes), self.held()) is None
+        return first_over(self.capacity, chips_by_pool(nodes), self.held()) is None
 
     def _is_there(self, thing: Node | QueuedResource, *states: str) -> bool:
         """Whether it is still there, in one of these states if any are given."""
@@ -213,7 +213,7 @@ class Cloud:
     def drop_queued_resource(self, qr: QueuedResource) -> None:
         """A queued resource is gone, and all its nodes with it, if it is not yet."""
         if self._is_there(qr):
-            for node in self.nodes_of(qr):
+            for node in self.owned_nodes(qr):
                 self._drop_node(node)
             del self.queued_resources[qr.name]
             self._record(qr, "gone")
@@ -225,7 +225,7 @@ class Cloud:
     # --- queued resources -----------------------------------------------------------------------------------------
 
     def submit_queued_resource(self, qr: QueuedResource) -> Operation:
-        """Into the queue. The operation is done when the request is accepted, long before it is served."""
+        """Add a queued resource. The operation is done when the request is accepted, long before it is served."""
         operation = self._begin(qr, "create")
         self.queued_resources[qr.name] = qr
         self._record(qr, qr.state)
@@ -236,8 +236,8 @@ class Cloud:
 
         def expired() -> None:
             if self._is_there(qr, *QUEUED):
-                said = "the request could not be served before its valid-until time"
-                self.fail_queued_resource(qr, ApiError("DEADLINE_EXCEEDED", said))
+                message = "the request could not be served before its valid-until time"
+                self.fail_queued_resource(qr, ApiError("DEADLINE_EXCEEDED", message))
 
         self._after(self.delays.operation_s, lambda: self._end(operation, qr.as_response()))
         self._after(self.delays.accept_s, waiting)
@@ -259,7 +259,7 @@ class Cloud:
             self._add_node(plan)
 
         def ready() -> None:
-            for node in self.nodes_of(qr):
+            for node in self.owned_nodes(qr):
                 if node.state == "CREATING" and qr.state == "PROVISIONING":
                     self._ready(node)
             if self._is_there(qr, "PROVISIONING"):
@@ -271,7 +271,7 @@ class Cloud:
         """DELETING, then gone, its nodes first. Raises ApiError where it has nodes and force was not asked for."""
         if qr.state == "DELETING":
             raise unready(qr.name, qr.state, "it is being deleted")
-        nodes = self.nodes_of(qr)
+        nodes = self.owned_nodes(qr)
         if nodes and not force:
             ids = ", ".join(node.name.rpartition("/")[2] for node in nodes)
             raise unready(qr.name, qr.state, f"it has nodes ({ids}); delete them first, or use force")
@@ -282,18 +282,18 @@ class Cloud:
             if node.state != "DELETING":
                 self._move(node, "DELETING")
 
-        def gone() -> None:
+        def finish() -> None:
             self.drop_queued_resource(qr)
             self._end(operation, EMPTY)
 
-        self._after(self.delays.delete_s, gone)
+        self._after(self.delays.delete_s, finish)
         return operation
 
     def fail_queued_resource(self, qr: QueuedResource, error: ApiError) -> None:
         """FAILED for good, without nodes. Raises ApiError where it has been served or is at its end."""
         if "FAILED" not in QUEUE_EDGES[qr.state]:
             raise unready(qr.name, qr.state, "it can't fail any more")
-        for node in self.nodes_of(qr):
+        for node in self.owned_nodes(qr):
             self._drop_node(node)
         qr.initiator, qr.error = "SERVICE", error
         self._move(qr, "FAILED")
@@ -306,7 +306,7 @@ class Cloud:
 
         def suspended() -> None:
             if self._is_there(qr, "SUSPENDING"):
-                for node in [] if leave_nodes else self.nodes_of(qr):
+                for node in [] if leave_nodes else self.owned_nodes(qr):
                     self._drop_node(node)
                 self._move(qr, "SUSPENDED")
 
@@ -345,11 +345,11 @@ class Cloud:
         self._end(node.operation, _deleted(node))
         self._after_removal(node)
 
-        def gone() -> None:
+        def finish() -> None:
             self._drop_node(node)
             self._end(operation, EMPTY)
 
-        self._after(self.delays.delete_s, gone)
+        self._after(self.delays.delete_s, finish)
         return operation
 
     def patch_node(self, node: Node, changes: dict[str, object]) -> Operation:
@@ -374,7 +374,7 @@ class Cloud:
         """
         _require_edge(node, state)
         owner = self.queued_resources.get(node.queued_resource or "")
-        for lost in [node] if owner is None else self.nodes_of(owner):
+        for lost in [node] if owner is None else self.owned_nodes(owner):
             if state in NODE_EDGES[lost.state]:
                 self._move(lost, state)
                 self._end(lost.operation, unready(lost.name, state, "the operation was aborted"))
@@ -400,11 +400,11 @@ class Cloud:
     def _after_removal(self, node: Node) -> None:
         """A node is being deleted or has gone: if it was the last of a queued resource, that is suspended."""
         owner = self.queued_resources.get(node.queued_resource or "")
-        if owner is not None and all(left.state == "DELETING" for left in self.nodes_of(owner)):
+        if owner is not None and all(left.state == "DELETING" for left in self.owned_nodes(owner)):
             self._suspend(owner, "USER", leave_nodes=False)
 
 
-def chips_of(nodes: Iterable[Node]) -> collections.Counter[Pool]:
+def chips_by_pool(nodes: Iterable[Node]) -> collections.Counter[Pool]:
     """The chips of nodes, by pool."""
     total: collections.Counter[Pool] = collections.Counter()
     for node in nodes:

@@ -78,12 +78,12 @@ class Control:
         `leave_nodes`: when it is SUSPENDED, the preempted nodes are still there. Others than spot raise ValueError.
         """
         with self._now():
-            for node in (found := self._nodes(name)):
+            for node in (nodes := self._nodes(name)):
                 if node.pool.tier != "spot":
                     raise ValueError(
                         f"{node.name} is {node.pool.tier}: only spot is preempted; terminate it instead"
                     )
-            self._cloud.lose_node(found[0], "PREEMPTED", leave_nodes=leave_nodes)
+            self._cloud.lose_node(nodes[0], "PREEMPTED", leave_nodes=leave_nodes)
 
     def terminate(self, name: str) -> None:
         """The same for any tier, with the state TERMINATED, as at the end of a life cycle."""
@@ -166,18 +166,18 @@ class Control:
 
     def _thing(self, name: str) -> Node | QueuedResource:
         things: dict[str, Node | QueuedResource] = {**self._cloud.nodes, **self._cloud.queued_resources}
-        found = [thing for full, thing in things.items() if name in (full, full.rpartition("/")[2])]
-        if len(found) > 1:
+        matches = [thing for full, thing in things.items() if name in (full, full.rpartition("/")[2])]
+        if len(matches) > 1:
             raise ValueError(
-                f"name={name!r}: there are {', '.join(thing.name for thing in found)}; give the full name"
+                f"name={name!r}: there are {', '.join(thing.name for thing in matches)}; give the full name"
             )
-        if not found:
+        if not matches:
             raise ApiError("NOT_FOUND", f"name={name!r}: there is no such node or queued resource")
-        return found[0]
+        return matches[0]
 
     def _nodes(self, name: str) -> list[Node]:
         thing = self._thing(name)
-        found = [thing] if isinstance(thing, Node) else self._cloud.nodes_of(thing)
-        if not found:
+        nodes = [thing] if isinstance(thing, Node) else self._cloud.owned_nodes(thing)
+        if not nodes:
             raise ApiError("FAILED_PRECONDITION", f"{thing.name} is in state {thing.state} and has no nodes")
-        return found
+        return nodes

@@ -55,12 +55,12 @@ class Document:
         self.methods = list(_methods(document))
 
     def call(self, http_method: str, target: str, body: bytes) -> Call:
-        """What a request asks for; `target` is the path with its query. Raises ApiError with every violation."""
+        """The method call of a request; `target` is the path with its query. Raises ApiError with every violation."""
         path, _, query_text = target.partition("?")
-        found = [
+        candidates = [
             (method, match) for method in self.methods if (match := method.path.fullmatch(path.lstrip("/")))
         ]
-        for method, match in found:
+        for method, match in candidates:
             if method.http_method == http_method:
                 query, violations = _query(method, query_text)
                 cleaned, more = self._body(method, body)
@@ -68,9 +68,9 @@ class Document:
                     raise _refusal(violations + more)
                 resource = urllib.parse.unquote(match["resource"])
                 return Call(method=method, resource=resource, query=query, body=cleaned)
-        allowed = ", ".join(sorted(method.http_method for method, _ in found))
-        said = f"has {allowed} only" if allowed else "is no path of the Cloud TPU API v2"
-        raise ApiError("INVALID_ARGUMENT", f"{http_method} {path}: the path {said}")
+        allowed = ", ".join(sorted(method.http_method for method, _ in candidates))
+        problem = f"has {allowed} only" if allowed else "is no path of the Cloud TPU API v2"
+        raise ApiError("INVALID_ARGUMENT", f"{http_method} {path}: the path {problem}")
 
     def _body(self, method: Method, body: bytes) -> tuple[Json, list[Violation]]:
         try:
@@ -137,17 +137,18 @@ class Document:
     def _value(
         self, spec: Json, value: Any, at: str, violations: list[Violation], *, inbound: bool, required: bool
     ) -> Any:
-        each = functools.partial(self._value, violations=violations, inbound=inbound, required=required)
+        check_item = functools.partial(self._value, violations=violations, inbound=inbound, required=required)
         if "$ref" in spec:
             return self._message(spec["$ref"], value, at, violations, inbound=inbound, required=required)
         if spec["type"] == "array" and isinstance(value, list):
-            return [each(spec["items"], item, f"{at}[{index}]") for index, item in enumerate(value)]
+            return [check_item(spec["items"], item, f"{at}[{index}]") for index, item in enumerate(value)]
         if spec["type"] == "object" and isinstance(value, dict):
             return {
-                key: each(spec["additionalProperties"], item, f"{at}.{key}") for key, item in value.items()
+                key: check_item(spec["additionalProperties"], item, f"{at}.{key}")
+                for key, item in value.items()
             }
-        if said := scalar_fault(spec, value):
-            violations.append((at, said))
+        if fault := scalar_fault(spec, value):
+            violations.append((at, fault))
         return value
 
 
@@ -170,8 +171,8 @@ def _query(method: Method, text: str) -> tuple[Json, list[Violation]]:
             violations.append((name, "is given twice"))
         else:
             query[name] = typed_scalar(spec["type"], value)
-            if said := scalar_fault(spec, query[name]):
-                violations.append((name, said))
+            if fault := scalar_fault(spec, query[name]):
+                violations.append((name, fault))
     for name, spec in specs.items():
         if spec.get("description", "").startswith("Required.") and not query.get(name):
             violations.append((name, "is required"))
@@ -226,8 +227,8 @@ def typed_scalar(kind: str, text: str) -> Any:
 
 
 def _refusal(violations: list[Violation]) -> ApiError:
-    said = "; ".join(f"{at}: {words}" for at, words in violations)
-    return ApiError("INVALID_ARGUMENT", f"Invalid request: {said}", violations)
+    details = "; ".join(f"{at}: {text}" for at, text in violations)
+    return ApiError("INVALID_ARGUMENT", f"Invalid request: {details}", violations)
 
 
 def _methods(resource: Json) -> Iterator[Method]:

@@ -10,15 +10,15 @@ from typing import Any
 
 from infra.catalogue import generations
 from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
-from rehearsal.tpu_api.capacity import Offers, Pool, config_of, first_over
-from rehearsal.tpu_api.cloud import Cloud, chips_of
+from rehearsal.tpu_api.capacity import Offers, Pool, accelerator_config, first_over
+from rehearsal.tpu_api.cloud import Cloud, chips_by_pool
 from rehearsal.tpu_api.discovery import Call
 from rehearsal.tpu_api.resources import Node, QueuedResource
 
 Json = dict[str, Any]
 
 PREFIX = "tpu.projects.locations."
-EVERYWHERE = ("queuedResources.list", "nodes.list")
+ALL_ZONES_METHODS = ("queuedResources.list", "nodes.list")
 """They take "-" for the location and list all of them."""
 PAGE_SIZE = 100  # where none is asked for
 
@@ -57,49 +57,53 @@ class Methods:
         """The method's answer. Raises ApiError."""
         name = call.method.id.removeprefix(PREFIX)
         if name not in self._table:
-            there = ", ".join(self._table)
-            raise ApiError("UNIMPLEMENTED", f"{name} is not simulated; there are {there}")
+            simulated = ", ".join(self._table)
+            raise ApiError("UNIMPLEMENTED", f"{name} is not simulated; there are {simulated}")
         zone = call.resource.split("/")[3]
-        if not (zone == "-" and name in EVERYWHERE):
+        if not (zone == "-" and name in ALL_ZONES_METHODS):
             self._offers.require_zone(zone)
             if zone in self._cloud.unreachable:
                 raise ApiError("UNAVAILABLE", f"{zone} cannot be reached")
         answer = self._table[name](call)
         if zone == "-" and self._cloud.unreachable:
-            answer["unreachable"] = [f"locations/{each}" for each in sorted(self._cloud.unreachable)]
+            answer["unreachable"] = [
+                f"locations/{unreachable_zone}" for unreachable_zone in sorted(self._cloud.unreachable)
+            ]
         return answer
 
     def _once(self, call: Call, method: Callable[[Call], Json]) -> Json:
-        """A request with a requestId that has been answered gets the same operation, and nothing is done again."""
+        """Answer a request; one whose requestId was answered before gets the same operation again."""
         request_id = call.query.get("requestId")
         if request_id is None:
             return method(call)
-        asked = {"resource": call.resource, "body": call.body, "query": call.query}
+        request = {"resource": call.resource, "body": call.body, "query": call.query}
         key = (call.method.id, request_id)
         if key in self._answered:
             before, answer = self._answered[key]
-            if before != asked:
+            if before != request:
                 raise invalid("requestId", f"{request_id!r} was used for another request")
             return self._cloud.operations[answer["name"]].render()
         answer = method(call)
-        self._answered[key] = (asked, answer)
+        self._answered[key] = (request, answer)
         return answer
 
     # --- what there is to choose from -------------------------------------------------------------------------
 
     def _accelerator_types(self, call: Call) -> Json:
         zone = call.resource.rpartition("/")[2]
-        found = [
-            {"name": f"{call.resource}/acceleratorTypes/{which.type_name}", "type": which.type_name,
-             "acceleratorConfigs": [config_of(which)]}
-            for which in self._offers.accelerators(zone)
+        types = [
+            {"name": f"{call.resource}/acceleratorTypes/{accelerator.type_name}", "type": accelerator.type_name,
+             "acceleratorConfigs": [accelerator_config(accelerator)]}
+            for accelerator in self._offers.accelerators(zone)
         ]  # fmt: skip
-        return page(call, "acceleratorTypes", found)
+        return page(call, "acceleratorTypes", types)
 
     def _runtime_versions(self, call: Call) -> Json:
         versions = self._offers.runtime_versions()
-        found = [{"name": f"{call.resource}/runtimeVersions/{each}", "version": each} for each in versions]
-        return page(call, "runtimeVersions", found)
+        entries = [
+            {"name": f"{call.resource}/runtimeVersions/{version}", "version": version} for version in versions
+        ]
+        return page(call, "runtimeVersions", entries)
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
@@ -107,7 +111,7 @@ class Methods:
         node_id = call.query.get("nodeId") or f"tpu-{self._cloud.number()}"
         tier = tier_of_node(call.body)
         node = self._new_node(call.resource, node_id, call.body, tier=tier, at="Node")
-        self._require_quota(call.resource, chips_of([node]))
+        self._require_quota(call.resource, chips_by_pool([node]))
         return self._cloud.create_node(node).render()
 
     def _nodes(self, call: Call) -> Json:
@@ -128,8 +132,8 @@ class Methods:
         accelerator = offers.accelerator(spec, zone, at)
         version = spec["runtimeVersion"]
         if not generations.is_runtime_version(version):
-            known = ", ".join(offers.runtime_versions())
-            raise invalid(f"{at}.runtimeVersion", f"{version!r} is no runtime version; there are {known}")
+            versions = ", ".join(offers.runtime_versions())
+            raise invalid(f"{at}.runtimeVersion", f"{version!r} is no runtime version; there are {versions}")
         if "networkConfig" in spec and "networkConfigs" in spec:
             raise invalid(at, "networkConfig and networkConfigs are mutually exclusive")
         return Node(
@@ -149,7 +153,7 @@ class Methods:
     def _create_queued_resource(self, call: Call) -> Json:
         own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
         qr = self._new_queued_resource(call.resource, own_id, call.body)
-        self._require_quota(call.resource, chips_of(qr.plans))
+        self._require_quota(call.resource, chips_by_pool(qr.plans))
         return self._cloud.submit_queued_resource(qr).render()
 
     def _delete_queued_resource(self, call: Call) -> Json:
@@ -165,19 +169,19 @@ class Methods:
             raise invalid("QueuedResource", "spot and guaranteed are one union: give one of them")
         tier: str = "spot" if "spot" in spec else "reserved" if "reservationName" in spec else "on-demand"
         plans: list[Node] = []
-        for index, asked in enumerate(spec.get("tpu", {}).get("nodeSpec", [])):
+        for index, node_spec in enumerate(spec.get("tpu", {}).get("nodeSpec", [])):
             at = f"QueuedResource.tpu.nodeSpec[{index}]"
-            if asked["parent"] != parent:
+            if node_spec["parent"] != parent:
                 raise invalid(
-                    f"{at}.parent", f"{asked['parent']!r} is not the queued resource's own, {parent!r}"
+                    f"{at}.parent", f"{node_spec['parent']!r} is not the queued resource's own, {parent!r}"
                 )
-            if tier_of_node(asked["node"]) not in ("on-demand", tier):
-                said = f"asks for another tier than the queued resource, {tier}"
-                raise invalid(f"{at}.node.schedulingConfig", said)
-            for node_id in _node_ids(asked, own_id, at):
-                plan = self._new_node(parent, node_id, asked["node"], tier=tier, at=f"{at}.node")
-                plan.queued_resource, plan.multislice = name, "multisliceParams" in asked
-                if plan.name in {other.name for other in plans}:
+            if tier_of_node(node_spec["node"]) not in ("on-demand", tier):
+                problem = f"asks for another tier than the queued resource, {tier}"
+                raise invalid(f"{at}.node.schedulingConfig", problem)
+            for node_id in _node_ids(node_spec, own_id, at):
+                plan = self._new_node(parent, node_id, node_spec["node"], tier=tier, at=f"{at}.node")
+                plan.queued_resource, plan.multislice = name, "multisliceParams" in node_spec
+                if plan.name in {planned.name for planned in plans}:
                     raise invalid(at, f"asks for {plan.name} a second time")
                 plans.append(plan)
         if not plans:
@@ -195,19 +199,21 @@ class Methods:
         )
 
     def _inside(self, call: Call, things: Mapping[str, Node] | Mapping[str, QueuedResource]) -> list[Json]:
-        """Those in the location that is asked for, or in all that can be reached."""
+        """The things in the requested location, or in all that can be reached."""
         project, _, zone = call.resource.rpartition("/locations/")
         inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
-        hidden = tuple(f"{project}/locations/{each}/" for each in self._cloud.unreachable)
+        hidden = tuple(
+            f"{project}/locations/{unreachable_zone}/" for unreachable_zone in self._cloud.unreachable
+        )
         shown = (thing for name, thing in things.items() if name.startswith(inside))
         return [thing.render() for thing in shown if not thing.name.startswith(hidden)]
 
     # --- quota, operations ------------------------------------------------------------------------------------
 
-    def _require_quota(self, parent: str, wanted: Counter[Pool]) -> None:
+    def _require_quota(self, parent: str, requested: Counter[Pool]) -> None:
         """Raises ApiError RESOURCE_EXHAUSTED, in the API's words, where a project asks for more than its quota."""
         quota = self._cloud.quota
-        over = first_over(quota, wanted, self._cloud.asked_for(parent.split("/")[1]))
+        over = first_over(quota, requested, self._cloud.asked_for(parent.split("/")[1]))
         if over is None:
             return
         is_pod = over.prefix.endswith("litepod")
@@ -235,40 +241,40 @@ def tier_of_node(spec: Json) -> str:
 
 
 def patched(mask: str, current: Json, body: Json) -> Json:
-    """What a patch sets of a node. Raises ApiError for a field that can't be patched."""
-    found: Json = {}
+    """The fields that a patch sets on a node. Raises ApiError for a field that cannot be patched."""
+    changes: Json = {}
     for path in mask.split(","):
         field = re.sub(r"_([a-z])", lambda match: match[1].upper(), path.strip())
         if field not in PATCHABLE:
             raise invalid("updateMask", f"{path!r} can't be changed; only {', '.join(PATCHABLE)}")
         if field == "networkConfig.enableExternalIps":
             external = body.get("networkConfig", {}).get("enableExternalIps", False)
-            found["networkConfig"] = current.get("networkConfig", {}) | {"enableExternalIps": external}
+            changes["networkConfig"] = current.get("networkConfig", {}) | {"enableExternalIps": external}
         else:
-            found[field] = body.get(field, _EMPTY[field])
-    return found
+            changes[field] = body.get(field, _EMPTY[field])
+    return changes
 
 
-def page(call: Call, key: str, found: Sequence[Mapping[str, Any]]) -> Json:
-    """One page of a list, which is in order of names."""
+def page(call: Call, key: str, items: Sequence[Mapping[str, Any]]) -> Json:
+    """One page of a list, sorted by name."""
     for name in ("filter", "orderBy"):
         if call.query.get(name):
             raise ApiError("UNIMPLEMENTED", f"{name}: this stand-in does not filter or sort")
     # A token is the name of the last thing that was listed, so that a list that changes meanwhile skips nothing.
     last = call.query.get("pageToken", "")
-    rest = sorted((each for each in found if each["name"] > last), key=lambda each: str(each["name"]))
+    remaining = sorted((item for item in items if item["name"] > last), key=lambda item: str(item["name"]))
     count = call.query.get("pageSize") or PAGE_SIZE
-    answer: Json = {key: rest[:count]} if rest else {}
-    if len(rest) > count:
-        answer["nextPageToken"] = rest[count - 1]["name"]
+    answer: Json = {key: remaining[:count]} if remaining else {}
+    if len(remaining) > count:
+        answer["nextPageToken"] = remaining[count - 1]["name"]
     return answer
 
 
-def _node_ids(asked: Json, own_id: str, at: str) -> list[str]:
-    many = asked.get("multisliceParams")
+def _node_ids(node_spec: Json, own_id: str, at: str) -> list[str]:
+    many = node_spec.get("multisliceParams")
     if many is None:
-        return [asked.get("nodeId") or own_id]
-    if "nodeId" in asked:
+        return [node_spec.get("nodeId") or own_id]
+    if "nodeId" in node_spec:
         raise invalid(at, "nodeId is for one node, multisliceParams for several: give one of them")
     if many["nodeCount"] < 2:
         raise invalid(f"{at}.multisliceParams.nodeCount", f"{many['nodeCount']} is too few: more than 1")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from infra.catalogue import Accelerator
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Pool, config_of
+from rehearsal.tpu_api.capacity import Pool, accelerator_config
 from rehearsal.tpu_api.discovery import timestamp
 
 Json = dict[str, Any]
@@ -185,7 +185,7 @@ class Node:
             "createTime": timestamp(self.created),
             "apiVersion": "V2",
             "acceleratorType": self.accelerator.type_name,
-            "acceleratorConfig": config_of(self.accelerator),
+            "acceleratorConfig": accelerator_config(self.accelerator),
         }
         scheduling = answer.setdefault("schedulingConfig", {})
         if self.pool.tier != "on-demand":
@@ -207,16 +207,16 @@ class Node:
         return self.render() | {"@type": f"{TYPES}Node"}
 
     def guest_attributes(self) -> list[Json]:
-        """Of each worker, what its guest agent has published."""
-        found = []
+        """What the guest agent of each worker has published."""
+        answers = []
         for worker in range(self.accelerator.hosts):
             items = [
                 {"namespace": namespace, "key": key, "value": value}
-                for (of, namespace, key), value in sorted(self.attributes.items())
-                if of == worker
+                for (attribute_worker, namespace, key), value in sorted(self.attributes.items())
+                if attribute_worker == worker
             ]
-            found.append({"queryPath": "", "queryValue": {"items": items}})
-        return found
+            answers.append({"queryPath": "", "queryValue": {"items": items}})
+        return answers
 
 
 @dataclasses.dataclass(kw_only=True)

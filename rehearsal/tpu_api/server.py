@@ -91,8 +91,8 @@ class TpuApi:
             self.cloud.settle()
             answer = self._methods.carry_out(call)
         if wrong := document.wrong(call.method.response, answer):
-            said = "; ".join(f"{at}: {words}" for at, words in wrong)
-            raise ApiError("INTERNAL", f"the simulator's own answer to {call.method.id} is wrong: {said}")
+            details = "; ".join(f"{at}: {text}" for at, text in wrong)
+            raise ApiError("INTERNAL", f"the simulator's own answer to {call.method.id} is wrong: {details}")
         if fault is not None and fault.kind == "slow":
             self.closing.wait(fault.seconds)
         return None if fault is not None and fault.kind == "cut-after" else (200, answer)

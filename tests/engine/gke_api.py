@@ -40,7 +40,7 @@ def served(world: World) -> Iterator[str]:
 
 def answer(world: World, name: str) -> dict[str, Any] | None:
     if name.endswith("/nodePools"):
-        pools = [each for each in world.of_type("container:NodePool") if each.id.startswith(f"{name}/")]
+        pools = [each for each in world.with_type("container:NodePool") if each.id.startswith(f"{name}/")]
         return {"nodePools": [pool(world, each.id) for each in pools]}
     thing = world.find(POOL, name) or world.find(CLUSTER, name)
     return None if thing is None else pool(world, name)

@@ -326,9 +326,9 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
     on = engine.up()
     assert on.ok, on.text
     assert done(on, "update") == ["machine", "specification"]
-    (document,) = engine.world.of_type("storage:BucketObject")
+    (document,) = engine.world.with_type("storage:BucketObject")
     assert json.loads(document.outputs["content"])["environment"].keys() == {"TPU_STACK_SLACK_WEBHOOK"}
-    (machine,) = engine.world.of_type("compute:Instance")
+    (machine,) = engine.world.with_type("compute:Instance")
     assert machine.outputs["serviceAccount"]["email"].startswith("tpu-stack-dev-keeper@")
     assert set(engine.up().changes) == {"same"}
     engine.configure(stack("us-central1-a", slices=[]))
@@ -348,9 +348,11 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
             ("Disk", f"zones/{zone}"),
             ("Address", f"regions/{zone[:-2]}"),
         ):
-            (one,) = engine.world.of_type(f"compute:{kind}")
+            (one,) = engine.world.with_type(f"compute:{kind}")
             assert one.id.startswith(f"projects/my-project/{place}/")
-        (machine,), (address,) = (engine.world.of_type(f"compute:{kind}") for kind in ("Instance", "Address"))
+        (machine,), (address,) = (
+            engine.world.with_type(f"compute:{kind}") for kind in ("Instance", "Address")
+        )
         assert machine.inputs["networkInterfaces"][0]["networkIp"] == address.outputs["address"]
     assert set(engine.up().changes) == {"same"}
     runs = Documents("gs://our-runs/runs")
@@ -514,7 +516,7 @@ def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when
         assert changed.ok and done(changed, "update") == ["main", "specification"], changed.text
         assert set(changed.changes) == {"same", "update"}, changed.text
         (pool,) = (
-            each for each in engine.world.of_type("container:NodePool") if each.inputs["name"] == "main"
+            each for each in engine.world.with_type("container:NodePool") if each.inputs["name"] == "main"
         )
         assert (pool.inputs.get("autoscaling") is not None) is autoscaled and pool.outputs["nodeCount"] == 4
         assert set(engine.up().changes) == {"same"}
@@ -544,7 +546,7 @@ def test_a_pool_that_gke_could_not_fill_is_explained_and_made_again_and_one_of_a
     kept: dict[str, Any] = {"storage": {"nfs": {"kind": "none"}}, "network": {}}
 
     def pools() -> dict[str, Any]:
-        return {each.inputs["name"]: each for each in engine.world.of_type("container:NodePool")}
+        return {each.inputs["name"]: each for each in engine.world.with_type("container:NodePool")}
 
     with gke_api.served(engine.world) as url:
         configured = configuration(slices=[a_slice(provisioning="node-pool")], **kept)

@@ -202,7 +202,7 @@ def test_two_stacks_of_a_project_have_nothing_in_common_but_its_services(declare
 
     def made(stack: str) -> set[str]:
         of_google = [each for each in declare(stack=stack, **everything).resources if each.kind in KINDS]
-        ids = {each.urn: f"{each.kind} {KINDS[each.kind].id_of(each.inputs)}" for each in of_google}
+        ids = {each.urn: f"{each.kind} {KINDS[each.kind].resource_id(each.inputs)}" for each in of_google}
         assert len(set(ids.values())) == len(ids)
         return set(ids.values())
 

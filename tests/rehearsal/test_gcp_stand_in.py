@@ -10,7 +10,7 @@ import pytest
 
 from rehearsal.gcp_stand_in import arguments, tpu_vm
 from rehearsal.gcp_stand_in.arguments import UNKNOWN
-from rehearsal.gcp_stand_in.provider import Provider, settings_of
+from rehearsal.gcp_stand_in.provider import Provider, provider_settings
 from rehearsal.gcp_stand_in.table import KINDS
 from rehearsal.gcp_stand_in.world import Thing, World, WorldError
 from rehearsal.tpu_api import Delays, TpuApi
@@ -68,7 +68,7 @@ def diff(gcp: Provider, type_token: str, olds: Json, news: Json) -> tuple[list[s
 
 @pytest.mark.parametrize("type_token", sorted(KINDS))
 def test_the_table_speaks_only_of_properties_that_the_sdk_has(type_token: str) -> None:
-    kind, known = KINDS[type_token], arguments.of_type(type_token)
+    kind, known = KINDS[type_token], arguments.resource_arguments(type_token)
     of_id = set(re.findall(r"\{(\w+)\}", kind.id))
     in_place = {path.partition(".")[0] for path in kind.in_place.split()}
     assert {*of_id, *in_place, *kind.grows.split(), *kind.sorted_by} - known.keys() == set()
@@ -88,8 +88,8 @@ def test_what_is_read_from_the_source_of_the_sdk_is_what_its_classes_say() -> No
         module, _, name = type_token.removeprefix("gcp:").partition(":")
         found = importlib.import_module(f"pulumi_gcp.{module.partition('/')[0]}")
         said = _types.input_type_types(getattr(found, f"{name}Args"))
-        assert arguments.of_type(type_token).keys() == said.keys()
-        for key, argument in arguments.of_type(type_token).items():
+        assert arguments.resource_arguments(type_token).keys() == said.keys()
+        for key, argument in arguments.resource_arguments(type_token).items():
             if argument.shape.kind in ("str", "int", "float", "bool"):
                 assert said[key].__name__ == argument.shape.kind, (type_token, key)
             if argument.shape.kind == "object":
@@ -198,10 +198,10 @@ def test_what_is_made_is_in_the_world_until_it_is_deleted_and_its_name_is_taken(
     own_id, made = gcp.create(urn(DISK), DISK_INPUTS, 0)
     assert own_id == "projects/p/zones/us-central1-a/disks/d"
     assert made["selfLink"].endswith(own_id)
-    assert [thing.id for thing in world.of_type("compute:Disk")] == [own_id]
+    assert [thing.id for thing in world.with_type("compute:Disk")] == [own_id]
     with pytest.raises(WorldError, match=r"Error 409.*already exists"):
         gcp.create(urn(DISK, "other"), DISK_INPUTS, 0)
-    world.put(Thing(type=DISK, id=own_id, inputs=DISK_INPUTS | {"size": 99}, outputs={"size": 99}))
+    world.replace(Thing(type=DISK, id=own_id, inputs=DISK_INPUTS | {"size": 99}, outputs={"size": 99}))
     found = gcp.read(urn(DISK), own_id, DISK_INPUTS)  # as somebody else has changed it
     assert found is not None and found[0]["size"] == 99 and found[1]["size"] == 99
     gcp.delete(urn(DISK), own_id, 0)
@@ -244,7 +244,7 @@ def test_what_is_in_use_is_kept_but_a_disk_is_taken_out_of_the_machine_that_runs
             gcp.delete(urn(kind), own_id, 0)
     gcp.delete(urn(DISK), disk_id, 0)
     assert world.pulled() == [f"{disk_id} from {machine_id}"]
-    assert world.of_type("compute:Instance")[0].inputs["attachedDisks"] == []
+    assert world.with_type("compute:Instance")[0].inputs["attachedDisks"] == []
     gcp.delete(urn(INSTANCE), machine_id, 0)
     with pytest.raises(WorldError, match="Error deleting instance: googleapi: Error 404: .*notFound"):
         gcp.delete(urn(INSTANCE), machine_id, 0)
@@ -356,4 +356,4 @@ def test_a_tpu_vm_that_is_gone_is_read_as_gone_and_one_that_was_taken_says_so(
 
 def test_the_access_token_is_not_kept() -> None:
     given = {"gcp:config:project": "p", "gcp:config:zone": "", "gcp:config:accessToken": "a-secret"}
-    assert settings_of(given) == {"project": "p"}
+    assert provider_settings(given) == {"project": "p"}

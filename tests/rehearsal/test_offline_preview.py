@@ -7,7 +7,7 @@ import pytest
 
 from rehearsal import offline_preview
 from rehearsal.engine import Report, Step
-from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, remarks, stack_of, tree
+from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, remarks, stack_name, tree
 
 
 def written(folder: Path, text: str) -> Path:
@@ -85,7 +85,7 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
     assert offline_preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
     assert capsys.readouterr().err.startswith("preview: ")  # before anything is started
     names = ("Pulumi.dev.yaml", "Pulumi.a-b.yml", "stack.yaml")  # the stack is called as Pulumi would call it
-    assert [stack_of(tmp_path / name) for name in names] == ["dev", "a-b", "preview"]
+    assert [stack_name(tmp_path / name) for name in names] == ["dev", "a-b", "preview"]
     for content in (b"\xff\xfe\x00", b"config: &a {b: *a}\n", b"config: " + b"[" * 2000 + b"]" * 2000):
         (tmp_path / "Pulumi.dev.yaml").write_bytes(content)
         assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == content

@@ -163,7 +163,7 @@ WANTED = {10: 5.0, 20: 4.0, 30: 3.0}
         ({10: 5.0, 30: 3.0}, 30, False, "only in one: 20"),
         ({**WANTED, 40: 2.0}, 30, False, "only in one: 40"),
         ({10: 5.0, 20: 4.001, 30: 3.0}, 30, False, "apart by"),
-        (dict(WANTED), 40, False, "40 wanted"),  # neither got to the end
+        (dict(WANTED), 40, False, "40 expected"),  # neither got to the end
         ({}, 30, False, "not the same steps"),
         ({10: 5.0, 20: float("nan"), 30: 3.0}, 30, False, "apart by"),
     ],

@@ -75,6 +75,8 @@ def test_launching_gets_stand_ins_first_and_a_bucket_past_every_proxy(
 
 
 def test_two_folders_are_two_rehearsals(tmp_path: Path) -> None:
-    assert state.name_of(tmp_path / "a") != state.name_of(tmp_path / "b")
-    assert state.folder_of({"HOME": "/home/ada"}) == Path("/home/ada/.cache/tpu-stack/rehearsal")
-    assert state.folder_of({"HOME": "/home/ada", "XDG_CACHE_HOME": "/c"}) == Path("/c/tpu-stack/rehearsal")
+    assert state.rehearsal_name(tmp_path / "a") != state.rehearsal_name(tmp_path / "b")
+    assert state.rehearsal_folder({"HOME": "/home/ada"}) == Path("/home/ada/.cache/tpu-stack/rehearsal")
+    assert state.rehearsal_folder({"HOME": "/home/ada", "XDG_CACHE_HOME": "/c"}) == Path(
+        "/c/tpu-stack/rehearsal"
+    )

@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         name = f"{ZONE.removeprefix('/v2/')}/queuedResources/{own_id}"
         self.cloud.settle()
         qr = self.cloud.queued_resources.get(name)
-        owned = self.cloud.nodes_of(qr) if qr is not None else []
+        owned = self.cloud.owned_nodes(qr) if qr is not None else []
         operation = self.send("DELETE", f"queuedResources/{own_id}?force={str(force).lower()}")
         if operation is not None and force:
             self.forced.append((operation["name"], [qr, *owned]))
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def an_active_one_has_nodes_and_what_is_over_holds_no_chips(self) -> None:
         for qr in self.cloud.queued_resources.values():
-            owned = self.cloud.nodes_of(qr)
+            owned = self.cloud.owned_nodes(qr)
             if qr.state in ("PROVISIONING", "ACTIVE"):
                 assert any(node.state != "DELETING" for node in owned), qr.state
             elif qr.state in ("SUSPENDED", "FAILED"):

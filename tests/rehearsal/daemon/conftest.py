@@ -101,7 +101,7 @@ class Person:
         """Of Docker's things, what carries this rehearsal's label."""
         client = docker_engine.connect()
         try:
-            return [name for _, name in guardian.left(client, state.name_of(self.folder))]
+            return [name for _, name in guardian.left(client, state.rehearsal_name(self.folder))]
         finally:
             client.close()
 

@@ -83,10 +83,10 @@ def test_a_caller_that_hangs_up_has_left_and_one_that_waits_has_not(open_socket:
     seen: list[bool] = []
 
     def answer(do: str, arguments: Mapping[str, Any], caller: Caller) -> Any:
-        seen.append(caller.gone())
+        seen.append(caller.has_left())
         begun.set()
         waiting = threading.Event()
-        while not caller.gone():
+        while not caller.has_left():
             waiting.wait(0.01)
         caller.say("to nobody")
         left.set()
@@ -217,7 +217,7 @@ def test_what_is_typed_behind_pulumi_is_an_operation_for_the_command_line_or_ref
         return
     typed = parse_pulumi(line.split())
     assert (typed.kind, dict(typed.options)) == (kind, options)
-    assert typed.words == (tuple(line.split()) if kind == "other" else ())
+    assert typed.arguments == (tuple(line.split()) if kind == "other" else ())
 
 
 # --- machines follow the nodes of the simulated cloud: there when one is READY, gone as soon as it is lost ---

@@ -83,9 +83,9 @@ def test_an_object_of_the_program_is_in_the_bucket_and_the_keepers_description_s
     asked: list[tuple[str, str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(bucket_server.HOSTS, json.dumps({"platform": "cpu"}))
-    bucket_server.put(bucket_server.BUCKET, {"name": "b"})  # 409: it is there
+    bucket_server.write(bucket_server.BUCKET, {"name": "b"})  # 409: it is there
     inputs = {"bucket": "b", "name": bucket_server.DESCRIPTION, "content": '{"project": "p"}'}
-    bucket_server.put(bucket_server.OBJECT, inputs)
+    bucket_server.write(bucket_server.OBJECT, inputs)
     bucket_server.remove(bucket_server.OBJECT, inputs)  # 404: it is gone
     bucket_server.remove(bucket_server.BUCKET, {"name": "b"})
     (_, made, _), (_, place, data), (method, gone, _) = asked
@@ -95,7 +95,7 @@ def test_an_object_of_the_program_is_in_the_bucket_and_the_keepers_description_s
     assert json.loads(data) == {"project": "p", "platform": "cpu"}
     assert (method, gone) == ("DELETE", "/storage/v1/b/b/o/control/stack.json")
     with pytest.raises(WorldError, match="Error 500"):
-        bucket_server.put(bucket_server.OBJECT, {"bucket": "broken", "name": "x", "content": ""})
+        bucket_server.write(bucket_server.OBJECT, {"bucket": "broken", "name": "x", "content": ""})
     monkeypatch.delenv(bucket_server.SERVER)
-    bucket_server.put(bucket_server.BUCKET, {"name": "b"})
+    bucket_server.write(bucket_server.BUCKET, {"name": "b"})
     assert len(asked) == 4

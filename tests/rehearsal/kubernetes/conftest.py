@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rehearsal.kubernetes.control_plane import OF_TESTS, LocalControlPlane, find_or_build
+from rehearsal.kubernetes.control_plane import TEST_PROGRAMS, LocalControlPlane, find_or_build
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
     folder = tmp_path_factory.mktemp("kubernetes") / "control-plane"
-    programs = find_or_build(os.environ, print, OF_TESTS)
+    programs = find_or_build(os.environ, print, TEST_PROGRAMS)
     with LocalControlPlane(folder=folder, programs=programs, added=["jobset"]) as found:
         yield found

@@ -49,7 +49,7 @@ def up(person: Person, wanted: cli.UpRequest) -> Iterator[Person]:
     try:
         person.up(wanted)
         client = docker_engine.connect()
-        mine = {"label": f"{docker_engine.LABEL}={state.name_of(person.folder)}"}
+        mine = {"label": f"{docker_engine.LABEL}={state.rehearsal_name(person.folder)}"}
         ids = [each.id for each in client.containers.list(filters=mine)]
         client.close()
         yield person

@@ -124,11 +124,11 @@ def test_older_images_of_hosts_go_when_a_new_one_is_built_but_none_that_a_host_i
 
 def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
     contents = {"Dockerfile": b"FROM a", "requirements/jobs.txt": b"jax==1"}
-    names = {host_image.name_of(contents, base, kind) for base in (None, "base") for kind in KINDS}
-    names |= {host_image.name_of({**contents, name: b"other"}, None, "plain") for name in contents}
+    names = {host_image.image_name(contents, base, kind) for base in (None, "base") for kind in KINDS}
+    names |= {host_image.image_name({**contents, name: b"other"}, None, "plain") for name in contents}
     assert len(names) == 6
     other_order = dict(reversed(contents.items()))
-    assert host_image.name_of(contents, None, "plain") == host_image.name_of(other_order, None, "plain")
+    assert host_image.image_name(contents, None, "plain") == host_image.image_name(other_order, None, "plain")
 
 
 def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_this_machine() -> None:
