@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.ranks import LAYER_STAMP
@@ -26,7 +27,7 @@ from launch.hosts import (
     stop_processes,
 )
 from launch.runs import Look, Run
-from launch.targets import Capabilities, Environments, Plan, PodOptions, Require, Say, Target
+from launch.targets import Capabilities, Environments, Plan, PodOptions, Require, Target
 
 PULL_ATTEMPTS = 5
 PULL_LIMIT_S = 3600.0

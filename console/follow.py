@@ -19,6 +19,7 @@ from console import track as tracking
 from console.display import Display, Progress
 from console.summary import exit_code, summary
 from contracts import run_directory, run_records
+from contracts.aliases import Say
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from contracts.run_records import Unread
@@ -30,7 +31,7 @@ from launch.launching import finalize
 from launch.output import counted, printable, say, terminal
 from launch.run_request import Request, resuming, work_out
 from launch.runs import Run
-from launch.targets import Require, Say, Target
+from launch.targets import Require, Target
 
 STOP_GRACE_S = 120.0
 PRESENT, LOST = "present", "lost"

@@ -14,6 +14,7 @@ from typing import Any
 
 from console import follow as following
 from contracts import run_directory
+from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import SILENCE_LIMIT_S
@@ -21,7 +22,7 @@ from launch import runs
 from launch.hosts import HostError, in_thread
 from launch.output import Lines
 from launch.runs import Run
-from launch.targets import Say, Target
+from launch.targets import Target
 
 CHUNK_BYTES = 256 * 1024
 POLL_S = 0.5

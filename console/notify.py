@@ -24,13 +24,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from contracts import run_directory
+from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.run_directory import RunDirectory, State
 from launch import costs, runs
 from launch.hosts import HostError, in_thread
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import Say
 
 Kind = Literal["done", "failed", "preempted", "recovered", "out of budget", "idle", "test"]
 KINDS: tuple[Kind, ...] = ("done", "failed", "preempted", "recovered", "out of budget", "idle")

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from backends.local import environments
 from console import overview
 from contracts import run_directory
+from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, REPORT, RESULT, RUN, SAMPLES, SETTINGS, SILENCE_LIMIT_S
@@ -39,7 +40,7 @@ from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable, say, terminal
 from launch.runs import Run
-from launch.targets import Say, Target
+from launch.targets import Target
 
 TRACKERS = ("mlflow", "wandb")
 NONE = "none"

@@ -22,7 +22,8 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Json = dict[str, Any]
+from contracts.aliases import Json
+
 LIMIT_S = "10"
 """For one answer over the network; `console.track` tries again."""
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000

@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Literal
 
+    from contracts.aliases import Json
     from contracts.files import Files
     from contracts.run_records import Unread
 
     Outcome = Literal["done", "failed", "stopped", "preempted", "hung"]
     State = Literal["starting", "running", "saving", "done", "failed", "stopped", "preempted", "hung", "lost"]
-    Json = dict[str, Any]
 else:
     Outcome = State = str
 

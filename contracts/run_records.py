@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from contracts.aliases import Json
     from contracts.files import Piece
 
-    Json = dict[str, Any]
     Rule = Callable[[Any], bool]
 
 RUN = "run.json"

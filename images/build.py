@@ -22,6 +22,7 @@ import docker.errors
 import filelock
 
 from contracts import atomic
+from contracts.aliases import Say
 from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 from contracts.errors import RequestError
 from images import local_images
@@ -45,8 +46,6 @@ from launch.output import say, terminal
 OTHERS_LIMIT_S = 7200
 """So long another build of the same image is waited for."""
 NO_SPACE = "no space left on device"
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

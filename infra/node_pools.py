@@ -13,15 +13,13 @@ import dataclasses
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import pulumi
 
+from contracts.aliases import Json
 from infra import naming, offered
 from infra.config import ClusterConfig, Config, SliceConfig
 from infra.policy.findings import Finding, note, warning
-
-Json = dict[str, Any]
 
 CONTAINER = "https://container.googleapis.com/v1"
 PATH = "tpu-stack:slices"

@@ -19,11 +19,11 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from contracts.aliases import Json
 from contracts.suggestions import suggestion
 from infra.config import Config, SliceConfig
 from infra.policy.findings import Finding, note, slice_path, warning
 
-Json = dict[str, Any]
 Setting = Callable[[str], Any]
 """A key of the configuration with its namespace → its value or None."""
 

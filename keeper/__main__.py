@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
+from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from infra.documents import Documents
 from keeper import reclaim, submissions
@@ -24,7 +25,7 @@ from keeper.stack import is_noted, note_look, stack_of, store_at
 from keeper.world import REFUSALS, World
 from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
 from launch.store import Store
-from launch.targets import LOCAL, Say, Wanted
+from launch.targets import LOCAL, Wanted
 
 STORE = "TPU_STACK_KEEPER"
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from console import notify
 from console.notify import Event, Kind
 from contracts import run_directory
+from contracts.aliases import Say
 from contracts.durations import HOUR_S
 from contracts.errors import RequestError
 from keeper.world import World
@@ -25,7 +26,6 @@ from launch import runs
 from launch.control import Run
 from launch.hosts import HostError, in_thread
 from launch.store import Store
-from launch.targets import Say
 
 LIFE_S = 6 * HOUR_S
 """For so long a notice is delivered again, at each pass, to a channel that does not take it."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from backends.vm import ensure
 from console import idle, notify
+from contracts.aliases import Say
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import HOUR_S, spoken
 from contracts.inventory import Slice
@@ -27,7 +28,7 @@ from keeper.world import World, on
 from launch import runs
 from launch.hosts import HostError
 from launch.store import Store
-from launch.targets import Say, Target
+from launch.targets import Target
 
 USED = "used.json"
 """Slice → when a pass last saw a TPU of it open."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+from contracts.aliases import Json
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Inventory
 from infra import catalogue
@@ -25,7 +26,6 @@ from launch import costs, inventories
 from launch.output import say, table, terminal
 from launch.targets import LOCAL, Wanted
 
-Json = dict[str, Any]
 Ownership = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
 
 STACK_LABEL = "tpu-stack"

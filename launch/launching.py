@@ -22,6 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from contracts import fencing, run_directory
+from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Superseded
 from contracts.run_directory import RunDirectory, State
@@ -39,7 +40,7 @@ from launch.output import printable
 from launch.policy import Action, Presence, RunObserved
 from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
-from launch.targets import Launcher, Plan, Require, Say, Target
+from launch.targets import Launcher, Plan, Require, Target
 
 POLL_S = 0.25
 

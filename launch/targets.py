@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.files import Files, is_url
 from contracts.inventory import Host, Inventory, Slice
@@ -26,7 +27,6 @@ from launch.runs import Look, Run, RunsFolder
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
 
-Say = Callable[[str], None]
 Require = Callable[[], object]
 """Raises once what it stands for is no longer so."""
 

@@ -31,13 +31,13 @@ from pulumi.automation._cmd import OnOutput
 from pulumi.automation.errors import CommandError, create_command_error
 from semver import VersionInfo
 
+from contracts.aliases import Say
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.world import World
 from tools.pulumi_cli import PulumiCli
 
 Program = Callable[[], None]
 Kind = Literal["preview", "up", "refresh", "destroy"]
-Say = Callable[[str], None]
 
 OPERATION_LIMIT_S = 300.0
 PROC = Path("/proc")

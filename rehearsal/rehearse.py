@@ -27,6 +27,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from contracts.aliases import Say
 from rehearsal import state
 from rehearsal.daemon.cli import OWNER_VARIABLE
 from rehearsal.machines import docker_engine, guardian
@@ -51,8 +52,6 @@ FETCH_LIMIT_S = 30.0
 # Of a loss, where it is not equal to the last digit: another order of sums on another number of hosts.
 TOLERANCE = 1e-5
 SHOWN = 8
-
-Say = Callable[[str], None]
 
 
 class StoryError(Exception):

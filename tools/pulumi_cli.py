@@ -17,11 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import filelock
 
+from contracts.aliases import Say
 from tools import go
 
 RECIPE = Path(__file__).resolve().parent / "pulumi"
@@ -35,8 +36,6 @@ LANGUAGE_HOST = "pulumi-language-python"
 
 BUILD_LIMIT_S = 3600
 TELL_EVERY_S = 15
-
-Say = Callable[[str], None]
 
 
 class PulumiCliError(Exception):

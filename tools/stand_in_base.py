@@ -15,8 +15,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from contracts.aliases import Say
 
 VARIABLE = "TPU_STACK_BASE_IMAGE"
 REPOSITORY = "tpu-stack-stand-in-base"
@@ -35,8 +37,6 @@ CHANGES = (
 )
 TRY = "import bz2, ctypes, lzma, sqlite3, ssl, venv, zlib; ssl.create_default_context()"
 LIMIT_S = 600
-
-Say = Callable[[str], None]
 
 
 class StandInBaseError(Exception):

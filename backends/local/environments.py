@@ -17,13 +17,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from contracts.aliases import Say
 from contracts.durations import DAY_S, spoken
 from contracts.errors import WRONG_REQUEST, RequestError
 from jobs.runtime.cache import user_cache_dir
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable
-from launch.targets import OWN_FRAMEWORK, Say
+from launch.targets import OWN_FRAMEWORK
 
 MAKE_LIMIT_S = 3600.0
 WHOLE = "whole"

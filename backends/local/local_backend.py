@@ -14,6 +14,7 @@ from typing import Any
 
 from backends.host_backend import LOOPBACK, HostBackend
 from backends.local.processes import LocalTransport, ProcessLink
+from contracts.aliases import Say
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
@@ -21,7 +22,7 @@ from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
 from launch.hosts import Agent
 from launch.jobs import CHECKOUT
-from launch.targets import LOCAL, Capabilities, Say, Target
+from launch.targets import LOCAL, Capabilities, Target
 
 RUNS = "TPU_STACK_RUNS"
 """Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""

@@ -12,6 +12,7 @@ from backends.pods.api_server import shell
 from backends.pods.cluster_runs import ANSWER_LIMIT_S, ClusterRuns
 from backends.pods.pod_launcher import PodLauncher
 from backends.pods.pods import AGENT_ROOT, CACHE_DIR, CONTAINER
+from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.inventory import Host, Inventory, Slice
@@ -24,7 +25,6 @@ from launch.targets import (
     Environments,
     PodOptions,
     Require,
-    Say,
     Target,
     Wanted,
 )

@@ -36,13 +36,14 @@ from backends.pods.pods import (
     Seen,
     trouble,
 )
+from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
 from launch.bundles import Bundle
 from launch.hosts import Answer, HostError, HostsError, answer_of
 from launch.runs import AtWorkError
-from launch.targets import Plan, Say, Target
+from launch.targets import Plan, Target
 
 WAIT_S = 15 * 60.0
 """For nodes to be there: an autoscaler takes some minutes to make them."""

@@ -28,12 +28,13 @@ from backends.vm.steps import (
     share,
     to_json,
 )
+from contracts.aliases import Say
 from launch import plan
 from launch.hosts import Completed, HostError, HostsError, Stream, Transport
 from launch.jobs import CHECKOUT
 from launch.output import printable, say, terminal
 from launch.plan import MODULES_OF_FRAMEWORK
-from launch.targets import Say, Target
+from launch.targets import Target
 
 FRAMEWORK = "jax"
 """What a bare run computes with; containers bring any other."""

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, slices_to_json
@@ -27,7 +28,7 @@ from infra.documents import Documents
 from infra.lease import Lease
 from launch import inventories
 from launch.jobs import CHECKOUT
-from launch.targets import Require, Say
+from launch.targets import Require
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client

@@ -12,11 +12,11 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from console import overview
 from console.dashboard.curves import History
 from contracts import run_directory, run_records
+from contracts.aliases import Json
 from contracts.files import Piece
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from contracts.run_records import LARGEST_JSON_BYTES, LONGEST_TEXT
@@ -25,8 +25,6 @@ from launch import runs
 from launch.hosts import HostError, in_thread
 from launch.plan import JOIN_LIMIT_S
 from launch.runs import METRICS_TAIL_BYTES, Run, RunsFolder
-
-Json = dict[str, Any]
 
 MOST_HISTORIES = 24
 """Runs whose curves are kept in memory: 10 MB for each 100,000 points of ten metrics."""

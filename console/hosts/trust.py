@@ -19,10 +19,11 @@ from backends.resolve import choose_hosts
 from backends.vm import login
 from backends.vm.access import ATTRIBUTES_POLICY, iap_tunnel
 from backends.vm.transport import SshTransport
+from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.inventory import Host
 from launch import inventories
-from launch.targets import Say, Target
+from launch.targets import Target
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 FILES = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
-    Json: TypeAlias = dict[str, Any]
+    from contracts.aliases import Json as Json
+
     Kind: TypeAlias = tuple[Callable[[Any], bool], str]
     from typing import BinaryIO, TextIO
 

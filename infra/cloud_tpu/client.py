@@ -28,11 +28,10 @@ import httplib2  # type: ignore[import-untyped]
 from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
+from contracts.aliases import Json
 from contracts.durations import spoken
 from infra.cloud_tpu import settings as settings_
 from infra.cloud_tpu.retry import Backoff, CloudTpuError, Refusal
-
-Json = dict[str, Any]
 
 ANSWER_LIMIT_S = 60
 PATIENCE_S = 300.0

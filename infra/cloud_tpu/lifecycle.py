@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from contracts.aliases import Json
 from contracts.durations import spoken
 from infra import stock_outs
 from infra.cloud_tpu import request, workers
@@ -29,7 +30,6 @@ from infra.documents import Documents, DocumentsError
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client, Listing
 
-Json = dict[str, Any]
 Props = Mapping[str, Any]
 
 GUEST_LIMIT_S = 300.0

@@ -13,9 +13,9 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from contracts.aliases import Json
 from infra import naming
 
-Json = dict[str, Any]
 Props = Mapping[str, Any]
 Kind = Literal["waiting", "active", "lost"]
 

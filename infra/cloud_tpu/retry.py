@@ -11,9 +11,8 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import Any
 
-Json = dict[str, Any]
+from contracts.aliases import Json
 
 LONGEST_RETRY_S = 30.0
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from contracts.aliases import Json
 from contracts.inventory import Host
 from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
 
-Json = dict[str, Any]
 
 HOST_KEYS = "hostkeys"
 LOOK_AGAIN_S = 5.0

@@ -19,7 +19,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import tyro
 
+from contracts.aliases import Say
 from contracts.atomic import SUFFIX, atomic_path, remove
 from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import is_url, unwritable
@@ -44,8 +45,6 @@ MOST_TEXT_BYTES = 1 << 28
 MOST_SHOWN = 10
 PNG_DEPTH = 24
 """The byte of a PNG that holds its bits for each colour."""
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import filelock
 
+from contracts.aliases import Say
 from rehearsal import state
 from rehearsal.daemon.control_socket import ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultRequest
@@ -28,8 +29,6 @@ from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.guardian import remove_everything
 from rehearsal.machines.host_image import Kind
 from rehearsal.state import RehearsalError, State
-
-Say = Callable[[str], None]
 
 OWNER_VARIABLE = "TPU_STACK_REHEARSAL_OWNER"
 LOG = "log"

@@ -12,6 +12,7 @@ import kubernetes.client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from contracts.aliases import Say
 from rehearsal.daemon.fault_commands import (
     AGAIN_S,
     EVERYWHERE_COMMANDS,
@@ -26,8 +27,6 @@ from rehearsal.kubernetes.nodes import CHIPS
 from rehearsal.machines.docker_engine import MachinesError, asking
 from rehearsal.machines.machines import Machines
 from rehearsal.state import RehearsalError
-
-Say = Callable[[str], None]
 
 RUN_LABEL = "tpu-stack/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import kubernetes.client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from contracts.aliases import Say
 from contracts.inventory import Cluster as ClusterRecord
 from contracts.inventory import Inventory, NodePool, Slice, Storage, to_json
 from infra.catalogue import Accelerator
@@ -22,8 +23,6 @@ from rehearsal.kubernetes.control_plane import Name as ProgramName
 from rehearsal.kubernetes.nodes import Node
 from rehearsal.machines.machines import Machines
 from rehearsal.state import SLICE, STACK
-
-Say = Callable[[str], None]
 
 CLUSTER = "rehearsal"
 ANSWER_LIMIT_S = 30

@@ -20,13 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from contracts.aliases import Say
 from rehearsal.state import RehearsalError
 
 LOG = logging.getLogger("rehearsal")
 LONGEST_REQUEST = 1 << 20
 REQUEST_LIMIT_S = 10.0
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
 
 import filelock
 
+from contracts.aliases import Say
 from rehearsal import state
 from rehearsal.daemon import rehearsal_stack
 from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, UpRequest
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from rehearsal.daemon.cluster_faults import ClusterFaults
     from rehearsal.daemon.cluster_rehearsal import ClusterRehearsal
 
-Say = Callable[[str], None]
 
 BOOT_LIMIT_S = 300.0
 ADDRESSES = 240

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
+from contracts.aliases import Say
 from infra import catalogue
 from infra.pulumi_program import declare
 from rehearsal.engine import ROOT, Engine, Kind, Report
@@ -37,7 +38,6 @@ PASSING = re.compile(
     r"|^The resources in the stack have been deleted|^If you want to remove the stack"  # it goes with the rehearsal
 )
 
-Say = Callable[[str], None]
 HasLeft = Callable[[], bool]
 
 

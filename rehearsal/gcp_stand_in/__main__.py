@@ -25,6 +25,7 @@ from grpc import ServicerContext as Context
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as proto
 
+from contracts.aliases import Json
 from rehearsal.gcp_stand_in.provider import (
     WORLD_VARIABLE,
     Provider,
@@ -33,8 +34,6 @@ from rehearsal.gcp_stand_in.provider import (
     urn_type,
 )
 from rehearsal.gcp_stand_in.world import HalfMadeError, World, WorldError
-
-Json = dict[str, Any]
 
 NOTICE = "the gcp provider of this run is tpu-stack's stand-in: nothing is made at Google"
 # Each resource that is being made holds a thread while it waits.

@@ -7,13 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from contracts.aliases import Json
 from rehearsal.gcp_stand_in import arguments, bucket_server
 from rehearsal.gcp_stand_in.arguments import Mistake
 from rehearsal.gcp_stand_in.table import KINDS, Kind, label_outputs
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
 from rehearsal.gcp_stand_in.world import HalfMadeError, Thing, World, WorldError, same, short
-
-Json = dict[str, Any]
 
 WORLD_VARIABLE = "TPU_STACK_STAND_IN_WORLD"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"

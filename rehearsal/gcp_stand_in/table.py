@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Json = dict[str, Any]
+from contracts.aliases import Json
+
 Fill = Callable[[Json, int], Json]
 
 COMPUTE = "https://www.googleapis.com/compute/v1/"

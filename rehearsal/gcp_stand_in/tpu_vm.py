@@ -14,9 +14,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from contracts.aliases import Json
 from rehearsal.gcp_stand_in.world import WorldError
-
-Json = dict[str, Any]
 
 POLL_S = 0.05
 LONGEST_GAP_S = 1.0

@@ -18,13 +18,11 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import filelock
 
 from contracts import atomic
-
-Json = dict[str, Any]
+from contracts.aliases import Json
 
 LOCK_LIMIT_S = 30.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from docker.models.containers import Container
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from contracts.aliases import Say
 from rehearsal.kubernetes import controllers, nodes
 from rehearsal.kubernetes.control_plane import (
     ADMINISTRATORS,
@@ -44,8 +45,6 @@ from rehearsal.machines.faults import Faults
 from rehearsal.machines.host_image import ROOT
 from rehearsal.machines.machines import DOCKER_RIGHTS, Machines
 from rehearsal.machines.servers import manifests_beside
-
-Say = Callable[[str], None]
 
 NAMESPACE = "tpu-stack"
 SERVICE_ACCOUNT = "tpu-stack-runs"

@@ -26,13 +26,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
+from contracts.aliases import Say
 from rehearsal.kubernetes import controllers
 from rehearsal.kubernetes.controllers import CONTROLLERS
 from rehearsal.kubernetes.credentials import Authority
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.servers import GoProgram, find_or_build_program, manifests_beside
 
-Say = Callable[[str], None]
 Name = Literal[
     "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "coredns", "jobset", "kueue"
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import hashlib
 import io
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,6 +19,7 @@ import docker.errors
 import filelock
 import requests
 
+from contracts.aliases import Say
 from rehearsal.machines import docker_engine
 from rehearsal.machines.docker_engine import MachinesError, archive, asking
 
@@ -68,7 +69,6 @@ STEP_WIDTH = 110
 # Colours and whatever else would move a terminal's cursor.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
-Say = Callable[[str], None]
 Kind = Literal["plain", "docker", "kubernetes"]
 """A stage of the Dockerfile: a host without Docker, or with a daemon of its own, or a node of a cluster."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import docker.errors
 import docker.types
 from docker.models.containers import Container
 
+from contracts.aliases import Say
 from rehearsal.machines import docker_engine, guardian
 from rehearsal.machines.docker_engine import (
     LABEL,
@@ -64,8 +65,6 @@ DOCKER_RIGHTS: dict[str, Any] = {
     "pids_limit": 4096,  # two daemons, and a shim for each container, are added to what the machine runs
 }
 START_LIMIT_S = 60
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import json
 import os
 import subprocess
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import docker
@@ -28,6 +28,7 @@ import docker.errors
 import docker.types
 from docker.models.containers import Container
 
+from contracts.aliases import Say
 from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
 from rehearsal.machines.host_image import BUILD_LIMIT_S, ROOT, SPARE_SHARE, cache_folder, one_at_a_time
 from tools import go
@@ -55,8 +56,6 @@ CONFLICT = 409
 GO_SETTINGS = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0", "GOOS": "linux"}
 GO_FLAGS = ("-trimpath", "-ldflags=-s -w")
 VERSION_SYMBOL = "k8s.io/component-base/version.gitVersion"
-
-Say = Callable[[str], None]
 
 
 # --- the network ----------------------------------------------------------------------------------------------------

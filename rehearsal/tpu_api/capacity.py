@@ -3,12 +3,10 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from contracts.aliases import Json
 from infra import catalogue
 from rehearsal.tpu_api.api_error import ApiError, invalid
-
-Json = dict[str, Any]
 
 # The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's.
 KINDS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}

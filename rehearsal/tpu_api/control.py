@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import fnmatch
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
+from contracts.aliases import Json
 from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.capacity import Pool
 from rehearsal.tpu_api.cloud import Cloud, Entry
 from rehearsal.tpu_api.resources import Node, QueuedResource
 
-Json = dict[str, Any]
 FaultKind = Literal["too-many-requests", "unavailable", "cut-before", "cut-after", "slow"]
 
 

@@ -16,9 +16,9 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from contracts.aliases import Json
 from rehearsal.tpu_api.api_error import ApiError
 
-Json = dict[str, Any]
 Violation = tuple[str, str]  # where, what is wrong there
 
 # What every method may be asked with (`parameters` of the document), less what this stand-in can't do.

@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contracts.aliases import Json
 from infra.catalogue import generations
 from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
 from rehearsal.tpu_api.capacity import Offers, Pool, accelerator_config, first_over
 from rehearsal.tpu_api.cloud import Cloud, chips_by_pool
 from rehearsal.tpu_api.discovery import Call
 from rehearsal.tpu_api.resources import Node, QueuedResource
-
-Json = dict[str, Any]
 
 PREFIX = "tpu.projects.locations."
 ALL_ZONES_METHODS = ("queuedResources.list", "nodes.list")

@@ -8,14 +8,13 @@ import copy
 import dataclasses
 import hashlib
 import itertools
-from typing import Any, Protocol
+from typing import Protocol
 
+from contracts.aliases import Json
 from infra.catalogue import Accelerator
 from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.capacity import Pool, accelerator_config
 from rehearsal.tpu_api.discovery import timestamp
-
-Json = dict[str, Any]
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
 TYPES = "type.googleapis.com/google.cloud.tpu.v2."

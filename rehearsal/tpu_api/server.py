@@ -9,8 +9,8 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Any
 
+from contracts.aliases import Json
 from rehearsal.tpu_api import discovery
 from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.capacity import Offers, Pool
@@ -18,8 +18,6 @@ from rehearsal.tpu_api.cloud import Clock, Cloud, Delays
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.methods import PREFIX, Methods
 from rehearsal.tpu_api.resources import Hardware, NoHardware
-
-Json = dict[str, Any]
 
 LOG = logging.getLogger("rehearsal")
 HEADER = ("X-Rehearsal", "a simulator of the Cloud TPU API, not Google")

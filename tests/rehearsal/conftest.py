@@ -9,9 +9,8 @@ import pytest
 from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
+from contracts.aliases import Json
 from rehearsal.tpu_api import Clock, TpuApi
-
-Json = dict[str, Any]
 
 ZONE = "projects/grant/locations/us-central1-a"
 

@@ -4,18 +4,16 @@ import re
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from contracts.aliases import Json
 from rehearsal.gcp_stand_in import arguments, tpu_vm
 from rehearsal.gcp_stand_in.arguments import UNKNOWN
 from rehearsal.gcp_stand_in.provider import Provider, provider_settings
 from rehearsal.gcp_stand_in.table import KINDS
 from rehearsal.gcp_stand_in.world import Thing, World, WorldError
 from rehearsal.tpu_api import Delays, TpuApi
-
-Json = dict[str, Any]
 
 NETWORK = "gcp:compute/network:Network"
 DISK = "gcp:compute/disk:Disk"

@@ -9,13 +9,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from contracts.aliases import Json
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.plugin import Session
 from infra.cloud_tpu.retry import Backoff
 from infra.queued_resource import QueuedResourceProvider
 from rehearsal.tpu_api import Clock, TpuApi
-
-Json = dict[str, Any]
 
 ZONE = "us-central1-a"
 PARENT = f"projects/grant/locations/{ZONE}"

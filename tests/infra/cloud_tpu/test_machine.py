@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from contracts.aliases import Json
 from infra.cloud_tpu import request
 from infra.cloud_tpu.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
-from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Json, Stack
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack
 
 QR = f"{PARENT}/queuedResources/main"
 CONFIGS = st.fixed_dictionaries(

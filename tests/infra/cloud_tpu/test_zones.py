@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from contracts.aliases import Json
 from infra import stock_outs
 from infra.cloud_tpu import request
 from infra.cloud_tpu.client import Client
@@ -21,7 +22,7 @@ from infra.documents import Documents
 from infra.queued_resource import changes_between
 from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
 from tests.infra.cloud_tpu.conftest import CloudFactory
-from tests.infra.cloud_tpu.lab import OWNER, Cloud, Json, Stack
+from tests.infra.cloud_tpu.lab import OWNER, Cloud, Stack
 
 A, B, C = ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
 ANYWHERE = {"zones": list(ZONES), "strategy": "first", "zone_wait_s": 600}
