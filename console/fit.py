@@ -8,10 +8,13 @@ figures, as if nothing but its memory, its matrix units or its links were in the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -24,9 +27,13 @@ from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs, output
+from launch import beforehand, jobs, output
+from launch.beforehand import Step
+from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job
 from launch.output import counted, say, terminal
+from launch.run_request import Planned
+from launch.targets import Target, in_catalogue
 
 FRAMEWORK = "jax"
 ENVIRONMENT = "tpu"
@@ -39,10 +46,14 @@ COMPILER = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is opened, so none is locked
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "",
+    "JAX_FORCE_TPU_INIT": "1",  # as on a TPU VM, JAX adds to LIBTPU_INIT_ARGS, which the program is compiled with
+    "XLA_FLAGS": "",  # those of this machine are not the hosts'
 }
-CHIP_CONFIGS = {"v4": "megacore"}
-"""What libtpu calls a chip whose two cores JAX takes as one device, where that is not how it describes it itself."""
 MOST_SLICES = 64
+TRACED_OTHERWISE = ("keras_glue",)
+"""Jobs whose training is the same computation as the step that they hand over, and not the same program to the letter:
+Keras traces it among others, and numbers its parts."""
+HOOK = b"\ndef lower_step("
 ROWS = 10
 """Of what the time goes to."""
 MOST_TRIES = 6
@@ -76,16 +87,9 @@ class Place:
 
     @property
     def topology(self) -> dict[str, Any]:
-        """How libtpu calls it; a slice on one host has all its chips there."""
-        along = [*self.sides, 1]
-        per_host = along[:3] if self.accelerator.hosts == 1 else [2, 2, 1]
-        name = self.accelerator.generation.name
-        return {
-            "topology": f"{name}:{self.accelerator.topology}",
-            "slices": self.slices,
-            "chips_per_host": per_host,
-            "chip_config": CHIP_CONFIGS.get(name),
-        }
+        """How libtpu calls it."""
+        which = self.accelerator
+        return beforehand.topology(which.generation.name, which.topology, which.hosts, self.slices)
 
     @property
     def links_in_use(self) -> float:
@@ -184,28 +188,66 @@ class Estimate:
         }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script of the user's own, in the place of a job: its options are words that only it can read."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    def parse(self, words: Sequence[str]) -> ScriptWords:
+        return ScriptWords(words=tuple(words))
+
+    def words(self, config: ScriptWords) -> list[str]:
+        return [*config.words]
+
+    def problems(self, _config: ScriptWords, *, devices: int) -> list[str]:  # noqa: ARG002 - it says so itself
+        return []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScriptWords:
+    """What comes after a script's name."""
+
+    words: tuple[str, ...]
+
+
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
 
 
 def fit(
-    job_name: str,
+    job: Job | Script,
     words: Sequence[str],
     accelerator: str,
     *,
     slices: int,
     compare: Sequence[str],
     as_json: bool,
+    keep: bool = False,
 ) -> int:
-    """Print what the compiler says of a job's step on a slice; of others too, in a table.
+    """Print what the compiler says of a job's or a script's step on a slice; of others too, in a table.
 
-    Exit code 1: it does not fit.
+    keep: the program, for `fab train` of the same code, options and slice to take along. Exit code 1: it does not fit.
 
     Raises:
-        RequestError: no such job, option or slice, or the job cannot run on so many devices; nothing was compiled.
+        RequestError: no such option or slice, or the job cannot run on so many devices; nothing was compiled.
         HostError: the compiler failed.
     """
-    job = jobs.find(job_name)
-    require_hook(job)
+    if isinstance(job, Script):
+        require_script(job)
+        if keep:
+            raise RequestError(
+                f"--keep: only jobs load a program that was kept, and {job.path} is a script; leave it out"
+            )
+    else:
+        require_hook(job)
+        if keep and not can_keep(job):
+            raise RequestError(
+                f"--keep: what is compiled here of {job.name} is not what it trains with; leave it out"
+            )
     options = ["--accelerator", *(["--compare"] * len(compare))]
     places = [
         place_of(option, name, slices) for option, name in zip(options, (accelerator, *compare), strict=True)
@@ -222,7 +264,7 @@ def fit(
             estimates.append(problems[0])
             continue
         note(f"compiling {job.name}'s step for {place.name} …")
-        estimates.append(measure(job, config, place))
+        estimates.append(measure(job, config, place, keep=keep and place is places[0]))
     first = estimates[0]
     assert isinstance(first, Estimate)
     changed = None if first.fits or compare else change(job, config, first, note)
@@ -231,6 +273,8 @@ def fit(
     else:
         for line in [*lines(job, first), *([] if first.fits or compare else change_lines(changed))]:
             note(line)
+        if keep and isinstance(job, Job):
+            note(kept_line(job, config, first))
         if compare:
             terminal().print(table(places, estimates))
             for place, found in zip(places, estimates, strict=True):
@@ -244,7 +288,7 @@ def fit(
 
 def require_hook(job: Job) -> None:
     """Make sure that a job hands over its step. Raises RequestError: it does not, and which jobs do."""
-    able = [name for name in jobs.names() if _has_hook(jobs.find(name))]
+    able = [name for name in jobs.names() if has_hook(jobs.find(name))]
     if job.name not in able:
         why = "hands over no step" if job.framework == FRAMEWORK else f"runs on {job.framework}"
         raise RequestError(
@@ -253,11 +297,46 @@ def require_hook(job: Job) -> None:
         )
 
 
-def _has_hook(job: Job) -> bool:
+def has_hook(job: Job) -> bool:
+    """Whether a job hands over its step."""
     files = [CHECKOUT / "jobs" / job.name / name for name in ("step.py", "train.py")]
-    return job.framework == FRAMEWORK and any(
-        "\ndef lower_step(" in path.read_text(encoding="utf-8") for path in files if path.exists()
+    return job.framework == FRAMEWORK and any(HOOK in path.read_bytes() for path in files if path.exists())
+
+
+def can_keep(job: Job) -> bool:
+    """Whether a job's training can load what is compiled here."""
+    return has_hook(job) and job.name not in TRACED_OTHERWISE
+
+
+def require_script(script: Script) -> None:
+    """Make sure that a script hands over its step. Raises RequestError: it does not."""
+    try:
+        content = Path(script.path).read_bytes()
+    except OSError as error:
+        raise RequestError(
+            f"-- {script.path}: cannot be read ({error.strerror}); name a file in Python"
+        ) from None
+    if HOOK not in b"\n" + content:
+        raise RequestError(
+            f"-- {script.path}: hands over no step; it needs a function `lower_step(devices)` as "
+            "examples/jax/train.py has one (docs/accelerators.md)"
+        )
+
+
+def kept_line(job: Job, config: Any, found: Estimate) -> str:
+    """Keep the note of a program that was kept; return what to say of it."""
+    note = found.answer["note"]
+    if note is None:
+        return "nothing is kept" if found.fits else "nothing is kept, as it does not fit"
+    step = Step(
+        job=job.name,
+        words=tuple(job.words(config)),
+        code=jobs.bundle(CHECKOUT).sha256,
+        topology=found.place.topology,
     )
+    beforehand.keep(step, note)
+    mib = beforehand.program(note).stat().st_size / 2**20
+    return f"kept      {mib:,.1f} MiB, which `fab train` takes along to such a slice with this code and these options"
 
 
 def place_of(option: str, name: str, slices: int) -> Place:
@@ -271,38 +350,81 @@ def place_of(option: str, name: str, slices: int) -> Place:
     return Place(accelerator=accelerator, slices=slices)
 
 
-def measure(job: Job, config: Any, place: Place) -> Estimate:
-    """Compile a job's step for a place.
+def measure(
+    job: Job | Script, config: Any, place: Place, *, keep: bool = False, limit_s: float = LIMIT_S
+) -> Estimate:
+    """Compile a job's step for a place; keep: its program too.
 
     Raises:
         RequestError: the options cannot work there; the job's own words.
         HostError: the compiler failed, or took too long.
     """
-    asked = {
-        "job": job.name,
-        "words": job.words(config),
-        "cache_dir": str(user_cache_dir(os.environ)),
-        **place.topology,
-    }
-    answer = environments.answer_of(
+    what = {"script": os.path.abspath(job.path)} if isinstance(job, Script) else {"job": job.name}
+    asked = {**what, "words": job.words(config), "keep": keep, **place.topology}
+    return Estimate(place=place, answer=answer_of(asked, place.name, limit_s))
+
+
+def answer_of(request: Mapping[str, Any], name: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Return the compiler's answer to a request, as aot.py takes it. name: of the slice. Raises as `measure`."""
+    answer: dict[str, Any] = environments.answer_of(
         ENVIRONMENT,
         ["jobs.runtime.jax.aot"],
-        asked,
+        {**request, "cache_dir": str(user_cache_dir(os.environ))},
         variables=COMPILER,
-        limit_s=LIMIT_S,
-        late=f"{place.name}: the compiler was not done within {spoken(LIMIT_S)}",
-        failed=f"{place.name}: the compiler failed: ",
+        limit_s=limit_s,
+        late=f"{name}: the compiler was not done within {spoken(limit_s)}",
+        failed=f"{name}: the compiler failed: ",
     )
-    return Estimate(place=place, answer=answer)
+    return answer
+
+
+# --- a run's -----------------------------------------------------------------------------------------------------
+
+DRY_RUN_LIMIT_S = 120.0
+
+
+def of_run(planned: Planned, target: Target) -> Iterator[str]:
+    """Return what the compiler says of a run's step on its TPU slice, where it is here and soon done; else the command.
+
+    Raises:
+        RequestError: the options cannot work there; the job's own words.
+    """
+    entry = in_catalogue(target.slice.accelerator_type)
+    if planned.step is None or entry is None:
+        return
+    job = jobs.find(planned.step.job)
+    if not has_hook(job):
+        return
+    command = f"`{command_of(planned.step, target)}`"
+    if not environments.is_made(ENVIRONMENT):
+        yield f"whether it fits: {command} gets the TPU compiler, and says so"
+        return
+    place = Place(accelerator=entry, slices=target.slice.count)
+    try:
+        found = measure(job, job.parse(planned.step.words), place, limit_s=DRY_RUN_LIMIT_S)
+    except HostError as error:
+        yield f"whether it fits: {error.reason}; {command} takes its time"
+        return
+    yield from itertools.takewhile(lambda line: not line.startswith("time goes to"), lines(job, found))
+    yield f"more of it: {command}"
+
+
+def command_of(step: Step, target: Target, *options: str) -> str:
+    """Return the `fab fit` of a run's step."""
+    slices = ["--slices", str(target.slice.count)] if target.slice.count > 1 else []
+    words = ["--job", step.job, "--accelerator", target.slice.accelerator_type, *slices, *options]
+    return shlex.join(["fab", "fit", *words, *(["--", *step.words] if step.words else [])])
 
 
 # --- what would fit --------------------------------------------------------------------------------------------------
 
 
 def change(
-    job: Job, config: Any, first: Estimate, note: Callable[[str], None]
+    job: Job | Script, config: Any, first: Estimate, note: Callable[[str], None]
 ) -> tuple[Words, Estimate] | None:
     """Return the first change of options with which the step fits, by trying; None where none of those tried does."""
+    if isinstance(job, Script):
+        return None  # nobody knows its options
     for index, words in enumerate(changes(job, config, first)):
         if index == MOST_TRIES:
             return None
@@ -364,7 +486,7 @@ def changes(job: Job, config: Any, first: Estimate) -> Iterator[Words]:
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def lines(job: Job, found: Estimate) -> Iterator[str]:
+def lines(job: Job | Script, found: Estimate) -> Iterator[str]:
     """Return what is printed of one slice."""
     place, answer = found.place, found.answer
     accelerator = place.accelerator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import os
 import shlex
 import time
@@ -21,6 +22,7 @@ from console.summary import exit_code, summary
 from contracts import run_directory, run_records
 from contracts.aliases import Say
 from contracts.errors import DONE, RequestError
+from contracts.files import is_url
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.metric_definitions import Metrics, finite
@@ -91,8 +93,10 @@ def train(
     )
     if dry_run:
         from console import dry_run as showing  # a launch does without
+        from console import fit
 
-        for line in showing.lines(work_out(request, target), target):
+        planned = work_out(request, target)
+        for line in itertools.chain(showing.lines(planned, target), fit.of_run(planned, target)):
             console.print(line, soft_wrap=True)
         return DONE
     by_us = 0 if target.capabilities.restarts_runs else restarts or 0
@@ -145,6 +149,8 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
     target = open_target(None)
+    if is_url(target.runs_url) and target.backend.status().errors:
+        _compile_meanwhile(resuming(runs.find(target.runs, name)), target, say(console))
     target = target.backend.ensure(target, lambda: open_target(None), say(console))
     run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
@@ -171,6 +177,8 @@ def _carry_out(
     is_recovery: whether it was lost before, so that people may have been notified.
     """
     desired: control.Run | None = None
+    if not target.capabilities.hosts_outlive_runs:
+        _compile_meanwhile(request, target, say(console))
     while True:
         try:
             hold = target.backend.hold if desired is None else _unless_stopped(target, request.resume)
@@ -205,8 +213,18 @@ def _carry_out(
         if action.do == "wait":
             time.sleep(max(0.0, desired.not_before_s - time.time()))
             desired = policy.begun(desired, observed, PRESENT, time.time())
+        if not is_there:
+            _compile_meanwhile(resuming(run), target, say(console))
         target = target.backend.ensure(target, lambda: open_target(None), say(console))
         request, is_recovery = resuming(runs.find(target.runs, run.run_id)), True
+
+
+def _compile_meanwhile(request: Request, target: Target, say: Say) -> None:
+    """Have a run's step compiled while its hosts are waited for."""
+    if target.platform == "tpu":
+        from console import compile_ahead  # few launches wait for a TPU
+
+        compile_ahead.begin(request, target, say)
 
 
 def _unless_stopped(target: Target, run: Run | None) -> Callable[[], AbstractContextManager[Require]]:

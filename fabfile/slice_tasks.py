@@ -38,8 +38,9 @@ class Fit:
     accelerator: str | None = option("the type of the slice, such as v5litepod-16 (see `fab accelerators`)")
     slices: int = option("how many such slices train together (default: 1)", whole(1), default=1)
     compare: str | None = option("other types, such as v6e-8,v5p-8: a table of all of them")
+    keep: bool = flag("keep the program: `fab train` of the same code, options and slice takes it along")
     json: bool = flag(JSON)
-    words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB]", of="job")
+    words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB, or a script]", of="job")
 
 
 @task
@@ -48,22 +49,28 @@ def fit(args: Fit) -> int:
 
     The TPU compiler compiles the job's own step on this machine. The job's options come after --, as in:
     fab fit --job flax_mlm --accelerator v5litepod-16 -- --model base --batch-size 512
+    So does a script of your own, which hands over its step (docs/accelerators.md):
+    fab fit --accelerator v5litepod-16 -- examples/jax/train.py
     """
     from console import fit, follow
     from console import status as status_command
+    from launch import jobs
 
     if {"-h", "--help"} & {*args.words}:
         return status_command.list_jobs(args.job)
-    for name, value in (("--job", args.job), ("--accelerator", args.accelerator)):
+    words = follow.words(args.args, args.words)
+    is_script = args.job is None and bool(words) and not words[0].startswith("-")
+    for name, value in (("--job", words[0] if is_script else args.job), ("--accelerator", args.accelerator)):
         if value is None:
             raise RequestError(f"{name}: is needed; as in: fab fit --job flax_mlm --accelerator v5litepod-16")
     return fit.fit(
-        args.job or "",
-        follow.words(args.args, args.words),
+        fit.Script(path=words[0]) if is_script else jobs.find(args.job or ""),
+        words[1:] if is_script else words,
         args.accelerator or "",
         slices=args.slices,
         compare=[name for name in (args.compare or "").split(",") if name],
         as_json=args.json,
+        keep=args.keep,
     )
 
 

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from console import follow
+from console import compile_ahead, follow
 from console import track as tracking
 from contracts.durations import spoken
 from contracts.errors import DONE, FAILED, RequestError, Unreachable
@@ -153,6 +153,9 @@ def _add(targets: Sequence[Target], requests: Sequence[Request], wishes: Wishes)
     tell(f"{numbers} of the queue, {before} waiting before; `fab queue work{option}` or the keeper starts it")
     if not any(target.hosts[0].internal_address for target in targets):
         tell(f"{targets[0].slice.name} has no hosts now; `pulumi up --refresh` or its keeper asks for them")
+    first_target = next(target for target in targets if target.slice.name in added[0].slices)
+    if first_target.platform == "tpu":
+        compile_ahead.begin(requests[0], first_target, tell, is_submitted=True)
     return DONE
 
 

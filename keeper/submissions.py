@@ -8,6 +8,7 @@ from typing import Any
 
 from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, Documents
+from launch.beforehand import DOCUMENTS as NOTES
 from launch.bundles import Bundle
 from launch.control import Run
 from launch.jobs import Submitted
@@ -17,7 +18,7 @@ from launch.store import BUNDLES, Store
 
 def described(template: Request, submitted: Submitted) -> dict[str, Any]:
     """Return the fields of a Submission that say what is run."""
-    left_out = ("command", "resume", "submitted", "bundles", "run_id")
+    left_out = ("command", "resume", "submitted", "bundles", "run_id", "beforehand")
     request, fields = (
         {name: value for name, value in vars(part).items() if name not in left_out}
         for part in (template, submitted)
@@ -77,6 +78,9 @@ def remove_code(store: Store) -> None:
                 store.read().runs.values()
             ):  # submitted just now
                 documents.write(name, content.value, version=ABSENT)
+    for name in () if pending(store.read().runs.values()) else documents.names(NOTES):
+        with contextlib.suppress(ChangedError):
+            documents.delete(name, version=documents.read(name).version)
 
 
 def pending(runs: Collection[Run]) -> Sequence[Run]:

@@ -55,6 +55,15 @@ class Bundle:
             return None
         return cls.of_archive(archive) if hashlib.sha256(archive).hexdigest() == sha256 else None
 
+    def with_file(self, name: str, content: bytes) -> Bundle:
+        """Return the bundle with one more file."""
+        with tarfile.open(fileobj=io.BytesIO(self.archive)) as packed:
+            members = [each for each in packed.getmembers() if each.isfile()]
+            files = {each.name: packed.extractfile(each).read() for each in members}  # type: ignore[union-attr]
+        programs = {each.name for each in members if each.mode & 0o100}
+        made = archive({**files, name: content}, programs)
+        return dataclasses.replace(made, left_out=self.left_out)
+
     @property
     def text(self) -> str:
         """Its archive as text keeps it."""

@@ -20,8 +20,9 @@ from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch import costs, jobs, remote_files, runs
+from launch import beforehand, costs, jobs, remote_files, runs
 from launch import plan as plans
+from launch.beforehand import Note, Step
 from launch.bundles import Bundle, bundle_folder, named_in
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
@@ -48,7 +49,8 @@ class Request:
     in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
     run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
     `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
-    it was when it was submitted; job, command and arguments are then not read.
+    it was when it was submitted; job, command and arguments are then not read. beforehand: the note of its step, where
+    another machine has compiled it; None: as this machine has it.
     """
 
     job: str
@@ -70,6 +72,7 @@ class Request:
     restarts: int | None = None
     queue: str | None = None
     wait_s: float | None = None
+    beforehand: Note | None = None
 
 
 def resuming(run: Run) -> Request:
@@ -112,6 +115,7 @@ class Planned:
 
     bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
     environment has to be made where it is missing. processes_per_host: as it was asked for when the run began.
+    step: what can be compiled beforehand of it. beforehand: the note of its program, which the code has with it.
     """
 
     plan: Plan
@@ -122,6 +126,8 @@ class Planned:
     note: str | None = None
     needs_environment: bool = False
     processes_per_host: str | None = None
+    step: Step | None = None
+    beforehand: Note | None = None
 
 
 def work_out(request: Request, target: Target) -> Planned:
@@ -155,6 +161,12 @@ def work_out(request: Request, target: Target) -> Planned:
     python = python or target.interpreter(job.framework, in_container=box is not None)
     code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
     bundles, note = [code], None
+    arguments = tuple(job.words(config)) if isinstance(job, Job) else job.arguments
+    step = Step.on(target, job.name, arguments, code) if command is None and job.framework == "jax" else None
+    compiled = _compiled(request, target, step)
+    if compiled is not None:
+        bundles = [beforehand.added(code, compiled)]
+        note = f"the training step was compiled beforehand: {compiled['url']}"
     if command is not None:
         folder, note = command.folder_again(resume) if resume else (command.folder(), None)
         bundles.append(folder)
@@ -167,7 +179,7 @@ def work_out(request: Request, target: Target) -> Planned:
         attempt=resume.attempt + 1 if resume else 0,
         job=job.name,
         framework=job.framework,
-        arguments=tuple(job.words(config)) if isinstance(job, Job) else job.arguments,
+        arguments=arguments,
         run_dir=directory.url,
         cwd=cwd,
         bundle_sha256=bundles[0].sha256,
@@ -189,7 +201,18 @@ def work_out(request: Request, target: Target) -> Planned:
         note=note,
         needs_environment=needs_environment,
         processes_per_host=requested_processes,
+        step=step,
+        beforehand=compiled,
     )
+
+
+def _compiled(request: Request, target: Target, step: Step | None) -> Note | None:
+    """Return the note of the program that was compiled of a step; None where there is none, or no bucket for it."""
+    bucket = target.inventory.storage.bucket_url
+    if step is None or bucket is None:
+        return None
+    note = request.beforehand or beforehand.kept(step)
+    return None if note is None else beforehand.addressed(note, bucket)
 
 
 def _config(request: Request, job: Job | Command | Submitted, target: Target) -> Any:

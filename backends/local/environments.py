@@ -87,6 +87,11 @@ def answer_of(
     return json.loads(done.stdout.strip().rpartition("\n")[2])
 
 
+def is_made(framework: str) -> bool:
+    """Whether the environment of a framework is there. Raises RequestError: there is no lock of it."""
+    return framework == OWN or (_home(framework) / WHOLE).exists()
+
+
 def ensure(framework: str, say: Say) -> None:
     """Make the environment of a framework where it is missing; remove those of other locks that nobody uses any more.
 

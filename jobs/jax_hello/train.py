@@ -7,7 +7,7 @@ import optax
 from jobs.jax_hello.config import Config
 from jobs.jax_hello.data import points
 from jobs.runtime import process
-from jobs.runtime.jax import aot, checkpoints, distributed
+from jobs.runtime.jax import aot, checkpoints, distributed, executables
 from jobs.runtime.loop import Loop
 
 ADAM = optax.adam(1e-2)
@@ -29,8 +29,8 @@ def take_step(state: Any, x_B: jax.Array, y_B: jax.Array) -> tuple[Any, jax.Arra
 
 
 def train(run: process.Run, config: Config) -> process.Final:
-    everywhere = distributed.Devices()
-    state, step_on = checkpoints.Tree(everywhere.jit(first_state)()), everywhere.jit(take_step)
+    everywhere, programs = distributed.Devices(), executables.of_run(run.environment)
+    state, step_on = checkpoints.Tree(everywhere.jit(first_state)()), programs.of(everywhere.jit(take_step))
     loop = Loop(
         run=run,
         checkpoints=checkpoints.Checkpoints(run, state, keep_last=2),

@@ -148,7 +148,7 @@ def test_what_cannot_work_is_refused_before_an_environment_is_made_or_anything_c
 ) -> None:
     monkeypatch.setattr(environments, "ensure", lambda *_: pytest.fail("it has begun"))
     with pytest.raises(RequestError) as refused:
-        fits.fit(job, words, accelerator, slices=slices, compare=compare, as_json=False)
+        fits.fit(jobs.find(job), words, accelerator, slices=slices, compare=compare, as_json=False)
     assert said in str(refused.value)
 
 
@@ -157,7 +157,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """A stand-in for the compiler: with --remat a step fits. Returns (place, words) of what it was given."""
     given: list[tuple[str, list[str]]] = []
 
-    def measure(job: jobs.Job, config: Any, where: Place) -> Estimate:
+    def measure(job: jobs.Job, config: Any, where: Place, *, keep: bool = False) -> Estimate:
         given.append((where.name, job.words(config)))
         memory = {
             "parameters": GIB,
@@ -178,7 +178,9 @@ def test_where_a_step_does_not_fit_the_first_change_that_does_is_named(
     compiler: list[tuple[str, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--batch-size", "32")
-    assert fits.fit("flax_mlm", words, "v5litepod-16", slices=1, compare=(), as_json=False) == FAILED
+    assert (
+        fits.fit(jobs.find("flax_mlm"), words, "v5litepod-16", slices=1, compare=(), as_json=False) == FAILED
+    )
     assert [words for _, words in compiler] == [[], ["--accumulate", "2"], ["--remat"]]
     said = capsys.readouterr().out
     assert "memory    does not fit: 22.00 of 16.00 GiB a device" in said
@@ -190,7 +192,14 @@ def test_slices_are_compared_in_a_table_or_as_one_object_and_each_figure_is_call
 ) -> None:
     def run(as_json: bool) -> str:
         words = ("--batch-size", "32")
-        fits.fit("flax_mlm", words, "v6e-16", slices=1, compare=("v5litepod-16", "v6e-64"), as_json=as_json)
+        fits.fit(
+            jobs.find("flax_mlm"),
+            words,
+            "v6e-16",
+            slices=1,
+            compare=("v5litepod-16", "v6e-64"),
+            as_json=as_json,
+        )
         return capsys.readouterr().out
 
     text = run(False)

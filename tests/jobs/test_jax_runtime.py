@@ -4,15 +4,18 @@ absent: one that cannot be read is put aside for the one before it."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
+import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +32,7 @@ from jobs.runtime.checkpoints import TORN
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax.checkpoints import Checkpoints, Tree, checksum
 from jobs.runtime.jax.distributed import Devices
-from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
+from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables, program_facts
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
@@ -57,6 +60,7 @@ class Machine:
     def __init__(self, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache_dir, self.compiled = cache_dir, 0
         self.shared: str | None = None
+        self.notes = cache_dir / "notes"
         compile_really = jax.stages.Lowered.compile
 
         def counted(lowered: jax.stages.Lowered, *its: Any) -> jax.stages.Compiled:
@@ -72,9 +76,8 @@ class Machine:
         before = self.compiled
         mesh = Mesh(np.asarray(jax.devices()[:devices]), ("rows",))
         by_row, whole = NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
-        step = Executables(str(self.cache_dir), mesh.devices.flat, self.shared).of(
-            jax.jit(function, donate_argnums=0, out_shardings=whole)
-        )
+        jitted = jax.jit(function, donate_argnums=0, out_shardings=whole)
+        step = Executables(str(self.cache_dir), mesh.devices.flat, self.shared, self.notes).of(jitted)
         state = jax.device_put({"sum": np.float32(0), "steps": np.int32(0)}, whole)
         rows_B = jax.device_put(np.arange(rows, dtype=np.float32), by_row)
         for _ in range(2):
@@ -83,6 +86,25 @@ class Machine:
             assert given["sum"].is_deleted()
         assert int(state["steps"]) == 2
         return {name: np.asarray(leaf).tobytes() for name, leaf in state.items()}, self.compiled - before
+
+    def compile_beforehand(self, url: str) -> dict[str, Any]:
+        """Compile the step of `run` for shapes alone and put it under `url`; write and return the note of it."""
+        mesh = Mesh(np.asarray(jax.devices()[:2]), ("rows",))
+        by_row, whole = NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
+        of = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
+        state = {"sum": of((), np.float32), "steps": of((), np.int32)}
+        rows_B = jax.ShapeDtypeStruct((6,), np.float32, sharding=by_row)
+        lowered = jax.jit(step_on, donate_argnums=0, out_shardings=whole).lower(state, rows_B)
+        made = Executables(str(self.cache_dir), mesh.devices.flat).keep(lowered, lowered.compile)
+        assert made is not None
+        files_of(url).write(url, (self.cache_dir / FOLDER / made["key"]).read_bytes())
+        note = {**made, "url": url}
+        self.write_note(note)
+        return note
+
+    def write_note(self, note: dict[str, Any]) -> None:
+        self.notes.mkdir(exist_ok=True)
+        (self.notes / "a.json").write_text(json.dumps(note))
 
     def kept(self) -> list[Path]:
         return sorted((self.cache_dir / FOLDER).iterdir())
@@ -152,7 +174,91 @@ def test_what_a_pod_has_compiled_the_next_one_loads_from_the_cache_that_they_sha
     machine.shared, machine.cache_dir = "nothing://knows/it", tmp_path / "pod-3"
     assert machine.run() == (first, 1)
     said = capsys.readouterr().out
-    assert "nothing://knows/it/executables cannot be read" in said
+    assert re.search(r"nothing://knows/it/executables/\w+ cannot be read", said)
+
+
+def test_what_was_compiled_for_shapes_beforehand_is_loaded_by_the_note_that_came_with_the_code(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"memory://{tmp_path}/step"
+    note = machine.compile_beforehand(url)
+    machine.cache_dir = tmp_path / "host"
+    first, compiled = machine.run()
+    assert compiled == 0
+    assert f"jit_step_on was compiled beforehand: it is loaded from {url}" in capsys.readouterr().out
+    assert machine.run() == (first, 0)
+    assert capsys.readouterr().out == ""  # this host has it by now
+    machine.cache_dir = tmp_path / "by-itself"
+    machine.notes = tmp_path / "none"
+    assert machine.run() == (first, 1)
+
+    # Whatever is wrong with it costs the compiling, and is said.
+    machine.notes = tmp_path / "others"
+    refused, other_place = b"\x80not a program", [[1, 0, None, None], [0, 0, None, None]]
+    kept = json.dumps(note["facts"]).encode() + b"\n" + refused
+    unusable = hashlib.sha256(kept).digest() + kept
+    cases: list[tuple[dict[str, Any], bytes | None, str]] = [
+        ({}, b"torn", f"{url} is not what was compiled beforehand, and is not loaded"),
+        ({"url": f"{url}-to-come"}, None, f"{url}-to-come is not there yet"),
+        ({"url": "nothing://knows/it"}, None, "nothing://knows/it cannot be read"),
+        ({"sha256": hashlib.sha256(unusable).hexdigest()}, unusable, "is compiled anew: ValueError"),
+        ({"facts": {**note["facts"], "jax": "0.1"}}, None, f"for another jax: 0.1 there, {jax.__version__} here"),
+        ({"facts": {**note["facts"], "devices": other_place}}, None, "for another devices: [1, 0, None, None] there"),
+        ({"facts": {**note["facts"], "flags": [None, "--a"]}}, None, "for another flags: [None, '--a'] there"),
+    ]  # fmt: skip
+    for number, (changed, content, said) in enumerate(cases):
+        machine.cache_dir = tmp_path / f"host-{number}"
+        machine.write_note({**note, **changed})
+        if content is not None:
+            files_of(url).write(url, content)
+        assert machine.run() == (first, 1), changed
+        assert said in capsys.readouterr().out
+
+
+class Client(NamedTuple):
+    platform: str
+    platform_version: str
+
+
+class Chip(NamedTuple):
+    """A TPU device, as a slice has it or as libtpu describes one that is not there."""
+
+    id: int
+    coords: Any
+    process_index: int
+    slice_index: int | None
+    client: Client
+    core_on_chip: int = 0
+    device_kind: str = "TPU v5 lite"
+
+
+def test_a_description_of_a_slice_and_the_slice_itself_make_one_key_unless_what_the_program_depends_on_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version = "TFRT TPU v5 lite\nBuilt on Oct 22 2026 cl/1"
+
+    def key(prefix: str = "", **changed: Any) -> dict[str, Any]:
+        client = Client("tpu", prefix + changed.pop("version", version))
+        places = changed.pop("places", [(0, 0, 0), (1, 0, 0)])
+        chips: list[Any] = [
+            Chip(
+                id=number, coords=place, client=client, **{"process_index": 0, "slice_index": None, **changed}
+            )
+            for number, place in enumerate(places)
+        ]
+        return program_facts(jax.jit(jnp.sin).lower(1.0), chips)
+
+    described = key()
+    # The client of real devices names its interface too, numbers one slice 0, and each process has an index.
+    monkeypatch.setattr(jax, "process_index", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(208))
+    monkeypatch.setattr(processor, "kind", lambda: "a host's")
+    assert key("PJRT C API\n", places=[[0, 0, 0], [1, 0, 0]], process_index=3, slice_index=0) == described
+    assert key(version="TFRT TPU v5 lite\nBuilt on Oct 23 2026 cl/2") != described
+    assert key(places=[(1, 0, 0), (0, 0, 0)]) != described
+    assert key(slice_index=1) != described
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=81920")
+    assert key() != described
 
 
 def test_a_torn_file_is_said_and_compiled_anew_and_a_program_that_cannot_be_kept_runs_all_the_same(

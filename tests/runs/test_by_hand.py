@@ -3,19 +3,21 @@ and the smallest job."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from backends.local.local_backend import on_this_machine
-from launch import launching
+from launch import beforehand, jobs, launching
 from launch.run_request import Request
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, losses, result
@@ -61,6 +63,58 @@ def test_a_job_started_by_hand_without_an_agent_trains_and_writes_its_result(
     assert (result["outcome"], result["steps"]) == ("done", 6)
     assert json.loads((run_dir / "heartbeats" / "host-0.json").read_text())["state"] == "done"
     assert (run_dir / "export" / "model.safetensors").exists()
+
+
+COMPILER = """
+import json, sys, jax
+jax.config.update("jax_num_cpu_devices", 2)
+from jobs.runtime.jax import aot, executables
+
+job, cache, *words = sys.argv[1:]
+step = aot.lower_step(job, words, jax.devices())
+lowered = step.traced.lower()
+kept = executables.Executables(cache, aot.order(jax.devices(), step.arguments))
+print(json.dumps(kept.keep(lowered, lowered.compile)))
+"""
+
+
+@pytest.mark.parametrize("job", ["jax_hello", "flax_mlm"])
+def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_training_loads(
+    job: str, lab: Lab, tmp_path: Path
+) -> None:
+    """Compiled by one process, which has no data of a run, and trained with by another; the note goes with the code."""
+    options = [*(lab.options() if job == "flax_mlm" else ()), "--steps", "2"]
+    compiler, bucket = tmp_path / "compiler", f"file://{tmp_path}/bucket"
+    compiled = subprocess.run(
+        [sys.executable, "-c", COMPILER, job, str(compiler), *options],
+        cwd=CHECKOUT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    note = beforehand.addressed(json.loads(compiled.stdout.splitlines()[-1]), bucket)
+    Path(f"{tmp_path}/bucket/cache").mkdir(parents=True)
+    (compiler / "executables").rename(tmp_path / "bucket" / "cache" / "executables")
+    code = tmp_path / "code"
+    with tarfile.open(fileobj=io.BytesIO(beforehand.added(jobs.bundle(CHECKOUT), note).archive)) as packed:
+        packed.extractall(code, filter="data")
+    told = environment("ahead", tmp_path / "run", tmp_path / "cache", job=job, processes=1)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", f"jobs.{job}", *options],
+        cwd=tmp_path,
+        env={**told, "RUN_PROCESS_ID": "0", "RUN_LOCAL_DEVICES": "2", "PYTHONPATH": str(code)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"was compiled beforehand: it is loaded from {note['url']}" in done.stdout
+    assert "compiled anew" not in done.stdout and "for another" not in done.stdout
+    assert (tmp_path / "cache" / "executables" / note["key"]).exists()
 
 
 @pytest.mark.nightly

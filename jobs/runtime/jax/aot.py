@@ -2,18 +2,22 @@
 
 libtpu holds the whole compiler and describes slices that it has never seen, so this runs on any Linux machine, in an
 environment that has libtpu. A job hands over its step by `lower_step(config, devices)`, in its step.py or else its
-train.py; it traces the very functions that it trains with, for shapes instead of arrays.
+train.py; it traces the very functions that it trains with, for shapes instead of arrays. A script of the user's own
+does so by `lower_step(devices)` (`SCRIPT_STEP`).
 
-python -m jobs.runtime.jax.aot: a request on standard input, {"job", "words" (the job's options), "topology" (as libtpu
-names it, "v5e:4x4"), "slices", "chips_per_host" ([2, 2, 1]), "chip_config" (None: libtpu's own), "cache_dir"}; the last
-line of standard output is the answer. Exit code 2: the last line of standard error says what is wrong.
+python -m jobs.runtime.jax.aot: a request on standard input, {"job" or "script" (its path), "words" (the options),
+"topology" (as libtpu names it, "v5e:4x4"), "slices", "chips_per_host" ([2, 2, 1]), "chip_config" (None: libtpu's own),
+"cache_dir", "keep" (whether the compiled program is kept for the hosts)}; the last line of standard output is the
+answer. Exit code 2: the last line of standard error says what is wrong.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -32,6 +36,7 @@ from contracts.errors import DONE, WRONG_REQUEST, RequestError
 from contracts.files import DiskFiles
 from jobs.runtime import option_rules
 from jobs.runtime.jax import distributed, hlo
+from jobs.runtime.jax.executables import Executables
 
 FOLDER = "aot"
 HOOK = "lower_step"
@@ -110,7 +115,12 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
         RequestError: the job hands over no step, or its options cannot work for these devices.
     """
     devices = slice_devices(request)
-    step = lower_step(request["job"], request["words"], devices)
+    words = request["words"]
+    step = (
+        script_step(request["script"], words, devices)
+        if request.get("script")
+        else lower_step(request["job"], words, devices)
+    )
     lowered = step.traced.lower()
     compiler = f"libtpu {version('libtpu')}, jax {jax.__version__}"
     counting = [Path(module).read_bytes() for module in (__file__, hlo.__file__)]  # an answer is of this code
@@ -118,15 +128,20 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     scopes = step.traced.jaxpr.jaxpr.pretty_print(name_stack=True)  # which are no part of the program's text
     digest = hashlib.sha256(f"{facts}\n{scopes}\n{lowered.as_text()}".encode()).hexdigest()
     kept = Path(request["cache_dir"]) / FOLDER / f"{digest}.json"
+    program = functools.cache(lowered.compile)
     try:
         compiled = json.loads(kept.read_text())
         is_kept = True
     except (OSError, ValueError):
-        compiled, is_kept = _compile(lowered, step, devices), False
+        compiled, is_kept = _compile(program, step, devices), False
         DiskFiles().write(str(kept), json.dumps(compiled).encode())
+    note = None
+    if request.get("keep") and compiled["fits"]:
+        note = Executables(request["cache_dir"], order(devices, step.arguments)).keep(lowered, program)
     return {
         **compiled,
         "is_kept": is_kept,
+        "note": note,
         "compiler": compiler,
         "device_kind": devices[0].device_kind,
         "devices": len(devices),
@@ -173,12 +188,64 @@ def lower_step(job: str, words: Sequence[str], devices: Sequence[jax.Device]) ->
     )
 
 
-def _compile(lowered: jax.stages.Lowered, step: TrainStep, devices: Sequence[jax.Device]) -> dict[str, Any]:
+SCRIPT_STEP = ("step", "arguments")
+"""What a script's `lower_step` returns at least: the jitted function, and what it is called with, as shapes with
+shardings. Besides these it may say what else a `TrainStep` has."""
+_SCRIPT_SAYS = ("parameters", "optimizer", "unit", "per_step", "steps", "model_operations")
+
+
+def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) -> TrainStep:
+    """The step that a script hands over for these devices. The script is imported, with its words as arguments.
+
+    Raises:
+        RequestError: it cannot be imported, or hands over nothing that can be traced.
+    """
+    sys.argv, sys.path[:0] = [path, *words], [str(Path(path).parent)]
+    spec = importlib.util.spec_from_file_location("script", path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise RequestError(
+            f"{path}: cannot be imported ({_last_line(error)}); what trains stands below `if __name__ == "
+            '"__main__":`'
+        ) from None
+    try:
+        made = getattr(module, HOOK)(devices)
+        unknown = {*made} - {*SCRIPT_STEP, *_SCRIPT_SAYS}
+        if unknown or not {*SCRIPT_STEP} <= {*made}:
+            raise ValueError(
+                f"it has to return a dictionary with {' and '.join(SCRIPT_STEP)}, and may add "
+                f"{', '.join(_SCRIPT_SAYS)}"
+            )
+        traced = made["step"].trace(*made["arguments"])
+    except Exception as error:
+        raise RequestError(f"{path}: {HOOK}: {_last_line(error)}") from None
+    return TrainStep(
+        traced=traced,
+        arguments=made["arguments"],
+        parameters=made.get("parameters", ()),
+        optimizer=made.get("optimizer", ()),
+        unit=made.get("unit", "steps"),
+        per_step=made.get("per_step", 1),
+        steps=made.get("steps"),
+        model_operations=made.get("model_operations"),
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def _compile(
+    program: Callable[[], jax.stages.Compiled], step: TrainStep, devices: Sequence[jax.Device]
+) -> dict[str, Any]:
     began_s = time.monotonic()
     held = {"parameters": _bytes(step.parameters), "optimizer": _bytes(step.optimizer)}
     held["batch"] = _bytes(step.arguments) - sum(held.values())
     try:
-        compiled = lowered.compile()
+        compiled = program()
     except jax.errors.JaxRuntimeError as error:
         out_of_memory = hlo.out_of_memory(str(error))
         if out_of_memory is None:
@@ -224,12 +291,18 @@ def _bytes(tree: Any) -> int:
     )
 
 
-def _places(devices: Sequence[jax.Device], arguments: Any) -> list[tuple[int, int]]:
-    """(slice, host) of each device, in the order of the mesh of the arguments. The compiler numbers devices within
-    their slice."""
+def order(devices: Sequence[jax.Device], arguments: Any) -> list[Any]:
+    """The devices in the order of the mesh of the arguments."""
     mesh = jax.tree.leaves(arguments)[0].sharding.mesh
-    order = list(devices) if mesh.empty else list(mesh.devices.flat)
-    return [(getattr(device, "slice_index", None) or 0, device.process_index) for device in order]
+    return list(devices) if mesh.empty else list(mesh.devices.flat)
+
+
+def _places(devices: Sequence[jax.Device], arguments: Any) -> list[tuple[int, int]]:
+    """(slice, host) of each device, in the order of the mesh. The compiler numbers devices within their slice."""
+    return [
+        (getattr(device, "slice_index", None) or 0, device.process_index)
+        for device in order(devices, arguments)
+    ]
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,12 @@
 
 A pod's disk is lost with it, so what pods have compiled is also kept in the cache that they share, in a bucket.
 
+A program may have been compiled before there was a host, by a process that had only a description of the TPU slice
+(jobs/runtime/jax/aot.py). Then a note of it comes with the code: its facts, where it is, and the digest of its bytes.
+The key is made of the facts, and hosts compute theirs. It assumes of a real slice that its devices have the numbers and
+places of the description, and that its runtime says the version of the libtpu that compiled. If one of them differs, or
+the runtime refuses the program, the log says so and it is compiled here.
+
 JAX's own compilation cache does not do here: it is written by process 0 only, so that every other host would compile
 each time, and on CPU its key differs from process to process and says neither what instructions nor how many processors
 a program was compiled for.
@@ -10,35 +16,69 @@ a program was compiled for.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 from jax.experimental import serialize_executable
 
 from contracts.durations import DAY_S
 from contracts.files import DiskFiles
+from contracts.process import ProcessEnvironment
 from jobs.runtime import processor
 from jobs.runtime.bucket_files import files_of
 
 FOLDER = "executables"
 UNUSED_DAYS = 30
 """What no run has loaded for so long is removed; of a small model it is some megabytes an entry."""
+NOTES = Path(__file__).resolve().parents[3] / FOLDER
+"""Of programs that were compiled beforehand: beside the code."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_CLIENT_PREFIX = "PJRT C API\n"
+"""What a client that has devices puts before its version, and one that only compiles does not."""
+
+_SHOWN = 120
+"""Characters of a fact in the log."""
+
+_PICKLED = b"\x80"
+"""What a program begins with that is not compressed."""
+
+NOTE_SUFFIX = ".json"
+
+type Facts = dict[str, Any]
+
+
+class Note(TypedDict):
+    """Of a program that was compiled beforehand. sha256: of the bytes that are kept. Who sends it adds `url`, where
+    they are."""
+
+    facts: Facts
+    key: str
+    sha256: str
 
 
 class Executables:
     """The programs of one process for these devices, in the order of its mesh. shared: the URL of a cache that other
-    hosts read and write too. A program that is loaded from there is code: who may write it decides what is computed."""
+    hosts read and write too. A program that is loaded from there is code: who may write it decides what is computed.
+    notes: a folder with notes of programs that were compiled beforehand, each a JSON object."""
 
-    def __init__(self, cache_dir: str, devices: Iterable[jax.Device], shared: str | None = None) -> None:
+    def __init__(
+        self,
+        cache_dir: str,
+        devices: Iterable[jax.Device],
+        shared: str | None = None,
+        notes: Path = NOTES,
+    ) -> None:
         self._folder, self._devices = Path(cache_dir) / FOLDER, list(devices)
         self._shared = None if shared is None else f"{shared}/{FOLDER}"
+        self._notes = notes
 
     def of(self, function: Any) -> Callable[..., Any]:
         """`function`, as jax.jit returned it, compiled or loaded at its first call; all calls take the same shapes."""
@@ -54,34 +94,52 @@ class Executables:
     def compiled(self, function: Any, *arguments: Any) -> Callable[..., Any]:
         """`function`, as jax.jit returned it, compiled or loaded for arguments like these, which are not used up."""
         lowered = function.lower(*arguments)
-        path = self._folder / self._key(lowered)
-        if self._shared is not None and not path.exists():
-            self._fetch(path, self._shared)
+        facts = program_facts(lowered, self._devices)
+        path = self._path(facts)
+        if not path.exists():
+            self._bring(path, facts)
         compiled = self._load(path, lowered)
         if compiled is None:
             compiled = lowered.compile()
-            self._keep(path, compiled)
+            self._keep(facts, compiled)
         return compiled
 
-    def _key(self, lowered: jax.stages.Lowered) -> str:
-        """All that the compiler's result depends on, and the arguments' structure: those that are unused are no part
-        of the text."""
-        client = self._devices[0].client
-        facts = [
-            *(jax.__version__, version("jaxlib"), client.platform, client.platform_version),
-            *(self._devices[0].device_kind, [device.id for device in self._devices], jax.process_index()),
-            *(os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")),
-            *(processor.kind(), len(os.sched_getaffinity(0))),
-        ]
-        return hashlib.sha256(f"{facts}\n{lowered.in_tree}\n{lowered.as_text()}".encode()).hexdigest()
+    def keep(self, lowered: jax.stages.Lowered, compile: Callable[[], jax.stages.Compiled]) -> Note | None:
+        """Keep a program for those who compute the same key, compiled where it is not kept yet; return the note of it.
+        None: it cannot be kept, and why is said."""
+        facts = program_facts(lowered, self._devices)
+        path = self._path(facts)
+        if not path.exists():
+            self._keep(facts, compile(), zlib.compress)
+        if not path.exists():
+            return None
+        return Note(facts=facts, key=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+    def _path(self, facts: Facts) -> Path:
+        return self._folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def _bring(self, path: Path, facts: Facts) -> None:
+        """Put a program into this host's cache that was compiled beforehand, or that another host has shared."""
+        for note in _notes_in(self._notes):
+            if note["facts"] == facts:
+                print(f"{facts['name']} was compiled beforehand: it is loaded from {note['url']}", flush=True)
+                self._fetch(path, note["url"], note["sha256"])
+            elif note["facts"]["name"] == facts["name"]:
+                differences = "; ".join(_differences(note["facts"], facts))
+                print(f"{facts['name']} was compiled beforehand for another {differences}", flush=True)
+        if self._shared is not None and not path.exists():
+            self._fetch(path, f"{self._shared}/{path.name}")
 
     def _load(self, path: Path, lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
         """The program that was kept, unless there is none that can be used."""
         try:
             content = path.read_bytes()
-            digest, program = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if hashlib.sha256(program).digest() != digest:
+            digest, kept = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if hashlib.sha256(kept).digest() != digest:
                 raise ValueError("it is torn")
+            program = kept[kept.index(b"\n") + 1 :]
+            if not program.startswith(_PICKLED):
+                program = zlib.decompress(program)
             structure = jax.tree.structure(lowered.args_info)
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 program, structure, lowered.out_tree, execution_devices=self._devices
@@ -94,13 +152,18 @@ class Executables:
             return None
         return loaded
 
-    def _fetch(self, path: Path, shared: str) -> None:
+    def _fetch(self, path: Path, url: str, sha256: str | None = None) -> None:
+        """Copy a program; sha256: of the bytes that it has to have."""
         try:
-            (content,) = files_of(shared).read([f"{shared}/{path.name}"])
-            if content is not None:
+            (content,) = files_of(url).read([url])
+            if content is None and sha256 is not None:
+                print(f"{url} is not there yet", flush=True)
+            elif content is not None and sha256 not in (None, hashlib.sha256(content).hexdigest()):
+                print(f"{url} is not what was compiled beforehand, and is not loaded", flush=True)
+            elif content is not None:
                 DiskFiles().write(str(path), content)
         except Exception as error:  # each driver has exceptions of its own; compiling is the remedy here too
-            print(f"{shared} cannot be read: {_first_line(error)}", flush=True)
+            print(f"{url} cannot be read: {_first_line(error)}", flush=True)
 
     def _share(self, name: str, content: bytes, shared: str) -> None:
         try:
@@ -108,11 +171,19 @@ class Executables:
         except Exception as error:
             print(f"a compiled program is not kept for other pods: {_first_line(error)}", flush=True)
 
-    def _keep(self, path: Path, compiled: jax.stages.Compiled) -> None:
+    def _keep(
+        self, facts: Facts, compiled: jax.stages.Compiled, pack: Callable[[bytes], bytes] = bytes
+    ) -> None:
+        """pack: what a TPU has of a large model, hundreds of megabytes, becomes a quarter, in time that hosts do not
+        have."""
+        path = self._path(facts)
         try:
-            program = serialize_executable.serialize(compiled)[0]
-            content = hashlib.sha256(program).digest() + program
-            if self._shared is not None:  # beside the first steps, which do not wait for it
+            program = pack(serialize_executable.serialize(compiled)[0])
+            kept = json.dumps(facts).encode() + b"\n" + program
+            content = hashlib.sha256(kept).digest() + kept
+            is_of_all = facts["host"] is None  # then one process shares it for all
+            if self._shared is not None and not (is_of_all and jax.process_index()):
+                # Beside the first steps, which do not wait for it.
                 given = (path.name, content, self._shared)
                 threading.Thread(target=self._share, args=given, name="share", daemon=True).start()
             DiskFiles().write(str(path), content)
@@ -127,6 +198,69 @@ class Executables:
         for path in self._folder.iterdir():
             if path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
+
+
+def of_run(environment: ProcessEnvironment) -> Executables:
+    """The programs of a run for all its devices, in JAX's own order."""
+    return Executables(environment.cache_dir, jax.devices(), environment.shared_cache)
+
+
+def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> Facts:
+    """All that the compiler's result depends on, and the arguments' structure: those that are unused are no part of
+    the text.
+
+    A TPU's program is the same on every host of its slice. A CPU's depends on the processor, its size and the process.
+    """
+    client = devices[0].client
+    text = f"{lowered.in_tree}\n{lowered.as_text()}"
+    return {
+        "name": _name(lowered),
+        "program": hashlib.sha256(text.encode()).hexdigest(),
+        "jax": jax.__version__,
+        "jaxlib": version("jaxlib"),
+        "platform": client.platform,
+        "runtime": client.platform_version.removeprefix(_CLIENT_PREFIX),
+        "device_kind": devices[0].device_kind,
+        "devices": [device_place(device) for device in devices],
+        "flags": [os.environ.get(name) or None for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        "host": None
+        if client.platform == "tpu"
+        else [processor.kind(), len(os.sched_getaffinity(0)), jax.process_index()],
+    }
+
+
+def device_place(device: Any) -> list[Any]:
+    """A device's number, and of a TPU where it is: slice, coordinates of the chip, core."""
+    coordinates = getattr(device, "coords", None)
+    return [
+        device.id,
+        getattr(device, "slice_index", None) or 0,
+        None if coordinates is None else [*coordinates],
+        getattr(device, "core_on_chip", None),
+    ]
+
+
+def _notes_in(folder: Path) -> Iterator[Any]:
+    for path in sorted(folder.glob(f"*{NOTE_SUFFIX}")):
+        try:
+            yield json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            print(f"{path} cannot be read: {_first_line(error)}", flush=True)
+
+
+def _differences(there: Facts, here: Facts) -> Iterator[str]:
+    """Each fact in which two programs differ; of devices the first that does."""
+    for name, value in here.items():
+        before = there.get(name)
+        if before == value:
+            continue
+        if name == "devices" and isinstance(before, list) and len(before) == len(value):
+            before, value = next((a, b) for a, b in zip(before, value, strict=True) if a != b)
+        yield f"{name}: {str(before)[:_SHOWN]} there, {str(value)[:_SHOWN]} here"
+
+
+def _name(lowered: jax.stages.Lowered) -> str:
+    return str(lowered.as_text().partition("@")[2].partition(" ")[0])
 
 
 def _first_line(error: Exception) -> str:

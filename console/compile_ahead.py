@@ -1,0 +1,112 @@
+"""A run that waits for its TPU slice has its training step compiled meanwhile, in a process of its own beside the wait.
+
+Nothing waits for it and nothing fails with it: what is compiled too late, or not at all, is compiled on the slice.
+
+The program: `python -P -m console.compile_ahead`, a request as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+from filelock import FileLock, Timeout
+
+from backends.local import environments
+from console import fit
+from contracts.errors import DONE, FAILED, RequestError
+from jobs.runtime.cache import user_cache_dir
+from launch import beforehand, jobs
+from launch.beforehand import Step
+from launch.hosts import HostError
+from launch.jobs import CHECKOUT
+from launch.run_request import Request, work_out
+from launch.targets import Say, Target
+
+NICENESS = 10
+
+
+def begin(request: Request, target: Target, say: Say, *, is_submitted: bool = False) -> None:
+    """Have the step of a run compiled for its slice, unless it is. is_submitted: any machine may start the run."""
+    try:
+        planned = work_out(request, target)
+    except (RequestError, HostError):
+        return  # the launch says it
+    step, bucket = planned.step, target.inventory.storage.bucket_url
+    if (
+        step is None
+        or bucket is None
+        or planned.beforehand is not None
+        or not fit.has_hook(jobs.find(step.job))
+    ):
+        return
+    if not environments.is_made(fit.ENVIRONMENT):
+        say(
+            "the training step is compiled on the slice, as this machine has no TPU compiler; "
+            f"`{fit.command_of(step, target, '--keep')}` gets it, and compiles beforehand"
+        )
+        return
+    if step.code != jobs.bundle(CHECKOUT).sha256:
+        return  # the run is of another state of this checkout
+    folder = user_cache_dir(os.environ) / beforehand.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    control = target.inventory.control if is_submitted else None
+    asked = {"step": dataclasses.asdict(step), "bucket": bucket, "control": control}
+    log = folder / f"{step.name}.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "console.compile_ahead"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(json.dumps(asked).encode())
+    say(f"meanwhile this machine compiles the training step for {target.slice.accelerator_type} ({log})")
+
+
+def compile_step(step: Step, bucket: str, control: str | None) -> str:
+    """Compile a step, put its program into the bucket and its note where a launch looks: here, and in the documents.
+
+    Return a line about it.
+
+    Raises:
+        RequestError: the options do not suit the slice, it does not fit, or a place cannot be written.
+        HostError: the compiler failed.
+    """
+    asked = {"job": step.job, "words": step.words, "keep": True, **step.topology}
+    answer = fit.answer_of(asked, str(step.topology["topology"]))
+    if answer["note"] is None:
+        raise RequestError("nothing is kept" if answer["fits"] else "nothing is kept, as it does not fit")
+    beforehand.keep(step, answer["note"])
+    note = beforehand.addressed(answer["note"], bucket)
+    beforehand.upload(note)
+    if control is not None:
+        beforehand.publish(note, step, control)
+    return f"compiled {step.job}'s step in {answer['compile_s']:.0f} s: {note['url']}"
+
+
+def main() -> int:
+    request = json.load(sys.stdin)
+    step = Step(**{**request["step"], "words": tuple(request["step"]["words"])})
+    os.nice(NICENESS)
+    lock = FileLock(user_cache_dir(os.environ) / beforehand.FOLDER / f"{step.name}.lock", timeout=0)
+    try:
+        with lock:
+            print(compile_step(step, request["bucket"], request["control"]), flush=True)
+    except Timeout:
+        print("another process compiles it", flush=True)
+    except (RequestError, HostError) as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
