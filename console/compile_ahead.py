@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 
 from filelock import FileLock, Timeout
 
 from backends.local import environments
 from console import fit
+from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from jobs.runtime.cache import user_cache_dir
 from launch import beforehand, jobs
@@ -24,7 +24,7 @@ from launch.beforehand import Step
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.run_request import Request, work_out
-from launch.targets import Say, Target
+from launch.targets import Target
 
 NICENESS = 10
 
@@ -55,19 +55,23 @@ def begin(request: Request, target: Target, say: Say, *, is_submitted: bool = Fa
     folder.mkdir(parents=True, exist_ok=True)
     control = target.inventory.control if is_submitted else None
     asked = {"step": dataclasses.asdict(step), "bucket": bucket, "control": control}
-    log = folder / f"{step.name}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
+    log, request_file = folder / f"{step.name}.log", folder / f"{step.name}.request"
+    request_file.write_text(json.dumps(asked))
+    files = [
+        os.open(request_file, os.O_RDONLY),
+        *[os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)] * 2,
+    ]
+    try:  # not a Popen, which would have to be waited for
+        os.posix_spawn(
+            sys.executable,
             [sys.executable, "-P", "-m", "console.compile_ahead"],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-            start_new_session=True,
+            {**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            setsid=True,
+            file_actions=[(os.POSIX_SPAWN_DUP2, file, to) for to, file in enumerate(files)],
         )
-    assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(json.dumps(asked).encode())
+    finally:
+        for file in {*files}:
+            os.close(file)
     say(f"meanwhile this machine compiles the training step for {target.slice.accelerator_type} ({log})")
 
 

@@ -18,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from contracts.aliases import Say
 from contracts.files import DiskFiles
 from infra.documents import Documents, DocumentsError
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.cache import user_cache_dir
 from launch.bundles import Bundle
 from launch.output import printable
-from launch.targets import Say, Target, in_catalogue
+from launch.targets import Target, in_catalogue
 
 FOLDER = "beforehand"
 PROGRAMS = "executables"

@@ -208,8 +208,8 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RequestError(
-            f"{path}: cannot be imported ({_last_line(error)}); what trains stands below `if __name__ == "
-            '"__main__":`'
+            f"{path}: cannot be imported ({_first_line(error)}); it is given what TPU VMs have "
+            '(requirements/tpu.in), and what trains stands below `if __name__ == "__main__":`'
         ) from None
     try:
         made = getattr(module, HOOK)(devices)
@@ -219,9 +219,10 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
                 f"it has to return a dictionary with {' and '.join(SCRIPT_STEP)}, and may add "
                 f"{', '.join(_SCRIPT_SAYS)}"
             )
+        _bytes(made["arguments"])  # whether they can be shared out so
         traced = made["step"].trace(*made["arguments"])
     except Exception as error:
-        raise RequestError(f"{path}: {HOOK}: {_last_line(error)}") from None
+        raise RequestError(f"{path}: {HOOK}: {_first_line(error)}") from None
     return TrainStep(
         traced=traced,
         arguments=made["arguments"],
@@ -234,8 +235,8 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
     )
 
 
-def _last_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
 
 
 def _compile(
