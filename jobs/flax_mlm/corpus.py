@@ -150,9 +150,8 @@ class Corpus:
         if len(skipped) == len(self.files):
             raise RequestError(f"--data {self.source}: none of its files can be read: {listing(skipped)}")
         if skipped:
-            warn(
-                f"{len(skipped):,} of {len(self.files):,} files of {self.source} are skipped: {listing(skipped)}"
-            )
+            named = listing(skipped).replace("\n", ", ")
+            warn(f"{len(skipped):,} of {len(self.files):,} files of {self.source} are skipped: {named}")
         if replaced:
             worst = ", ".join(f"{path} ({count:,})" for path, count in replaced.most_common(_MOST_NAMED))
             more = len(replaced) - _MOST_NAMED
@@ -230,7 +229,7 @@ def split_documents(
     if lowest == highest:
         raise RequestError(
             f"--data {corpus.source}: is one document, but one to learn from and another to hold out "
-            "are needed; bring more text (a text file gives one each 2,000 characters, .jsonl one a line)"
+            "are needed; bring more text (prose gives one each 2,000 characters, other files one a row)"
         )
     if lowest >= eval_fraction:
         raise RequestError(
@@ -276,6 +275,10 @@ def _local_files(source: str, path: str) -> list[CorpusFile]:
         if glob.has_magic(path) and not os.path.lexists(path):
             names = [name for name in glob.glob(path, recursive=True) if not os.path.isdir(name)]
             return _found(source, "glob", [_local_file(name) for name in names])
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise RequestError(
+                f"--data {path}: not a regular file, and it is read more than once; save it in one"
+            )
         return [_local_file(path)]
     except PermissionError as error:
         raise RequestError(
@@ -294,9 +297,7 @@ def _folder(path: str) -> Iterator[str]:
 
     for folder, folders, names in os.walk(path, onerror=unreadable):
         folders[:] = [name for name in folders if not _is_hidden(name)]
-        files = (os.path.join(folder, name) for name in names if not _is_hidden(name))
-        # Others are links to nothing, pipes and the like; a file that is named itself is refused for it.
-        yield from (file for file in files if os.path.isfile(file))
+        yield from (os.path.join(folder, name) for name in names if not _is_hidden(name))
 
 
 def _is_hidden(name: str) -> bool:
@@ -304,13 +305,10 @@ def _is_hidden(name: str) -> bool:
 
 
 def _local_file(path: str) -> CorpusFile:
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise RequestError(
-            f"--data {path}: not a regular file, and data is read more than once; save it in a file"
-        )
-    with open(path, "rb"):  # a permission is known for certain only by using it
-        return CorpusFile(path=path, size_bytes=status.st_size)
+    if not os.path.isfile(path):
+        return CorpusFile(path=path, size_bytes=0, version="not a regular file")
+    with open(path, "rb") as file:  # a permission is known for certain only by using it
+        return CorpusFile(path=path, size_bytes=os.fstat(file.fileno()).st_size)
 
 
 def _remote_files(source: str) -> list[CorpusFile]:

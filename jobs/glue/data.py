@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -24,7 +23,7 @@ from jobs.glue import docstrings
 from jobs.glue.options import Options
 from jobs.glue.pretrained import open_pretrained
 from jobs.runtime.bucket_files import open_url, place_error
-from jobs.runtime.data_files import UNDECODABLE, listing, read_rows, recognise
+from jobs.runtime.data_files import UNDECODABLE, listing, read_file
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -284,27 +283,16 @@ def _read(
     fields: Fields | None = None
     kept: list[_Row] = []
     wrong: list[str] = []
-    try:
-        if not is_url(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise RequestError("not a regular file, and every process reads it; save it in one")
-        for line, record in read_rows(path, recognise(path)):
-            try:
-                if isinstance(record, str):
-                    raise ValueError(record)
-                fields = fields or fields_of(tuple(record))
-                kept.append(_row(line, record, fields))
-            except ValueError as error:
-                wrong.append(f"{path}:{line}: {error}")
-    except Unreachable:
-        raise
-    except RequestError as error:
-        reason = str(error).removeprefix("--data ").removeprefix(f"{path}: ")
-        raise RequestError(f"{place}: {reason}") from None
-    except Exception as error:  # drivers of URLs have exceptions of their own
-        if not (is_url(path) or isinstance(error, OSError)):
-            raise
-        remedy = "name a file that can be read, or a folder with GLUE's train.tsv and dev.tsv"
-        raise place_error(error, place, remedy) from error
+    for line, record in read_file(option, path):
+        try:
+            if isinstance(record, str):
+                raise ValueError(record)
+            fields = fields or fields_of(tuple(record))
+            kept.append(_row(line, record, fields))
+        except ValueError as error:
+            wrong.append(f"{path}:{line}: {error}")
+        except RequestError as error:
+            raise RequestError(f"{place}: {error}") from None
     if wrong and not (are_left_out and kept):
         raise RequestError(listing([f"{option} {each}" for each in wrong]) + "; mend or remove what is wrong")
     if fields is None or not kept:

@@ -22,9 +22,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url
+from jobs.runtime.bucket_files import open_url, place_error
 
 type Kind = Literal["text", "table", "JSON lines", "JSON", "Parquet"]
 type Row = tuple[int, Mapping[str, Any] | str]
@@ -62,7 +62,7 @@ _NOT_DATA = {
         "compressed by 7-Zip, RAR, LZ4 or compress",
         "unpack it, or compress it with gzip, bzip2, xz or zstd",
     ),
-    re.compile(rb"ARROW1|ORC|Obj\x01"): ("in Arrow's, ORC's or Avro's format", "save it as Parquet"),
+    re.compile(rb"ARROW1\0\0|Obj\x01"): ("in Arrow's or Avro's format", "save it as Parquet"),
 }
 _MARKS = (
     *((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
@@ -115,6 +115,10 @@ def recognise(path: str, *, column: str | None = None) -> Format:
         NotData: it is neither text nor rows.
         RequestError: it is damaged.
     """
+    if not is_url(path) and not os.path.isfile(path):
+        if not os.path.islink(path):
+            os.stat(path)  # raises OSError where nothing is there
+        raise NotData(path, "not a regular file, and it is read more than once", "save it in one")
     compressions: list[str] = []
     while True:
         with _opened(path, compressions) as stream:
@@ -146,6 +150,26 @@ def recognise(path: str, *, column: str | None = None) -> Format:
             prose, kind="table", delimiter=table.delimiter, has_quotes=table.has_quotes
         )
     return prose
+
+
+def read_file(option: str, path: str) -> Iterator[Row]:
+    """Yield the rows of the file that an option names.
+
+    Raises:
+        RequestError: it cannot be read; the message names the option and the file.
+    """
+    place = f"{option} {path}"
+    try:
+        yield from read_rows(path, recognise(path))
+    except Unreachable:
+        raise
+    except RequestError as error:
+        reason = str(error).removeprefix("--data ").removeprefix(f"{path}: ")
+        raise RequestError(f"{place}: {reason}") from None
+    except Exception as error:  # drivers of URLs have exceptions of their own
+        if not (is_url(path) or isinstance(error, OSError)):
+            raise
+        raise place_error(error, place, "name a file that can be read") from error
 
 
 def read_rows(path: str, form: Format, *, column: str | None = None) -> Iterator[Row]:

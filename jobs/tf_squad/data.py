@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.errors import RequestError, Unreachable
-from contracts.files import is_url
-from jobs.runtime.bucket_files import place_error
-from jobs.runtime.data_files import UNDECODABLE, Number, Row, listing, read_rows, recognise
+from jobs.runtime.data_files import UNDECODABLE, Number, Row, listing, read_file
 from jobs.tf_squad import scores, topics
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.pretrained import open_pretrained
@@ -144,18 +142,7 @@ def _baseline(train: Sequence[Question], held_out: Sequence[Question]) -> float:
 
 def _read(option: str, path: str) -> list[Question]:
     """The questions of a file. Raises RequestError with all that is wrong in it."""
-    place = f"{option} {path}"
-    try:
-        rows = [*read_rows(path, recognise(path))]
-    except Unreachable:
-        raise
-    except RequestError as error:
-        reason = str(error).removeprefix("--data ").removeprefix(f"{path}: ")
-        raise RequestError(f"{place}: {reason}") from None
-    except Exception as error:  # drivers of URLs have exceptions of their own
-        if not (is_url(path) or isinstance(error, OSError)):
-            raise
-        raise place_error(error, place, "name a file that can be read") from error
+    rows = [*read_file(option, path)]
     reader = _Reader(option)
     is_nested = len(rows) == 1 and isinstance(rows[0][1], dict) and "data" in rows[0][1]
     questions = list(reader.questions(rows[0][1]) if is_nested else reader.flat(path, rows))
@@ -163,7 +150,7 @@ def _read(option: str, path: str) -> list[Question]:
         raise RequestError(listing(reader.wrong) + "; mend or remove what is wrong")
     if not questions:
         raise RequestError(
-            f"{place}: holds no questions; name a file as SQuAD's are, or with a question in each row"
+            f"{option} {path}: holds no questions; name a file as SQuAD's are, or with a question in each row"
         )
     return questions
 

@@ -150,16 +150,19 @@ def test_what_is_no_text_is_skipped_in_a_folder_named_once_with_its_reason_and_r
         (tmp_path / name).write_bytes(content)
         with pytest.raises(RequestError, match=name):
             open_corpus(str(tmp_path / name)).check()
-    listed = "\n".join(f"{tmp_path / name} ({reason})" for name, (_, reason) in others.items())
+    named = [f"{tmp_path / name} ({reason})" for name, (_, reason) in others.items()]
     with pytest.raises(RequestError) as refused:
         open_corpus(str(tmp_path)).check()
-    assert str(refused.value) == f"--data {tmp_path}: none of its files can be read: {listed}"
+    assert str(refused.value) == f"--data {tmp_path}: none of its files can be read: " + "\n".join(named)
+    os.mkfifo(tmp_path / "f")
+    (tmp_path / "g").symlink_to("nothing")
+    named += [f"{tmp_path / name} (not a regular file, and it is read more than once)" for name in "fg"]
     (tmp_path / "a.log").write_bytes(b"true text")
     (tmp_path / "e.csv").write_bytes(bz2.compress(b"id,text\n1,row\n"))
     warnings: list[str] = []
     open_corpus(str(tmp_path)).check()
     assert list(open_corpus(str(tmp_path)).documents(warn=warnings.append)) == ["true text", "row"]
-    assert warnings == [f"3 of 5 files of {tmp_path} are skipped: {listed}"]
+    assert warnings == [f"5 of 7 files of {tmp_path} are skipped: {', '.join(named)}"]
 
 
 def test_a_damaged_file_is_refused_wherever_it_lies(tmp_path: Path) -> None:

@@ -211,7 +211,8 @@ def test_a_pipe_and_a_url_that_nothing_answers_are_refused_and_one_that_answers_
 ) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     assert (
-        "pipe.csv: not a regular file, and every process reads it" in said(data=str(tmp_path / "pipe.csv"))[0]
+        "pipe.csv: not a regular file, and it is read more than once; save"
+        in said(data=str(tmp_path / "pipe.csv"))[0]
     )
     with fsspec.open("memory://glue/rows.csv", "w") as file:
         file.write(many("text {0},{1}"))
