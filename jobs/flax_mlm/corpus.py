@@ -204,7 +204,7 @@ class Corpus:
                     raise NotData(
                         f"{path}:{line}", str(error), "name the one with the text with --text-field"
                     ) from None
-                wrong.append(f"{path}:{line}: {error}")
+                wrong.append(f"--data {path}:{line}: {error}")
                 if len(wrong) == MOST_LISTED:
                     raise RequestError(f"{listing(wrong)}; mend or remove the rows") from None
 
