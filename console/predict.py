@@ -16,7 +16,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT
 from jobs.runtime.cache import build_once, user_cache_dir
-from jobs.runtime.report.render import quoted
+from jobs.runtime.report.page import quoted
 from launch import jobs, runs
 from launch.jobs import Job
 from launch.output import printable, say, terminal

@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping
 
 from console import overview
-from console.dashboard.curves import History
 from contracts import run_directory, run_records
 from contracts.aliases import Json
 from contracts.files import Piece
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from contracts.run_records import LARGEST_JSON_BYTES, LONGEST_TEXT
 from jobs.runtime.metric_definitions import finite
+from jobs.runtime.report.curves import History
 from launch import runs
 from launch.hosts import HostError, in_thread
 from launch.plan import JOIN_LIMIT_S

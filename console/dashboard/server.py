@@ -1,20 +1,17 @@
 """`fab dashboard`: a web server for a browser on this machine, with pages and the JSON that they load.
 
 It can change nothing: every route answers GET and HEAD only. The content of runs is not trusted. It goes to the
-browser as JSON, and the page puts it into text nodes; only report.html is sent unchanged, into an origin of its own
-that may run no script except the report's.
+browser as JSON, and the page puts it into text nodes.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import importlib.resources
 import json
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +32,15 @@ from console.dashboard.folders import Look, Place, Snapshot, shown
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
-from contracts.run_records import parse_piece
+from contracts.run_records import parse_piece, parse_time
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import COLUMNS, HostSamples
+from jobs.runtime.report import page
+from jobs.runtime.report.curves import host_curves, redundant_columns
+from jobs.runtime.report.render import about
+from jobs.runtime.report.samples import samples
 from launch.hosts import HostError, in_thread
-from launch.output import counted, printable
+from launch.output import printable
 from launch.targets import Target
 
 STATIC = Path(__file__).parent / "static"
@@ -64,12 +65,8 @@ PERIOD_S = {"disk": 1.0, "remote": 5.0}
 POINTS = 1200
 """The most points of a curve: about one for each pixel of a wide chart."""
 LOG_BYTES = 64 * 1024
-LARGEST_REPORT_BYTES = 32 * 2**20
 LARGEST_SAMPLES_BYTES = 4 * 2**20
-MOST_PICTURES = 48
-LARGEST_PICTURE = 64 * 1024
 MOST_COMPARED = 12
-MOST_HOSTS_DRAWN = 64
 
 
 def serve(targets: Sequence[Target], *, port: int) -> int:
@@ -137,6 +134,7 @@ def app(places: Sequence[Place]) -> Starlette:
     api = "/api/run/{place}/{run}"
     routes = [
         *(Route(path, lambda _: FileResponse(STATIC / "index.html")) for path in PAGES),
+        Mount("/static/report", StaticFiles(directory=page.STATIC)),
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/api/runs", answering(lambda _: dashboard.runs())),
         Route(
@@ -147,7 +145,6 @@ def app(places: Sequence[Place]) -> Starlette:
         Route(f"{api}/hosts/curves", of_run(dashboard.host_curves)),
         Route(f"{api}/log", of_run(dashboard.log)),
         Route(f"{api}/samples", of_run(dashboard.samples)),
-        Route("/report/{place}/{run}", of_run(dashboard.report)),
     ]
     return Starlette(
         routes=routes,
@@ -255,9 +252,7 @@ class Dashboard:
         history = place.history(snapshot.name)
         if not history.is_complete:  # the page asks for it next; until then much of it has been read
             in_thread(lambda: history.read_on(READ_S))
-        report, pictures = place.pieces(
-            [(snapshot.name, run_directory.REPORT), (snapshot.name, run_directory.SAMPLES)], limit_bytes=4
-        )
+        (pictures,) = place.pieces([(snapshot.name, run_directory.SAMPLES)], limit_bytes=4)
         result = run.current_result() or {}
         names = [host["name"] for host in run.described["hosts"]]
         sampled, unread = self._samples(place, snapshot)
@@ -289,7 +284,7 @@ class Dashboard:
             ],
             "settings": [[name, overview.cell(value)] for name, value in overview.settings_of(run).items()],
             "warnings": result["warnings"] if isinstance(result.get("warnings"), list) else [],
-            "has_report": report is not None and report.error is None,
+            "about": about(run.described, result),
             "has_samples": pictures is not None,
         }
 
@@ -302,42 +297,20 @@ class Dashboard:
         ends = (_number(query, "from"), _number(query, "to"))
         span = (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
         points = min(POINTS, max(10, int(_number(query, "points") or POINTS)))
-        attempts = len(snapshot.run.described["attempts"])
-        return history.curves(snapshot.run.metrics, query.get("axis", "step"), points, span, attempts)
+        return history.curves(
+            snapshot.run.metrics,
+            query.get("axis", "step"),
+            points,
+            span,
+            attempts=len(snapshot.run.described["attempts"]),
+            baselines=(snapshot.summary or {}).get("metrics"),
+            starts_s=[parse_time(item["started"]) for item in snapshot.run.described["attempts"][1:]],
+        )
 
     def host_curves(self, place: Place, snapshot: Snapshot, _: QueryParams) -> dict[str, Any]:
-        """What the hosts' samplers have read, as `curves` has a run's: a chart of each column, a line of each host."""
+        """What the hosts' samplers have read, as `curves` has a run's."""
         sampled, problems = self._samples(place, snapshot)
-        present = [
-            (host, samples) for host, samples in enumerate(sampled[:MOST_HOSTS_DRAWN]) if samples is not None
-        ]
-        since_s = min((times[0] for _, samples in present if (times := samples.known("time"))), default=0.0)
-        series = [
-            {
-                "name": name,
-                "chart": name,
-                "heading": column.title,
-                "title": f"host {host}",
-                "unit": "GiB" if column.unit == "MiB" else column.unit,
-                "x": [time_s - since_s for time_s in samples.known("time")],
-                "y": [
-                    None if value is None else value / 1024 if column.unit == "MiB" else value
-                    for value in samples.points[name]
-                ],
-                "smooth": None,
-            }
-            for name, column in COLUMNS.items()
-            for host, samples in present
-            if name not in _left_out(samples.points) and samples.known(name)
-        ]
-        return {
-            "axis": "time",
-            "axes": {"time": "time"},
-            "lines": max((len(samples.points["time"]) for _, samples in present), default=0),
-            "is_complete": True,
-            "series": series,
-            "problems": problems,
-        }
+        return host_curves([host for host in sampled if host is not None], problems=problems)
 
     @staticmethod
     def _samples(place: Place, snapshot: Snapshot) -> tuple[list[HostSamples | None], list[str]]:
@@ -399,42 +372,10 @@ class Dashboard:
         text = printable(data.decode("utf-8", errors="replace"))
         return {"text": text, "offset": begin, "next_offset": end, "size": piece.size}
 
-    def samples(self, place: Place, snapshot: Snapshot, _: QueryParams) -> dict[str, Any]:
-        """The pictures of samples.json with what the model says of them."""
+    def samples(self, place: Place, snapshot: Snapshot, _: QueryParams) -> list[dict[str, Any]]:
+        """What the model says of held-out rows, as sections of the page."""
         (piece,) = place.pieces([(snapshot.name, run_directory.SAMPLES)], limit_bytes=LARGEST_SAMPLES_BYTES)
-        content, problem = parse_piece(piece, run_directory.SAMPLES, LARGEST_SAMPLES_BYTES)
-        pictures = (content or {}).get("pictures")
-        fitting = (
-            [picture for picture in pictures if _is_picture(picture)] if isinstance(pictures, list) else []
-        )
-        if isinstance(pictures, list) and len(fitting) < len(pictures):
-            problem = (
-                f"{run_directory.SAMPLES}: {counted(len(pictures) - len(fitting), 'picture')} cannot be shown"
-            )
-        shown_pictures = [
-            {
-                name: picture["png"] if name == "png" else shown(picture.get(name))
-                for name in ("png", "truth", "prediction")
-            }
-            for picture in fitting[:MOST_PICTURES]
-        ]
-        return {"pictures": shown_pictures, "problem": problem}
-
-    def report(self, place: Place, snapshot: Snapshot, _: QueryParams) -> Response:
-        """report.html, in an origin of its own, without any script but that of this checkout's reports."""
-        (piece,) = place.pieces([(snapshot.name, run_directory.REPORT)], limit_bytes=LARGEST_REPORT_BYTES)
-        if piece is None or piece.error or piece.size > len(piece.data):
-            raise HTTPException(
-                404, f"{run_directory.REPORT}: {piece.error if piece else 'is not there yet'}"
-            )
-        script = importlib.resources.files("jobs.runtime.report").joinpath("report.js").read_bytes()
-        digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
-        policy = (
-            f"sandbox allow-scripts; default-src 'none'; script-src 'sha256-{digest}'; "
-            "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        headers = {"content-security-policy": policy}
-        return Response(piece.data, headers=headers, media_type="text/html; charset=utf-8")
+        return samples(piece.data.decode(errors="replace") if piece and not piece.error else None)
 
 
 def _beat(beat: dict[str, Any]) -> dict[str, Any]:
@@ -446,15 +387,8 @@ def _beat(beat: dict[str, Any]) -> dict[str, Any]:
 def _told(sampled: HostSamples) -> dict[str, str]:
     """What a host's sampler has read last, by title; nothing where that was long ago."""
     latest = sampled.fresh(time.time())
-    names = [name for name in COLUMNS if name in latest and name not in _left_out(latest)]
+    names = [name for name in COLUMNS if name in latest and name not in redundant_columns(latest)]
     return {COLUMNS[name].title: sampled.text(name, latest[name]) for name in names}
-
-
-def _left_out(values: Mapping[str, Any]) -> set[str]:
-    """Columns that say what is there anyway: the step, and / where the run directory is on the same disk."""
-    return {"step"} | (
-        {"root_free_mib"} if values.get("root_free_mib") == values.get("disk_free_mib") else set()
-    )
 
 
 def _number(query: QueryParams, name: str) -> float | None:
@@ -469,13 +403,3 @@ def _number(query: QueryParams, name: str) -> float | None:
     if not re.fullmatch(r"-?\d{1,15}(\.\d{1,9})?", text):
         raise HTTPException(400, f"{name}={shown(text)}: must be a number")
     return float(text)
-
-
-def _is_picture(value: object) -> bool:
-    png = value.get("png") if isinstance(value, dict) else None
-    if not isinstance(png, str) or len(png) > LARGEST_PICTURE:
-        return False
-    try:
-        return base64.b64decode(png, validate=True).startswith(b"\x89PNG\r\n\x1a\n")
-    except ValueError:
-        return False

@@ -1,10 +1,7 @@
 // The pages: all runs, one run, several side by side. Each asks the server for JSON again and again, and shows it.
-
-import { Curves, el, number } from "/static/charts.js";
+// charts.js and run_page.js, which index.html has loaded, draw what a run's report has too.
 
 const EVERY_MS = 2000;
-const ACTIVE = ["starting", "running", "saving", "joined", "stepping"];
-const COLOURS = { done: "good", failed: "bad", hung: "bad", lost: "bad", stopped: "warn", preempted: "warn" };
 const main = document.querySelector("main"), notice = document.querySelector("#notice");
 let clockAhead_s = 0;
 
@@ -44,34 +41,14 @@ const elapsed = run => run.wall_s === null && ACTIVE.includes(run.state) ? since
 const usd = value => value === null || value === undefined ? "" : `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
 const ago = at_s => el("time", { "data-at": at_s, title: new Date(at_s * 1000).toISOString() }, since(at_s));
 const since = at_s => `${span(Math.max(0, Date.now() / 1000 + clockAhead_s - at_s))} ago`;
-const state = name => el("span", { className: `badge ${COLOURS[name] ?? (ACTIVE.includes(name) ? "active" : "plain")}` }, name);
 const of = run => `${encodeURIComponent(run.place)}/${encodeURIComponent(run.id)}`;
 const title = run => run.name ?? run.id;
-const section = (text, ...children) => el("section", {}, el("h2", {}, text), ...children);
-const table = (label, head, rows) => el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": label },
-  el("table", {}, head && el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
-    el("tbody", {}, rows.map(cells => el("tr", {}, cells.map((cell, index) =>
-      el(index ? "td" : "th", index ? {} : { scope: "row" }, cell)))))));
 const progress = run => run.total_steps ? el("span", { className: "progress" }, el("progress", { max: run.total_steps,
   value: Math.min(run.step, run.total_steps), "aria-label": "progress" }), `${number(run.step)} / ${number(run.total_steps)}`)
   : `step ${number(run.step)}`;
 setInterval(() => {
   for (const time of document.querySelectorAll("time[data-at]")) time.textContent = since(Number(time.dataset.at));
 }, 1000);
-
-/** Replace what `parent` holds; whatever had the focus has it again. */
-function fill(parent, ...children) {
-  const key = parent.contains(document.activeElement) && document.activeElement.dataset.key;
-  parent.replaceChildren(...children.flat().filter(Boolean));
-  if (key) parent.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
-}
-
-function unread(problems) {
-  if (!problems.length) return null;
-  return el("details", { className: "unread", open: problems.length <= 5 },
-    el("summary", { "data-key": "unread" }, `${problems.length} thing${problems.length > 1 ? "s" : ""} could not be read`),
-    el("ul", {}, problems.map(text => el("li", {}, text))));
-}
 
 function allRuns() {
   const chosen = new Set(new URLSearchParams(location.search).getAll("run"));
@@ -142,48 +119,40 @@ function allRuns() {
 
 function oneRun(path) {
   const api = `/api/run/${path}`;
-  const head = el("div"), hosts = el("div", { className: "hosts" }), settings = el("div"), pictures = el("div");
-  let curves = null, log = null, hasPictures = false;
+  const head = el("div"), hosts = el("div", { className: "hosts" }), settings = el("div"), samples = el("div");
+  let curves = null, log = null, hasSamples = false;
   follow(() => api, found => {
     const { run } = found;
     document.title = run ? `${title({ ...run, id: found.id })}: ${run.state}` : found.id;
     if (!run) return fill(main, el("h1", {}, found.id), unread(found.problems), el("p", {}, el("a", { href: "/" }, "All runs")));
-    const measured = found.measured.map(([name, text]) => [name, /^(\S+(?: \S{1,8}(?=,|$))?),? ?(.*)$/s.exec(text).slice(1)]);
-    const tiles = [["step", run.total_steps ? [`${number(run.step)}`, `of ${number(run.total_steps)}`] : [number(run.step)]],
-      ["time", [elapsed(run) || "–"]],
-      ...(run.cost_usd === null ? [] : [["cost so far", [run.billed_usd === 0 ? "grant" : usd(run.billed_usd ?? run.cost_usd), run.cost]]]), ...measured];
+    const measured = found.measured.map(([name, text]) => [name, .../^(\S+(?: \S{1,8}(?=,|$))?),? ?(.*)$/s.exec(text).slice(1)]);
+    const totals = [["step", number(run.step), run.total_steps && `of ${number(run.total_steps)}`], ["time", elapsed(run) || "–"],
+      ...(run.cost_usd === null ? [] : [["cost so far", run.billed_usd === 0 ? "grant" : usd(run.billed_usd ?? run.cost_usd), run.cost]])];
     fill(head, el("p", { className: "faint" }, [run.job, run.platform, run.target, `${run.hosts} host${run.hosts > 1 ? "s" : ""}`].filter(Boolean).join(" · ")),
       el("h1", {}, run.name ?? found.id, " ", state(run.state)), run.name && el("p", { className: "faint" }, found.id),
-      el("p", { className: "links" }, found.has_report && el("a", { href: `/report/${path}`, target: "_blank", rel: "noopener", "data-key": "report" }, "Report"),
-        el("a", { href: `/?run=${encodeURIComponent(`${found.place}/${found.id}`)}`, "data-key": "compare" }, "Compare with …")),
+      el("p", { className: "links" }, el("a", { href: `/?run=${encodeURIComponent(`${found.place}/${found.id}`)}`, "data-key": "compare" }, "Compare with …")),
       run.error && el("pre", { className: "failure" }, run.error), unread([...found.problems]),
       found.warnings.length ? el("details", { className: "unread" }, el("summary", { "data-key": "warned" }, `${found.warnings.length} warning(s)`), el("ul", {}, found.warnings.map(text => el("li", {}, text)))) : null,
-      el("dl", { className: "tiles" }, tiles.map(([name, [text, ...more]]) => el("div", {}, el("dt", {}, name), el("dd", {}, text, more.join("") && el("small", {}, ` ${more.join("")}`))))));
+      tiles([...totals, ...measured]));
     const columns = [...new Set(found.hosts.flatMap(host => Object.keys(host.sampled ?? {})))];
     fill(hosts, found.findings.map(text => el("p", { className: "warn" }, text)),
       table("Hosts", ["host", "state", "step", "heartbeat", ...columns, "says"], found.hosts.map(({ index, name, beat, sampled }) =>
         [`${index}${name ? `  ${name}` : ""}`, beat ? state(beat.state) : "no word yet", beat ? number(beat.step) : "", beat ? ago(beat.time) : "",
           ...columns.map(column => sampled?.[column] ?? ""), beat?.message ?? ""])));
-    fill(settings, el("dl", { className: "settings" }, found.settings.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))));
+    fill(settings, section("Settings", facts(found.settings)), found.about.map(draw));
     if (!curves) {
       curves = new Curves("Curves", [{ label: title(run), url: api }], follow);
       log = logOf(api, found);
       const sampled = new Curves("Hosts over time", [{ label: "", url: `${api}/hosts` }], follow, "time");
-      fill(main, head, curves.element, pictures, section("Hosts", hosts), sampled.element, log.element, section("Settings", settings));
+      fill(main, head, curves.element, samples, section("Hosts", hosts), sampled.element, log.element, settings);
     }
     log.update(found);
-    if (found.has_samples && !hasPictures) { hasPictures = true; showPictures(api, pictures); }
+    if (found.has_samples && !hasSamples) { hasSamples = true; showSamples(api, samples); }
     return undefined;
   });
 }
 
-async function showPictures(api, parent) {
-  const { pictures, problem } = await (await fetch(`${api}/samples`)).json();
-  if (pictures.length || problem) fill(parent, section("Pictures", problem && el("p", { className: "faint" }, problem),
-    el("div", { className: "pictures" }, pictures.map(each => el("figure", { className: each.truth === each.prediction ? "right" : "wrong" },
-      el("img", { src: `data:image/png;base64,${each.png}`, alt: `a picture of ${each.truth}` }),
-      el("figcaption", {}, each.prediction, each.truth === each.prediction ? "" : el("small", {}, ` is ${each.truth}`)))))));
-}
+async function showSamples(api, parent) { fill(parent, (await (await fetch(`${api}/samples`)).json()).map(draw)); }
 
 /** The end of a log, which grows; earlier pieces on demand. */
 function logOf(api, found) {

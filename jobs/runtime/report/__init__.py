@@ -1,1 +1,1 @@
-"""report.html: one self-contained page made from a run directory. Standard library only; `render` is the way in."""
+"""A run on a page: report.html, and what the dashboard shows of a run. `render` is the way in."""

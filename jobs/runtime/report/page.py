@@ -1,4 +1,4 @@
-"""The HTML page of a report, which loads nothing; readers of JSON fields that may be missing or of the wrong kind."""
+"""The HTML page of a report; readers of JSON fields that may be missing or of the wrong kind."""
 
 import base64
 import hashlib
@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 Json = Mapping[str, Any]
+
+STATIC = Path(__file__).parent / "static"
+LICENCE = "uPlot.LICENSE"
+STYLES = ("uPlot.min.css", "runs.css")
+SCRIPTS = ("uPlot.iife.min.js", "charts.js", "run_page.js", "report.js")
 
 _LARGEST = 1e100
 _SMALLEST = 1e-100
@@ -61,28 +66,45 @@ def text(value: object) -> str:
 LONGEST_TEXT = 500
 
 
-def escape(value: object, longest: int = LONGEST_TEXT) -> str:
-    """The value as text that is safe anywhere in the markup, cut to `longest` characters."""
+def clip(value: object, longest: int = LONGEST_TEXT) -> str:
+    """The value as text, cut to `longest` characters."""
     shown = text(value)
-    return html.escape(shown if len(shown) <= longest else f"{shown[: longest - 1]}…")
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def page(title: str, body: str) -> str:
-    """The whole page around `body`, which is markup; `title` is text.
+def quoted(token: str) -> str:
+    """A prediction as people read it: a comma, a dash, a blank or nothing stands between quotation marks."""
+    return token if any(character.isalnum() for character in token) else f"“{token}”"
 
-    Its policy lets the browser load nothing, show pictures that are in the page, and run this one script, so that even
-    markup that slipped through escaping could do nothing. What UTF-8 cannot hold (half a surrogate pair) becomes a
-    question mark.
-    """
-    folder = Path(__file__).parent
-    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    text = (
+
+def page(title: str, content: Json) -> str:
+    """The whole page, which loads nothing: style, scripts and `content` are in it. Nothing of `content` is markup: the
+    scripts put it into text nodes. The page's policy lets the browser run these scripts only."""
+    style = "\n".join(_file(name) for name in STYLES)
+    scripts = [_file(name) for name in SCRIPTS]
+    # No "<", so that it cannot end its element; ASCII, so that half of a surrogate pair can be in it.
+    data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    hashes = " ".join(map(_hash, scripts))
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {hashes}; img-src data:; base-uri 'none'"
+    )
+    return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>\n"
-        f"<body>{body}\n<script>{script}</script></body></html>\n"
+        '<meta name="color-scheme" content="light dark">'
+        f"<!-- uPlot, which draws the charts:\n{_file(LICENCE)}-->\n"
+        f"<title>{html.escape(title.encode(errors='replace').decode())}</title>"
+        f"<style>{style}</style></head>\n"
+        "<body><main></main><noscript>This page needs JavaScript for its tables and curves.</noscript>\n"
+        f'<script type="application/json" id="content">{data}</script>\n'
+        f"{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
     )
-    return text.encode("utf-8", errors="replace").decode()
+
+
+def _file(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,15 +1,19 @@
 """report.html: a run on one page, from its directory only: what came out, how it got there, what it ran on.
 
+It is the page that the dashboard shows of a run, with its content in it. The content is made here: sections that
+static/run_page.js draws. A section has a title and a kind (list, table, facts, matrix, pictures, log, failure); a cell
+is a text, or a list of texts and [text, style] pairs.
+
 The page is read long after the run, by people who were not there, and of runs that went wrong in ways nobody
 foresaw. So whatever is missing or of the wrong kind is left out or shown as it is; it never stops the page.
 """
 
-import math
 import shlex
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from contracts.durations import spoken
 from contracts.run_costs import cost
@@ -18,8 +22,8 @@ from contracts.run_records import Unread, without_retaken
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.host_samples import HostSamples, findings, read
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
-from jobs.runtime.report.chart import capitalised, charts, curve, draw, host_charts
-from jobs.runtime.report.page import Json, escape, mapping, moment, number, page, rows, text
+from jobs.runtime.report.curves import History, host_curves
+from jobs.runtime.report.page import Json, clip, mapping, moment, number, page, quoted, rows, text
 from jobs.runtime.report.samples import samples
 
 OUTCOMES = {
@@ -31,10 +35,24 @@ OUTCOMES = {
 }
 """Outcome → its colour and what it means."""
 
+
 _LOG_LINES = 40
 _LONGEST_ERROR = 5000
 _MOST_TILES = 24
+_LONGEST_UNIT = 8
 _MOST_WARNINGS = 50
+_MOST_ROWS = 64
+_LONGEST_CELL = 200
+_MOST_OPTIONS = 200
+_MOST_FILLINGS = 20
+_MOST_GUESSES = 5
+_MOST_POINTS = 600
+_ALL_POINTS = 16_000
+"""Of all curves: some 400 KB."""
+_MOST_HOSTS_DRAWN = 8
+_HOST_COLUMNS = ("cpu_pct", "memory_mib", "duty_pct", "tensorcore_pct", "hbm_mib")
+
+Section = dict[str, Any]
 
 
 def render(
@@ -54,32 +72,30 @@ def render(
     hosts: what their samplers have read. unread: what could not be read.
     """
     result = result or {}
-    metrics, retaken = without_retaken(metrics, len(rows(run.get("attempts"))))
+    written = metrics
+    metrics, _ = without_retaken(written, len(rows(run.get("attempts"))))
     latest = _latest(result, metrics)
-    first, *others = (draw(chart) for chart in charts(run, metrics, latest))
-    of_hosts = "".join(draw(chart) for chart in host_charts(hosts))
-    body = "".join(
-        (
-            _header(run, metrics, result, heartbeats, latest),
-            _tiles(run, metrics, result, latest),
-            _failure(run, result, heartbeats, log_tail),
-            _warnings(result, heartbeats),
-            _unread(unread),
-            _findings(hosts, metrics),
-            "<h2>Curves</h2>",
-            *(f"<p>{escape(each)}</p>" for each in retaken),
-            f'<div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
-            samples(samples_file),
-            f'<h2>Hosts</h2><div class="small">{of_hosts}</div>' if of_hosts else "",
-            time_split(result),
-            fillings(result),
-            facts(run),
-            attempts_table(run, result),
-            hosts_table(run, heartbeats),
-        )
-    )
+    content = {
+        **_header(run, metrics, result, heartbeats, latest),
+        "tiles": _tiles(run, metrics, result, latest),
+        "before": [
+            *_failure(run, result, heartbeats, log_tail),
+            *_list("Warnings", _warnings(result, heartbeats)),
+            *_list("What could not be read", unread),
+            *_list("What holds it up", [capitalised(finding.text) for finding in findings(hosts, metrics)]),
+        ],
+        "curves": _curves(run, written, latest),
+        "samples": samples(samples_file),
+        "hosts": host_curves(hosts[:_MOST_HOSTS_DRAWN], columns=_HOST_COLUMNS),
+        "after": [*about(run, result), *_options(run), *_hosts_table(run, heartbeats)],
+    }
     outcome = text(result.get("outcome") or "no result yet")
-    return page(f"{_title(run)}: {outcome}", f"<main>{body}</main>")
+    return page(f"{_title(run)}: {outcome}", content)
+
+
+def about(run: Json, result: Json) -> list[Section]:
+    """Sections about a run: where its time went, what a language model has learned, what ran, its attempts."""
+    return [*_time_split(result), *_fillings(result), *_facts(run), *_attempts(run, result)]
 
 
 def read_and_render(run_dir: str | Path) -> str:
@@ -126,156 +142,181 @@ def read_hosts(directory: RunDirectory, count: int, unread: Unread | None = None
     return [host for each in found if (host := read(each)) is not None]
 
 
+def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> Json:
+    """Axis to curves, each of so many points that all together stay small."""
+    history = History(lambda _offset, _limit: None)
+    history.add({name: number(value) for name, value in line.items()} for line in metrics)
+    definitions, attempts = of_run(run), rows(run.get("attempts"))
+    starts = [moment(attempt.get("started")) for attempt in attempts[1:]]
+
+    def of_axis(axis: str, points: int) -> dict[str, Any]:
+        return history.curves(
+            definitions,
+            axis,
+            points,
+            attempts=len(attempts),
+            baselines=latest,
+            starts_s=[start.timestamp() for start in starts if start],
+        ) | {"is_complete": True}
+
+    first = of_axis("step", 10)
+    points = _ALL_POINTS // max(1, len(first["series"]) * len(first["axes"]))
+    return {axis: of_axis(axis, max(20, min(_MOST_POINTS, points))) for axis in first["axes"]}
+
+
 def _header(
     run: Json,
     metrics: Sequence[Json],
     result: Json,
     heartbeats: Sequence[Json],
     latest: Mapping[str, float],
-) -> str:
+) -> dict[str, Any]:
     outcome = text(result.get("outcome") or "no result yet")
-    colour, meaning = OUTCOMES.get(outcome, ("plain", ""))
+    _, meaning = OUTCOMES.get(outcome, ("plain", ""))
     if outcome == "stopped" and result.get("reason"):
         meaning = f"The run was stopped because {text(result['reason'])}."
     if not result and heartbeats:
         states = Counter(text(beat.get("state")) for beat in heartbeats)
         meaning = f"Hosts when this was made: {', '.join(f'{n} {state}' for state, n in states.items())}."
-    where = " · ".join(
-        text(part) for part in (run.get("job"), slice_name(run), run.get("platform")) if part is not None
-    )
-    name = f"<p>{escape(run['run_id'])}</p>" if run.get("name") and run.get("run_id") else ""
-    return (
-        f"<header><p>{escape(where)}</p><h1>{escape(_title(run))}</h1>{name}"
-        f'<p class="lede">{_headline(of_run(run), metrics, latest)}</p>'
-        f'<p class="end"><span class="outcome {colour}">{escape(outcome)}</span>{escape(meaning)}</p>'
-        "</header>"
-    )
+    where = (run.get("job"), slice_name(run), run.get("platform"))
+    return {
+        "about": " · ".join(clip(part) for part in where if part is not None),
+        "title": clip(_title(run)),
+        "id": clip(run["run_id"]) if run.get("name") and run.get("run_id") else None,
+        "outcome": clip(outcome),
+        "meaning": clip(meaning),
+        "headline": _headline(of_run(run), metrics, latest),
+    }
 
 
 def _headline(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> str:
     headline = definitions.get(definitions.headline)
     if headline.name in latest:
-        told, rest = _halves(definitions.compared(headline, latest))
         at = "" if headline.is_evaluation else _at(headline.name, metrics)
-        return f"{escape(capitalised(headline.title))} <b>{escape(told)}</b>{escape(rest)}{at}"
+        return f"{capitalised(headline.title)} {definitions.compared(headline, latest)}{at}"
     for name in definitions.progress:
         if name in latest:
             metric = definitions.get(name)
-            title, value = escape(capitalised(metric.title)), escape(metric.text(latest[name]))
-            return f"{title} <b>{value}</b>{_at(name, metrics)}; no {escape(headline.title)} recorded"
-    return f"No {escape(headline.title)} recorded yet."
+            value = f"{metric.text(latest[name])}{_at(name, metrics)}"
+            return f"{capitalised(metric.title)} {value}; no {headline.title} recorded"
+    return f"No {headline.title} recorded yet."
 
 
-def _halves(compared: str) -> tuple[str, str]:
-    value, comma, rest = compared.partition(", ")
-    return value, comma + rest
+def _points(metrics: Sequence[Json], name: str) -> list[tuple[float, float]]:
+    """The finite values of a metric by step, in rising order; of two with one step the later."""
+    found = {number(line.get("step")): number(line.get(name)) for line in metrics if name in line}
+    return sorted((step, value) for step, value in found.items() if step is not None and value is not None)
 
 
 def _at(name: str, metrics: Sequence[Json]) -> str:
-    points = [point for point in curve(metrics, name) if math.isfinite(point[1])]
+    points = _points(metrics, name)
     return f" at step {points[-1][0]:,.0f}" if points else ""
 
 
-def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str, float]) -> str:
+def capitalised(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
+Tile = tuple[str, str, str]
+"""Name, value and what stands small behind it."""
+
+
+def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str, float]) -> list[Tile]:
     definitions = of_run(run)
     shown = [name for name in latest if number(result.get(name)) is not None and name not in NO_METRICS]
     shown += [metric.name for metric in definitions.metrics if metric.is_evaluation and metric.name in latest]
     shown += [name for name in definitions.progress if name in latest]
-    values = {
-        escape(capitalised(metric.title)): escape(metric.text(latest[metric.name]))
+    tiles: list[Tile] = [
+        (capitalised(metric.title), *_in_two(metric.text(latest[metric.name])))
         for metric in definitions.told(dict.fromkeys(shown))
         if metric.name != definitions.headline
-    }
-    values |= _best(definitions, metrics, latest)
-    utilisations = _finite(metrics, "mfu")
+    ]
+    tiles += _best(definitions, metrics, latest)
+    if utilisations := [value for line in metrics if (value := number(line.get("mfu"))) is not None]:
+        tiles.append(("MFU", f"{100 * statistics.median(utilisations):.1f} %", ""))
+    if (wall_s := number(result.get("wall_s"))) is not None and wall_s >= 0:
+        tiles.append(("Wall time", spoken(wall_s), ""))
     steps = number(result.get("steps"))
     if steps is None:
         steps = max(
             (step for line in metrics if (step := number(line.get("step"))) is not None), default=None
         )
     wanted = number(mapping(run.get("config")).get("steps"))
-    of = f" <small>of {wanted:,.0f}</small>" if wanted is not None and wanted != steps else ""
-    outliers = number(result.get("outliers"))
-    own = {
-        "MFU": f"{100 * statistics.median(utilisations):.1f} %" if utilisations else None,
-        "Wall time": None
-        if (wall_s := number(result.get("wall_s"))) is None or wall_s < 0
-        else spoken(wall_s),
-        "Steps": None if steps is None else f"{steps:,.0f}{of}",
-        "Outliers": f"{outliers:,.0f} <small>steps</small>" if outliers else None,
-        "Cost": spent(run, number(result.get("wall_s"))),
-        "Hosts": str(len(rows(run.get("hosts"))) or "") or None,
-    }
-    values |= {name: value for name, value in own.items() if value}
-    tiles = "".join(
-        f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in list(values.items())[:_MOST_TILES]
-    )
-    return f'<dl class="tiles">{tiles}</dl>' if tiles else ""
+    if steps is not None:
+        of = f"of {wanted:,.0f}" if wanted is not None and wanted != steps else ""
+        tiles.append(("Steps", f"{steps:,.0f}", of))
+    if outliers := number(result.get("outliers")):
+        tiles.append(("Outliers", f"{outliers:,.0f}", "steps"))
+    if costs := spent(run, wall_s):
+        tiles.append(("Cost", *costs))
+    if hosts := len(rows(run.get("hosts"))):
+        tiles.append(("Hosts", str(hosts), ""))
+    return tiles[:_MOST_TILES]
 
 
-def spent(run: Json, wall_s: float | None) -> str | None:
-    """What all attempts cost, the last of which took `wall_s`; None where it is not known."""
+def _in_two(value: str) -> tuple[str, str]:
+    """A value, and a unit of many words, such as "of the masked tokens"."""
+    first, _, words = value.partition(" ")
+    return (first, words) if len(words) > _LONGEST_UNIT else (value, "")
+
+
+def spent(run: Json, wall_s: float | None) -> tuple[str, str] | None:
+    """What all attempts cost, the last of which took `wall_s`, and by which prices; None where it is not known."""
     found = cost(rows(run.get("attempts")), wall_s)
     if found is None:
         return None
     told, unit, rest = found.text().partition(" (" if found.text().startswith("free") else " USD")
-    return f"{told}{unit.rstrip(' (')} <small>{rest.strip(' )')}</small>"
+    return f"{told}{unit.rstrip(' (')}", rest.strip(" )")
 
 
-def _best(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> dict[str, str]:
+def _best(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> list[Tile]:
     """The headline's best value of those on the way, where it is not the last one."""
     headline = definitions.get(definitions.headline)
-    points = [point for point in curve(metrics, headline.name) if math.isfinite(point[1])]
+    points = _points(metrics, headline.name)
     if headline.better is None or not headline.is_evaluation or not points:
-        return {}
+        return []
     choose = min if headline.better == "lower" else max
     step, value = choose(points, key=lambda point: point[1])
     if value == latest.get(headline.name) or step == points[-1][0]:
-        return {}
-    at = f"<small>at step {step:,.0f}</small>"
-    return {f"Best {escape(headline.title)}": f"{escape(headline.text(value))} {at}"}
+        return []
+    return [(f"Best {headline.title}", headline.text(value), f"at step {step:,.0f}")]
 
 
-def _warnings(result: Json, heartbeats: Sequence[Json]) -> str:
+def _list(title: str, texts: Sequence[str]) -> list[Section]:
+    items = [clip(item) for item in texts[:_MOST_WARNINGS]]
+    return [{"title": title, "kind": "list", "items": items}] if items else []
+
+
+def _warnings(result: Json, heartbeats: Sequence[Json]) -> list[str]:
     """What the run's processes have warned of: it went on all the same."""
-    said = [result.get("warnings"), *(beat.get("warnings") for beat in heartbeats)]
-    found = dict.fromkeys(text(each) for some in said if isinstance(some, list | tuple) for each in some)
-    items = "".join(f"<li>{escape(each)}</li>" for each in list(found)[:_MOST_WARNINGS])
-    return f"<h2>Warnings</h2><ul>{items}</ul>" if items else ""
+    lists = [result.get("warnings"), *(beat.get("warnings") for beat in heartbeats)]
+    return list(
+        dict.fromkeys(text(each) for some in lists if isinstance(some, list | tuple) for each in some)
+    )
 
 
-def _unread(unread: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(each)}</li>" for each in unread[:_MOST_WARNINGS])
-    return f"<h2>What could not be read</h2><ul>{items}</ul>" if items else ""
-
-
-def _findings(hosts: Sequence[HostSamples], metrics: Sequence[Json]) -> str:
-    items = "".join(f"<li>{escape(capitalised(each.text))}</li>" for each in findings(hosts, metrics))
-    return f"<h2>What holds it up</h2><ul>{items}</ul>" if items else ""
-
-
-def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequence[str]) -> str:
+def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequence[str]) -> list[Section]:
     outcome = result.get("outcome")
     failed = _failed_host(result, heartbeats)
-    parts = []
+    sections: list[Section] = []
     if outcome != "done" and (outcome in ("failed", "hung") or failed is not None or result.get("error")):
-        who = f"{host_name(run, failed)} failed first." if failed is not None else ""
-        said = [b.get("message") for b in heartbeats if b.get("state") == "failed" and b.get("message")]
-        error = result.get("error") or (said[0] if said else None)
-        parts = [
-            "<h2>What went wrong</h2>",
-            f"<p>{escape(who)}</p>" if who else "",
-            f"<pre>{escape(error, longest=_LONGEST_ERROR)}</pre>"
-            if error
-            else "<p>No error was recorded.</p>",
-        ]
+        messages = [b.get("message") for b in heartbeats if b.get("state") == "failed" and b.get("message")]
+        error = result.get("error") or (messages[0] if messages else None)
+        sections.append(
+            {
+                "title": "What went wrong",
+                "kind": "failure",
+                "note": clip(f"{host_name(run, failed)} failed first.") if failed is not None else "",
+                "text": clip(error, _LONGEST_ERROR) if error else "No error was recorded.",
+            }
+        )
         if log_tail:
-            lines = "\n".join(escape(line) for line in log_tail[-_LOG_LINES:])
-            parts.append(f"<h3>The last lines of its log</h3><pre>{lines}</pre>")
+            lines = "\n".join(clip(line) for line in log_tail[-_LOG_LINES:])
+            sections.append({"title": "The last lines of its log", "kind": "log", "text": lines})
     if result and outcome != "done" and run.get("run_id"):
         command = f"fab train --resume {shlex.quote(text(run['run_id']))}"
-        parts.append(f"<h3>To go on from the last checkpoint</h3><pre>{escape(command)}</pre>")
-    return f'<section class="failure">{"".join(parts)}</section>' if parts else ""
+        sections.append({"title": "To go on from the last checkpoint", "kind": "log", "text": clip(command)})
+    return sections
 
 
 def _failed_host(result: Json, heartbeats: Sequence[Json]) -> int | None:
@@ -295,10 +336,6 @@ def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
     return {name: known for name, value in fields if (known := number(value)) is not None}
 
 
-def _finite(metrics: Sequence[Json], key: str) -> list[float]:
-    return [value for line in metrics if (value := number(line.get(key))) is not None]
-
-
 MEANINGS = {
     "start": "joining, reading the data, compiling, the first step",
     "compute": "handing steps to the devices and waiting for their results",
@@ -312,7 +349,7 @@ MEANINGS = {
 """What each part of jobs.runtime.metrics is, in a few words."""
 
 
-def time_split(result: Json) -> str:
+def _time_split(result: Json) -> list[Section]:
     """The parts in order of their size, with their shares; nothing where the run has not told them."""
     parts = {
         name: seconds
@@ -321,61 +358,43 @@ def time_split(result: Json) -> str:
     }
     total_s = sum(parts.values())
     if not total_s:
-        return ""
-    lines = "".join(
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{seconds:,.1f} s</td><td>{seconds / total_s:.1%}</td>"
-        f"<td>{escape(MEANINGS.get(name, ''))}</td></tr>"
-        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])[:_MOST_ROWS]
-    )
-    return (
-        '<h2>Where the time went</h2><div class="scroll"><table>'
-        f"<tr><th>part</th><th>time</th><th>share</th><th>what it is</th></tr>{lines}</table></div>"
-    )
+        return []
+    table = [
+        [name.replace("_", " "), f"{seconds:,.1f} s", f"{seconds / total_s:.1%}", MEANINGS.get(name, "")]
+        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
+    ]
+    return _table("Where the time went", ("part", "time", "share", "what it is"), table)
 
 
-_MOST_FILLINGS = 20
-_MOST_GUESSES = 5
-
-
-def fillings(result: Json) -> str:
+def _fillings(result: Json) -> list[Section]:
     """One row a sentence: the true word marked in its text, beside it the guesses with their probabilities."""
-    lines = [_filling(each) for each in rows(result.get("fillings"))[:_MOST_FILLINGS]]
-    if not lines:
-        return ""
-    told = "Held-out sentences with the marked word hidden, and what the model would write in its place."
-    table = f"<table><tr><th>text</th><th>guesses</th></tr>{''.join(lines)}</table>"
-    return f'<h2>What it has learned</h2><p>{told}</p><div class="scroll">{table}</div>'
+    table = [_filling(each) for each in rows(result.get("fillings"))[:_MOST_FILLINGS]]
+    note = "Held-out sentences with the marked word hidden, and what the model would write in its place."
+    return _table("What it has learned", ("text", "guesses"), table, note=note)
 
 
-def quoted(token: str) -> str:
-    """A prediction as people read it: a comma, a dash, a blank or nothing stands between quotation marks."""
-    return token if any(character.isalnum() for character in token) else f"“{token}”"
-
-
-def _filling(each: Json) -> str:
+def _filling(each: Json) -> list[object]:
     truth, guesses = text(each.get("truth", "")), each.get("guesses")
     pairs = (
         [pair for pair in guesses if isinstance(pair, list) and len(pair) == 2]
         if isinstance(guesses, list)
         else []
     )
-    shown = " · ".join(
-        f"{'<b>' if text(word) == truth else ''}{escape(quoted(text(word)))}{'</b>' if text(word) == truth else ''} "
-        f"{100 * share:.0f} %"
-        for word, value in pairs[:_MOST_GUESSES]
-        if (share := number(value)) is not None
-    )
-    before, after = (escape(each.get(side, "")) for side in ("before", "after"))
-    return f"<tr><td>{before} <mark>{escape(truth)}</mark>{after}</td><td>{shown}</td></tr>"
+    shown: list[object] = []
+    for word, value in pairs[:_MOST_GUESSES]:
+        if (share := number(value)) is not None:
+            name = clip(quoted(text(word)))
+            shown += [
+                " · " if shown else "",
+                [name, "strong"] if text(word) == truth else name,
+                f" {100 * share:.0f} %",
+            ]
+    before, after = (clip(each.get(side, "")) for side in ("before", "after"))
+    return [[f"{before} ", [clip(truth), "mark"], after], shown]
 
 
-_MOST_ROWS = 64
-_LONGEST_CELL = 200
-_MOST_OPTIONS = 200
-
-
-def facts(run: Json) -> str:
-    """What run.json says of the job, its code and its options."""
+def _facts(run: Json) -> list[Section]:
+    """What run.json says of the job and its code."""
     code, versions = mapping(run.get("code")), mapping(run.get("versions"))
     commit = text(code.get("git_commit") or "")
     args = run.get("args")
@@ -397,20 +416,17 @@ def facts(run: Json) -> str:
         "Versions": ", ".join(f"{name} {text(value)}" for name, value in versions.items()) or None,
         "Started in": run.get("cwd"),
     }
-    shown = [(name, value) for name, value in values.items() if value is not None]
-    terms = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in shown)
+    items = [[name, clip(value)] for name, value in values.items() if value is not None]
+    return [{"title": "What ran", "kind": "facts", "items": items}]
+
+
+def _options(run: Json) -> list[Section]:
     config = list({**mapping(run.get("config")), **mapping(run.get("settings"))}.items())
-    options = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape('none' if value is None else value)}</dd></div>"
-        for name, value in config[:_MOST_OPTIONS]
-    )
-    return (
-        f'<h2>What ran</h2><dl class="facts">{terms}</dl>'
-        f"{f'<h3>Options</h3><dl class="options">{options}</dl>' if options else ''}"
-    )
+    items = [[clip(name), clip("none" if value is None else value)] for name, value in config[:_MOST_OPTIONS]]
+    return [{"title": "Options", "kind": "facts", "items": items}] if items else []
 
 
-def attempts_table(run: Json, result: Json) -> str:
+def _attempts(run: Json, result: Json) -> list[Section]:
     """One row an attempt; the last one has the outcome of the result until run.json has it."""
     table = []
     for attempt in rows(run.get("attempts")):
@@ -418,11 +434,11 @@ def attempts_table(run: Json, result: Json) -> str:
         if outcome is None and result and attempt.get("attempt") == result.get("attempt"):
             outcome = result.get("outcome")
         cells = [attempt.get(key) for key in ("attempt", "started", "processes", "coordinator")]
-        table.append([*cells, outcome])
+        table.append([*map(_cell, cells), _cell(outcome)])
     return _table("Attempts", ("attempt", "started", "processes", "coordinator", "outcome"), table)
 
 
-def hosts_table(run: Json, heartbeats: Sequence[Json]) -> str:
+def _hosts_table(run: Json, heartbeats: Sequence[Json]) -> list[Section]:
     """One row a host, with the last heartbeat of its process."""
     beats = {beat.get("rank"): beat for beat in heartbeats if isinstance(beat.get("rank"), int)}
     hosts = dict(enumerate(rows(run.get("hosts"))))
@@ -431,22 +447,34 @@ def hosts_table(run: Json, heartbeats: Sequence[Json]) -> str:
         host, beat = hosts.get(rank, {}), beats.get(rank, {})
         seen = moment(beat.get("time"))
         cells = [rank, host.get("name"), host.get("address"), beat.get("state"), beat.get("step")]
-        table.append([*cells, seen and f"{seen:%Y-%m-%d %H:%M:%S} UTC", beat.get("message")])
+        cells += [seen and f"{seen:%Y-%m-%d %H:%M:%S} UTC", beat.get("message")]
+        table.append([*map(_cell, cells)])
     head = ("host", "name", "address", "last state", "step", "last heartbeat", "message")
     return _table("Hosts", head, table)
 
 
-def _table(title: str, head: Sequence[str], table: Sequence[Sequence[object]]) -> str:
+def _table(
+    title: str, head: Sequence[str], table: Sequence[Sequence[object]], *, note: str = ""
+) -> list[Section]:
+    """A section of one table, without the columns that no row has."""
     if not table:
-        return ""
+        return []
     used = [column for column in range(len(head)) if any(row[column] is not None for row in table)]
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{_cell(row[column])}</td>' for column in used)}</tr>"
-        for row in table[:_MOST_ROWS]
-    )
-    more = f"<p>and {len(table) - _MOST_ROWS} more in run.json</p>" if len(table) > _MOST_ROWS else ""
-    top = "".join(f"<th>{head[column]}</th>" for column in used)
-    return f'<h2>{title}</h2><div class="scroll"><table><tr>{top}</tr>{lines}</table></div>{more}'
+    if len(table) > _MOST_ROWS:
+        note = f"{note} The first {_MOST_ROWS} of {len(table):,}.".strip()
+    return [
+        {
+            "title": title,
+            "kind": "table",
+            "note": note,
+            "head": [head[column] for column in used],
+            "rows": [[row[column] for column in used] for row in table[:_MOST_ROWS]],
+        }
+    ]
+
+
+def _cell(value: object) -> str | None:
+    return None if value is None else clip(value, _LONGEST_CELL)
 
 
 def slice_name(run: Json) -> str | None:
@@ -462,7 +490,3 @@ def host_name(run: Json, rank: int) -> str:
     host = hosts[rank] if rank < len(hosts) else {}
     known = ", ".join(text(host[key]) for key in ("name", "address") if host.get(key))
     return f"Host {rank} ({known})" if known else f"Host {rank}"
-
-
-def _cell(value: object) -> str:
-    return "—" if value is None else escape(value, longest=_LONGEST_CELL)

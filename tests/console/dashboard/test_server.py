@@ -18,6 +18,7 @@ import pytest
 from backends.local.local_backend import local
 from console.dashboard import server
 from contracts.errors import RequestError
+from jobs.runtime.report import page
 from launch.jobs import CHECKOUT
 from tests.console.dashboard.conftest import Serve
 from tests.console.dashboard.run_directories import make_run, run_id
@@ -45,13 +46,13 @@ def test_every_page_forbids_what_is_not_of_this_server_and_other_names_of_it_are
     tmp_path: Path, serve: Serve
 ) -> None:
     run = make_run(tmp_path / "here", run_id(0))
-    (run / "report.html").write_text("<script>alert(1)</script>")
     base = serve(tmp_path / "here")
     of_run = f"here/{run.name}"
     for path in (
         "/",
         f"/run/{of_run}",
         "/static/dashboard.js",
+        "/static/report/charts.js",
         "/api/runs",
         "/api/run/here/none",
         "/no/such",
@@ -63,16 +64,11 @@ def test_every_page_forbids_what_is_not_of_this_server_and_other_names_of_it_are
         )
         assert headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in headers
-    for path in ("/", "/api/runs", f"/report/{of_run}"):
+    for path in ("/", "/api/runs"):
         assert ask(base, path, Host="attacker.example:80")[0] == 400
         assert ask(base, path, Host="localhost:1234")[0] == 200
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             assert ask(base, path, method)[0] == 405
-    _, headers, body = ask(base, f"/report/{of_run}")
-    policy = headers["content-security-policy"]
-    assert body.startswith(b"<script>")
-    assert policy.startswith("sandbox allow-scripts; default-src 'none'; script-src 'sha256-")
-    assert "allow-same-origin" not in policy
 
 
 def test_paths_never_leave_a_run(tmp_path: Path, serve: Serve) -> None:
@@ -81,7 +77,6 @@ def test_paths_never_leave_a_run(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "secret").write_text("the secret")
     (tmp_path / "secret.json").write_text('{"pictures": [], "the": "secret"}')
     for name, to in (
-        ("report.html", tmp_path / "secret"),
         ("samples.json", tmp_path / "secret.json"),
         ("logs/1", tmp_path),
         ("hosts", tmp_path),
@@ -93,7 +88,6 @@ def test_paths_never_leave_a_run(tmp_path: Path, serve: Serve) -> None:
     base = serve(folder)
     of_run = f"/api/run/here/{run.name}"
     asked = [
-        f"/report/here/{run.name}",
         *(f"{of_run}/log?attempt={attempt}&host=0" for attempt in (0, 1, -1, "../0", "%2e%2e")),
         f"{of_run}/log?host=..%2F..%2Fsecret",
         *(f"{of_run}/{each}" for each in ("samples", "hosts/curves", "curves")),
@@ -136,18 +130,6 @@ def test_a_log_is_told_from_its_end_in_whole_lines_and_read_on_and_back_without_
     assert "is not there" in told(base, f"/api/run/here/{run.name}/log?host=7")["error"]
 
 
-def test_pictures_that_are_none_are_left_out_and_counted(tmp_path: Path, serve: Serve) -> None:
-    run = make_run(tmp_path / "here", run_id(0))
-    png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-    pictures = [{"png": png, "truth": "<b>", "prediction": "shoe"}, {"png": "aGVsbG8="}, {"png": 3}, 7]
-    (run / "samples.json").write_text(json.dumps({"pictures": pictures}))
-    found = told(serve(tmp_path / "here"), f"/api/run/here/{run.name}/samples")
-    assert found == {
-        "pictures": [{"png": png, "truth": "<b>", "prediction": "shoe"}],
-        "problem": "samples.json: 3 pictures cannot be shown",
-    }
-
-
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, serve: Serve) -> None:
     run = make_run(tmp_path / "here", run_id(0))
     base = serve(tmp_path / "here")
@@ -184,8 +166,6 @@ def test_the_command_prints_its_address_says_what_port_is_taken_and_ends_with_ct
 
 
 def test_the_chart_library_is_the_one_that_its_page_names() -> None:
-    named = dict(SHA256.findall((server.STATIC / "README.md").read_text()))
-    there = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in server.STATIC.glob("uPlot*")
-    }
+    named = dict(SHA256.findall((page.STATIC / "README.md").read_text()))
+    there = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in page.STATIC.glob("uPlot*")}
     assert there == named

@@ -1,4 +1,4 @@
-// Curves of one run or several, drawn by uPlot, which index.html has loaded. What a run says is put into text nodes only.
+// Curves of one run or several, drawn by uPlot. What a run says is put into text nodes only.
 
 const LINES = 8;
 const UNITS = [["s", 1, 180], ["min", 60, 10800], ["h", 3600, 259200], ["days", 86400, Infinity]];
@@ -7,7 +7,7 @@ const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 5 });
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** An element; attributes that are functions are listeners, children that are no nodes become text. */
-export function el(tag, attributes = {}, ...children) {
+function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value);
@@ -18,13 +18,13 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-export const number = value => value === null || value === undefined ? "–"
+const number = value => value === null || value === undefined ? "–"
   : Math.abs(value) >= 1e9 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : exact.format(value);
 
 const tick = value => value && Math.abs(value) < 1e-3 ? value.toExponential(0) : compact.format(value);
 
 /** The charts of `sources` ({label, url}), and what chooses their axes. `follow` asks again and again. */
-export class Curves {
+class Curves {
   constructor(heading, sources, follow, axis = "step") {
     this.sources = sources;
     this.state = { axis, smooth: true, log: false, span: null };
@@ -86,7 +86,7 @@ export class Curves {
       for (const series of answer.series) {
         const key = this.sources.length > 1 ? series.name : series.chart;
         if (!groups.has(key)) groups.set(key, []);
-        groups.get(key).push({ ...series, index });
+        groups.get(key).push({ ...series, index, marks: answer.marks });
       }
     });
     const last = Math.max(0, ...[...groups.values()].flat().map(series => series.x.at(-1) ?? 0));
@@ -119,11 +119,12 @@ class Chart {
     this.title.textContent = title;
     this.plot.setAttribute("aria-label", `Chart of ${title} over ${axis}: arrow keys read it, + and - zoom, Escape shows all`);
     group.sort((a, b) => (b.name === b.chart) - (a.name === a.chart) || a.index - b.index);
+    this.marks = several ? [] : group[0].marks.map(([x, text]) => [x / factor, text]);
     const tables = [], colours = [faint], series = [{ label: axis, value: (_, value) => value === null ? "–" : number(value) }];
     const positive = values => log ? values.map(value => value > 0 ? value : null) : values;
     for (const [order, each] of group.entries()) {
       const colour = css(`--line-${(several ? each.index : order) % LINES}`);
-      const label = several ? this.curves.sources[each.index].label : each.title;
+      const label = (several ? this.curves.sources[each.index].label : each.title) + (each.gaps ? ` (${each.gaps} not finite)` : "");
       const dash = several && each.index >= LINES ? [6, 4] : undefined;
       const isSmoothed = smooth && each.smooth !== null, x = each.x.map(value => value / factor);
       tables.push([x, positive(each.y)]);
@@ -135,10 +136,15 @@ class Chart {
         colours.push(colour);
         series.push({ label: `${label}, smoothed`, stroke: colour, width: 2, dash, class: "quiet", points: { show: false } });
       }
+      if (each.level && !several) {
+        tables.push([[x[0], x.at(-1)], positive([each.level.value, each.level.value])]);
+        colours.push(faint);
+        series.push({ label: each.level.title, stroke: faint, width: 1, dash: [6, 4], spanGaps: true, points: { show: false }, value: () => "" });
+      }
     }
     const data = tables.length ? uPlot.join(tables) : [[]], shape = JSON.stringify([series.map(each => [each.label, each.stroke, each.points?.show]), log, axis]);
     this.factor = factor;
-    if (this.uplot && this.shape === shape) return this.uplot.setData(data);
+    if (this.uplot && this.shape === shape) { this.uplot.setData(data); return this.reach(); }
     this.uplot?.destroy();
     this.shape = shape;
     const rule = css("--rule"), font = "12px system-ui, sans-serif";
@@ -149,9 +155,32 @@ class Chart {
       axes: [{ ...side, size: 30, values: (_, ticks) => ticks.map(value => compact.format(value)) },
         { ...side, size: 56, values: (_, ticks) => ticks.map(value => value === null ? "" : tick(value)) }],
       legend: { markers: { width: 0, fill: (_, index) => colours[index] } },
-      hooks: { setSelect: [plot => this.select(plot)] },
+      hooks: { setSelect: [plot => this.select(plot)], draw: [plot => this.mark(plot, faint)] },
     }, data, this.plot);
-    return undefined;
+    return this.reach();
+  }
+
+  /** Draw the part of the axis that was chosen. */
+  reach() {
+    const [min, max] = this.curves.state.span?.map(value => value / this.factor) ?? [];
+    if (max > min) this.uplot.setScale("x", { min, max });
+  }
+
+  /** A line where an attempt went on. */
+  mark(plot, colour) {
+    const { ctx, bbox } = plot, isFew = this.marks.length <= 4;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour;
+    ctx.setLineDash([2 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    for (const [x, text] of this.marks) {
+      const at = plot.valToPos(x, "x", true);
+      if (at < bbox.left || at > bbox.left + bbox.width) continue;
+      ctx.beginPath(); ctx.moveTo(at, bbox.top); ctx.lineTo(at, bbox.top + bbox.height); ctx.stroke();
+      ctx.textAlign = at > bbox.left + 0.75 * bbox.width ? "right" : "left";
+      if (isFew) ctx.fillText(` ${text} `, at, bbox.top + 12 * devicePixelRatio);
+    }
+    ctx.restore();
   }
 
   width() { return Math.max(200, this.plot.clientWidth || this.curves.grid.clientWidth || 600); }

@@ -1,7 +1,6 @@
 """The curves of one run: metrics.jsonl, read on where it was left, and thinned to what a chart can show.
 
-The report thins too (`jobs.runtime.report.chart`), once, point by point. Here it is done for every look at a run that
-goes on, of 100,000 points a metric, so it is NumPy's.
+The dashboard thins for every look at a run that goes on, of 100,000 points a metric, so it is done with NumPy.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import math
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ import numpy.typing as npt
 from contracts import run_records
 from contracts.files import Piece
 from contracts.run_records import Unread
+from jobs.runtime.host_samples import COLUMNS, HostSamples
 from jobs.runtime.metric_definitions import Metric, Metrics
-from launch.output import counted
 
 Floats = npt.NDArray[np.float64]
 Read = Callable[[int, int], Piece | None]
@@ -35,6 +34,8 @@ LARGEST = 1e100
 MARK_BYTES = 64
 """What stands before the offset is read again: where it is other than before, so is the file."""
 FEWEST_TO_SMOOTH = 12
+MOST_HOSTS_DRAWN = 64
+LONGEST_GAP_S = 120.0
 DERIVED = (
     Metric(name="step_s", title="time per step", unit="s"),
     Metric(name="input_wait_s", title="input wait per step", unit="s"),
@@ -97,13 +98,18 @@ class History:
             lines, self._rest = [*lines, self._rest], b""
         fitting = [line for line in lines if len(line) <= LONGEST_LINE_BYTES]
         self._too_long += len(lines) - len(fitting)
-        for line in run_records.metrics(fitting, self._unread):
-            if "step" not in line:
+        self.add(run_records.metrics(fitting, self._unread))
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines of metrics, as `run_records.metrics` reads them."""
+        for line in lines:
+            step, time_s = line.get("step"), line.get("time")
+            if step is None:
                 self._without_step += 1
                 continue
             row = len(self._steps)
-            self._steps.append(line["step"])
-            self._times.append(line.get("time", math.nan))
+            self._steps.append(step)
+            self._times.append(math.nan if time_s is None else time_s)
             for name, value in line.items():
                 if name in ("step", "time"):
                     continue
@@ -127,7 +133,7 @@ class History:
             *([f"metrics.jsonl: {self._error}"] if self._error else []),
             *self._unread.texts(),
             *(
-                f"metrics.jsonl: {counted(count, 'line')} {reason}, left out"
+                f"metrics.jsonl: {count:,} line{'' if count == 1 else 's'} {reason}, left out"
                 for count, reason in left_out
                 if count
             ),
@@ -141,11 +147,16 @@ class History:
         points: int,
         span: tuple[float, float] | None = None,
         attempts: int = 1,
+        *,
+        baselines: Mapping[str, float] | None = None,
+        starts_s: Sequence[float] = (),
     ) -> dict[str, Any]:
         """The curves of all metrics as the page draws them, each of about `points` points.
 
         axis: step, time (seconds since the first line) or units (what the job's rate counts, such as tokens).
-        span: the part of the axis that is wanted. attempts: how many the run has had.
+        span: the part of the axis that is drawn. attempts: how many the run has had. baselines: the values of the
+        metrics that others are compared with. starts_s: Unix seconds when each attempt after the first started; it is
+        marked at its first line.
         """
         with self._lock:
             steps, times = np.array(self._steps), np.array(self._times)
@@ -171,8 +182,20 @@ class History:
             along = _units(steps, held[rate.name], held["step_s"])
         derived = [metric for metric in DERIVED if metric.name in held]
         series = [
-            _curve(metric, along[held[metric.name][0]], held[metric.name][1], points, span)
+            _curve(
+                metric,
+                along[held[metric.name][0]],
+                held[metric.name][1] * _scale(metrics, metric),
+                points,
+                span,
+            )
+            | {"level": _level(metrics, metric, baselines or {})}
             for metric in [*metrics.told(held), *derived]
+        ]
+        marks = [
+            [float(along[int(np.argmax(times >= start_s))]), f"attempt {attempt}"]
+            for attempt, start_s in enumerate(starts_s, 1)
+            if (times >= start_s).any()
         ]
         return {
             "axis": axis,
@@ -180,6 +203,7 @@ class History:
             "lines": len(steps),
             "is_complete": self.is_complete,
             "series": [metric for metric in series if metric["x"]],
+            "marks": marks,
             "problems": [*self.problems, *run_records.retaken_message(retaken)],
         }
 
@@ -193,6 +217,74 @@ def _retaken(steps: Floats, attempts: int) -> npt.NDArray[np.bool_]:
     _, last = np.unique(steps[::-1], return_index=True)
     is_old[len(steps) - 1 - last] = False
     return is_old
+
+
+def host_curves(
+    hosts: Sequence[HostSamples], *, columns: Iterable[str] = COLUMNS, problems: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the samplers of hosts have read, as `History.curves` has a run's: a chart of each column, a line of each
+    host. The time between two attempts is left out."""
+    passed_s, at_s, before_s = 0.0, {}, math.nan
+    longest_gap_s = max([LONGEST_GAP_S, *(3 * host.interval_s for host in hosts)])
+    for time_s in sorted({time_s for host in hosts for time_s in host.known("time")}):
+        passed_s += time_s - before_s if time_s - before_s <= longest_gap_s else 0.0
+        at_s[time_s], before_s = passed_s, time_s
+
+    def values(host: HostSamples, name: str) -> list[float | None]:
+        scale = 1024 if COLUMNS[name].unit == "MiB" else 1
+        return [None if value is None else value / scale for value in host.points[name]]
+
+    def level(host: HostSamples, name: str) -> dict[str, Any] | None:
+        capacity = host.capacity.get(name, 0.0) / 1024
+        return {"title": f"{capacity:.1f} GiB", "value": capacity} if capacity else None
+
+    series = [
+        {
+            "name": name,
+            "chart": name,
+            "heading": COLUMNS[name].title,
+            "title": f"host {host.host}",
+            "unit": "GiB" if COLUMNS[name].unit == "MiB" else COLUMNS[name].unit,
+            "x": [at_s[time_s] for time_s in host.known("time")],
+            "y": values(host, name),
+            "smooth": None,
+            "gaps": 0,
+            "level": level(host, name) if index == 0 else None,
+        }
+        for name in columns
+        for index, host in enumerate(hosts[:MOST_HOSTS_DRAWN])
+        if name not in redundant_columns(host.points) and host.known(name)
+    ]
+    return {
+        "axis": "time",
+        "axes": {"time": "time"},
+        "lines": max((len(host.points["time"]) for host in hosts), default=0),
+        "is_complete": True,
+        "series": series,
+        "marks": [],
+        "problems": list(problems),
+    }
+
+
+def redundant_columns(values: Mapping[str, Any]) -> set[str]:
+    """Columns of a host's samples that repeat others: the step, and / where the run directory is on the same disk."""
+    is_one_disk = values.get("root_free_mib") == values.get("disk_free_mib")
+    return {"step", "root_free_mib"} if is_one_disk else {"step"}
+
+
+def _level(metrics: Metrics, metric: Metric, baselines: Mapping[str, float]) -> dict[str, Any] | None:
+    """The metric's baseline, to the scale of its chart."""
+    name = metric.baseline or ""
+    if name not in baselines:
+        return None
+    value = baselines[name] * _scale(metrics, metric)
+    return {"title": f"{metrics.get(name).title} {value:.4g}", "value": value}
+
+
+def _scale(metrics: Metrics, metric: Metric) -> float:
+    """100 where the metric is drawn in a chart of per cent."""
+    of_chart = metric if metric.chart is None else metrics.get(metric.chart)
+    return 100.0 if of_chart.unit.startswith("%") else 1.0
 
 
 def _forward(times: Floats) -> Floats:
@@ -227,15 +319,15 @@ def _curve(
         end = int(np.searchsorted(x, span[1], "right")) + 1
     indices = thin(y[begin:end], points) + begin
     course = None if metric.is_evaluation else smooth(y, indices)
-    factor = 100.0 if metric.unit.startswith("%") else 1.0
     return {
         "name": metric.name,
         "title": metric.title,
         "unit": metric.unit,
         "chart": metric.chart or metric.name,
         "x": _numbers(x[indices]),
-        "y": _numbers(factor * y[indices]),
-        "smooth": None if course is None else _numbers(factor * course),
+        "y": _numbers(y[indices]),
+        "smooth": None if course is None else _numbers(course),
+        "gaps": int(np.isnan(y).sum()),
     }
 
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.dashboard import curves
-from console.dashboard.curves import History, smooth, thin
 from contracts.files import DiskFiles, Piece
 from jobs.flax_mlm import METRICS
+from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.report import curves
+from jobs.runtime.report.curves import History, smooth, thin
 from jobs.runtime.report.render import render
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400)
@@ -187,3 +188,31 @@ def test_a_part_of_the_axis_is_as_fine_as_the_whole_was_and_reaches_its_edges(tm
     read.read_on(9.0)
     (series,) = read.curves(METRICS, "step", 200, (1000.0, 1100.0))["series"]
     assert series["x"] == list(range(999, 1102))
+
+
+def test_a_further_attempt_is_marked_where_it_went_on() -> None:
+    read = History(lambda _offset, _limit: None)
+    steps = [*range(1, 9), *range(5, 12)]  # an attempt that goes on at step 5
+    read.add(
+        {"step": step, "loss": float(index), "time": 1e9 + 10 * index} for index, step in enumerate(steps)
+    )
+    for axis, x in (("step", [*range(1, 12)]), ("time", [0, 10, 20, 30, *range(80, 150, 10)])):
+        curve = read.curves(METRICS, axis, 1000, starts_s=[1e9 + 75])
+        (loss,) = curve["series"]
+        assert loss["x"] == x and loss["y"] == [0, 1, 2, 3, *range(8, 15)]
+        assert curve["marks"] == [[5 if axis == "step" else 80, "attempt 1"]]
+
+
+def test_all_curves_of_a_chart_and_its_baseline_have_the_scale_of_the_metric_that_it_is_of() -> None:
+    for unit, label, values in (("", "guess 0.1", [0.5, 0.5, 0.25]), ("%", "guess 10", [50, 50, 25])):
+        metrics = (
+            Metric(name="score", title="score", unit=unit, baseline="guess"),
+            Metric(name="right", title="right", unit="%", chart="score"),
+            Metric(name="sure", title="sure", chart="score"),
+        )
+        read = History(lambda _offset, _limit: None)
+        read.add([{"step": 1, "score": 0.5, "right": 0.5, "sure": 0.25, "guess": 0.1}])
+        definitions = Metrics(headline="score", metrics=metrics)
+        series = read.curves(definitions, "step", 1000, baselines={"guess": 0.1})["series"]
+        assert [y for each in series for y in each["y"]] == values
+        assert series[0]["level"]["title"] == label
