@@ -14,11 +14,13 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from contracts.aliases import Say
+from contracts.durations import DAY_S
 from contracts.files import DiskFiles
 from infra.documents import Documents, DocumentsError
 from jobs.runtime.bucket_files import files_of
@@ -28,6 +30,8 @@ from launch.output import printable
 from launch.targets import Target, in_catalogue
 
 FOLDER = "beforehand"
+UNUSED_DAYS = 30
+"""As of the programs."""
 PROGRAMS = "executables"
 """Of a cache, the folder of programs; of the code on a host, that of their notes."""
 DOCUMENTS = "executables/"
@@ -80,8 +84,12 @@ class Step:
 
 
 def keep(step: Step, note: Note) -> None:
-    """Keep the note of a program that was compiled for a step."""
-    DiskFiles().write(str(_place(step)), json.dumps(dict(note)).encode())
+    """Keep the note of a program that was compiled for a step; those of programs that are gone are removed."""
+    place = _place(step)
+    DiskFiles().write(str(place), json.dumps(dict(note)).encode())
+    for other in place.parent.iterdir():
+        if other.stat().st_mtime < time.time() - UNUSED_DAYS * DAY_S:
+            other.unlink(missing_ok=True)
 
 
 def kept(step: Step) -> Note | None:

@@ -29,6 +29,7 @@ LIMIT_S = 300.0
 def on_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Continues on another machine: one with a cache of its own, and the environments that this one has."""
     real = user_cache_dir(os.environ) / "environments"
+    real.mkdir(parents=True, exist_ok=True)
 
     def go(name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -13,6 +14,9 @@ from console.fit import Estimate, Place
 from contracts.errors import FAILED, RequestError
 from infra import catalogue
 from launch import jobs
+from launch.hosts import HostError
+from launch.run_request import Request, work_out
+from tests.launch.slices import make_target
 
 GIB = 2**30
 
@@ -157,7 +161,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """A stand-in for the compiler: with --remat a step fits. Returns (place, words) of what it was given."""
     given: list[tuple[str, list[str]]] = []
 
-    def measure(job: jobs.Job, config: Any, where: Place, *, keep: bool = False) -> Estimate:
+    def measure(job: jobs.Job, config: Any, where: Place, **_: Any) -> Estimate:
         given.append((where.name, job.words(config)))
         memory = {
             "parameters": GIB,
@@ -211,3 +215,36 @@ def test_slices_are_compared_in_a_table_or_as_one_object_and_each_figure_is_call
     assert found["is_estimate"] is True
     assert [each.get("fits") for each in found["slices"]] == [True, False, None]
     assert found["slices"][0]["tokens_per_s"] > 1e6
+
+
+def test_a_dry_run_for_a_tpu_shows_the_fit_where_the_compiler_is_here_and_soon_done_else_the_command(
+    compiler: list[tuple[str, list[str]]], make_agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target([make_agent(lambda *_: {}) for _ in range(4)])
+
+    def said(*words: str) -> list[str]:
+        asked = Request(job="flax_mlm", arguments=words, name=None, resume=None)
+        return [*fits.of_run(work_out(asked, target), target)]
+
+    command = "`fab fit --job flax_mlm --accelerator v5litepod-16 -- --remat`"
+    monkeypatch.setattr(environments, "is_made", lambda _: True)
+    shown = said("--remat")
+    assert compiler == [("v5litepod-16", ["--remat"])]
+    assert shown[1].startswith("memory    fits: 6.00 of 16.00 GiB") and shown[-1] == f"more of it: {command}"
+    assert not any(line.startswith("time goes to") for line in shown)
+    assert said()[1].startswith("memory    does not fit: 22.00 of 16.00 GiB")
+
+    def late(*_: Any, **__: Any) -> Estimate:
+        raise HostError(host="here", reason="v5litepod-16: the compiler was not done within 2 min")
+
+    monkeypatch.setattr(fits, "measure", late)
+    (line,) = said("--remat")
+    assert (
+        line
+        == f"whether it fits: v5litepod-16: the compiler was not done within 2 min; {command} takes its time"
+    )
+    monkeypatch.setattr(environments, "is_made", lambda _: False)
+    assert said("--remat") == [f"whether it fits: {command} gets the TPU compiler, and says so"]
+    hello = Request(job="jax_hello", arguments=(), name=None, resume=None)
+    on_cpus = dataclasses.replace(target, platform="cpu")
+    assert [*fits.of_run(work_out(hello, on_cpus), on_cpus)] == []

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 from backends.local import environments
-from console.fit import ENVIRONMENT, Estimate, Place, measure
+from console.fit import ENVIRONMENT, Estimate, Place, Script, measure
 from contracts.errors import RequestError
 from infra import catalogue
-from launch import jobs
+from jobs.runtime.jax import executables
+from launch import beforehand, jobs
 
 NARROW = ("--layers", "1", "--vocab-size", "384", "--sequence-length", "32", "--batch-size", "16")
 FLOAT_BYTES = 4
@@ -19,10 +28,10 @@ def environment() -> None:
     environments.ensure(ENVIRONMENT, print)
 
 
-def compiled(job_name: str, accelerator: str, *words: str, slices: int = 1) -> Estimate:
+def compiled(job_name: str, accelerator: str, *words: str, slices: int = 1, keep: bool = False) -> Estimate:
     job = jobs.find(job_name)
     place = Place(accelerator=catalogue.accelerator(accelerator, "any"), slices=slices)
-    return measure(job, job.parse(words), place)
+    return measure(job, job.parse(words), place, keep=keep)
 
 
 @pytest.mark.slow
@@ -59,6 +68,64 @@ def test_the_smallest_job_hands_over_its_step_too() -> None:
     found = compiled("jax_hello", "v4-8")
     assert found.fits
     assert found.answer["device_kind"] == "TPU v4" and found.answer["devices"] == 4  # two cores, one device
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_devices")
+def test_a_program_of_a_tpu_is_kept_as_bytes_with_its_facts_and_another_runtime_refuses_it_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a runtime that refuses a program: here that of CPUs, given a TPU's by a note that says that it is its own."""
+    made = compiled("jax_hello", "v5litepod-16", keep=True).answer
+    assert compiled("jax_hello", "v5litepod-16", keep=True).answer["note"] == made["note"]
+    facts, content = made["note"]["facts"], beforehand.program(made["note"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == made["note"]["sha256"]
+    assert hashlib.sha256(content[32:]).digest() == content[:32]
+    said, _, packed = content[32:].partition(b"\n")
+    assert json.loads(said) == facts
+    assert zlib.decompress(packed).startswith(b"\x80") and len(zlib.decompress(packed)) > 50_000
+    assert (facts["platform"], facts["device_kind"], facts["host"]) == ("tpu", "TPU v5 lite", None)
+    assert facts["runtime"].startswith("TFRT TPU v5 lite\nBuilt on")
+    # As JAX sets it on a TPU VM, when it is imported there.
+    assert facts["flags"] == [None, " --xla_tpu_use_enhanced_launch_barrier=true"]
+    assert sorted(at[2] for at in facts["devices"]) == [[x, y, 0] for x in range(4) for y in range(4)]
+
+    lowered = jax.jit(jnp.sin).lower(1.0)
+    ours = executables.program_facts(lowered, jax.devices()[:1])
+    kept = json.dumps(ours).encode() + b"\n" + packed
+    (tmp_path / "program").write_bytes(hashlib.sha256(kept).digest() + kept)
+    sha256 = hashlib.sha256((tmp_path / "program").read_bytes()).hexdigest()
+    note = {"facts": ours, "sha256": sha256, "url": f"file://{tmp_path}/program"}
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.json").write_text(json.dumps(note))
+    programs = executables.Executables(str(tmp_path / "cache"), jax.devices()[:1], notes=tmp_path / "notes")
+    assert float(programs.compiled(jax.jit(jnp.sin), 1.0)(1.0)) == pytest.approx(0.8414, abs=1e-4)
+    _, refusal = capsys.readouterr().out.strip().splitlines()
+    assert "cannot be loaded and is compiled anew: " in refusal
+
+
+SCRIPTS = {
+    "import nothing_of_that_name\ndef lower_step(devices): ...": "cannot be imported (ModuleNotFoundError: No module",
+    "import sys\nsys.exit(3)\ndef lower_step(devices): ...": "cannot be imported (SystemExit: 3); it is",
+    "def lower_step(devices): return {'step': 1}": "lower_step: ValueError: it has to return a dictionary",
+    "def lower_step(devices): return {'step': 1, 'arguments': (), 'rows': 2}": "it has to return a dictionary",
+}
+
+
+@pytest.mark.slow
+def test_a_script_hands_over_its_step_or_is_refused_in_a_line_that_says_why(tmp_path: Path) -> None:
+    place = Place(accelerator=catalogue.accelerator("v5litepod-16", "any"), slices=1)
+    example = Script(path="examples/jax/train.py")
+    found = measure(example, example.parse(["500"]), place)
+    assert found.fits and (found.answer["unit"], found.answer["per_step"]) == ("points", 64 * 16)
+    assert found.answer["steps"] == 500
+    assert {each["kind"] for each in found.answer["collectives"]} == {"all-reduce"}
+    for number, (text, said) in enumerate(SCRIPTS.items()):
+        script = Script(path=str(tmp_path / f"script{number}.py"))
+        Path(script.path).write_text(text)
+        with pytest.raises(RequestError, match=re.escape(said)) as refused:
+            measure(script, script.parse([]), place)
+        assert str(refused.value).startswith(f"{script.path}: ")
 
 
 @pytest.mark.slow

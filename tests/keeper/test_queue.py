@@ -137,10 +137,14 @@ def test_code_is_there_as_long_as_an_entry_that_waits_or_runs_needs_it(
     add(1, bundles[0])
     add(2, *bundles[:2])
     documents.write(third, {"archive": ""}, version=ABSENT)  # of a submission that was broken off
+    documents.write(
+        "executables/a.json", {}, version=ABSENT
+    )  # of a step that was compiled for one that waits
     end(1)
     assert documents.names("bundles/") == sorted((first, second))
+    assert documents.names("executables/") == ["executables/a.json"]
     end(2)
-    assert documents.names("bundles/") == []
+    assert documents.names("bundles/") == documents.names("executables/") == []
 
     # Somebody submits the same code while it is being removed: after the removal looked, and before it removes.
     add(3, bundles[0])

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from infra.lease import Lease, held
 from keeper import commands, queue_commands
 from keeper.stack import Stack
 from keeper.world import World, observed_slice
-from launch import policy
+from launch import beforehand, policy
 from launch.control import Run, Submission
 from launch.hosts import Agent, HostError
 from launch.policy import Standing
 from launch.remote_files import HostFiles
+from launch.run_request import Request, work_out
 from launch.store import Content
 from launch.targets import Wanted
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props
@@ -203,6 +205,41 @@ def test_of_a_run_that_its_silent_hosts_alone_can_read_nothing_is_known_and_noth
     assert observed is not None and (observed.living, observed.silent) == ("unknown", 2)
     with pytest.raises(HostError, match="no answer"):
         world.remove(run)
+
+
+def test_a_submitted_run_starts_with_the_note_of_a_step_that_was_compiled_where_it_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "keeper"))
+    target = make_target([Agent(host=f"w-{index}", link=NoAnswer(), root="/agent") for index in range(4)])
+    asked = Request(job="jax_hello", arguments=(), name=None, resume=None)
+    documents = Documents(str(tmp_path / "control"))
+    world, started = World(documents, print, program="a test"), list[Request]()
+    submission = Submission(
+        number=1, what="", request={}, submitted={}, bundles=(), where={}, by="", added=""
+    )
+    run = Run(run_id=RUN_ID, stack="s", runs_url="/share/runs", slices=("s",), submission=submission)
+
+    def launch(wanted: Request, *_: Any, **__: Any) -> Any:
+        started.append(wanted)
+        return SimpleNamespace(attempt=0)
+
+    monkeypatch.setattr(world, "target", lambda _: target)
+    monkeypatch.setattr("keeper.submissions.request", lambda *_: asked)
+    monkeypatch.setattr("launch.runs.read", lambda _: None)
+    monkeypatch.setattr("launch.launching.launch", launch)
+    monkeypatch.setattr("console.track.start", lambda *_: None)
+    step = work_out(asked, target).step
+    assert step is not None
+    note = {"key": "k", "sha256": "s", "facts": {}, "url": "gs://bucket/k"}
+    place = tmp_path / "control" / "executables" / f"{step.name}.json"
+    place.parent.mkdir(parents=True)
+    place.write_text("no document")  # it costs the compiling, and not the start
+    assert world.start(run, lambda: None) == 0
+    place.unlink()
+    beforehand.publish(note, step, documents.url)
+    assert world.start(run, lambda: None) == 0
+    assert [wanted.beforehand for wanted in started] == [None, note]
 
 
 def test_one_document_that_is_none_is_named_and_the_run_of_another_is_brought_back(lab: Lab) -> None:
