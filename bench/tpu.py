@@ -283,7 +283,8 @@ HEADING = (
     "host | between hosts | between slices | waited for |\n|---|---|" + "---:|" * 10
 )
 GOALS_HEADING = (
-    "| step | slice | share | goal | its bytes alone | its products alone |\n|---|---|" + "---:|" * 4
+    "| step | slice | share | goal | step without sums | its products alone | its bytes alone |\n"
+    "|---|---|" + "---:|" * 5
 )
 
 
@@ -351,11 +352,8 @@ def tables(records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     lines = [row(cell, cells[cell.name], product(cell)) for cell in CELLS if cell.name in cells]
     missing = Counter(cell.step for cell in CELLS if cell.name not in cells)
-    named = "; ".join(
-        f"{step} on {', '.join(cell.place.name for cell in CELLS if cell.step == step and cell.name not in cells)}"
-        for step in missing
-    )
-    text = f"\n\nNot compiled: {named}." if named else ""
+    named = ", ".join(f"{step} on {count}" for step, count in missing.items())
+    text = f"\n\nNot compiled: {missing.total()} of {len(CELLS)} cells ({named} slices)." if named else ""
     yield "cells", f"{HEADING}\n" + "\n".join(lines) + text
     goals = [
         goal_row(name, cells.get(name), product(_named(name)), records["goals"].get(name)) for name in GOALS

@@ -105,7 +105,7 @@ def test_the_tables_hold_what_was_compiled_name_the_rest_and_replace_the_page_s_
         "cells": {CELL.name: record()},
     }
     made = dict(tpu.tables(records))
-    assert made["cells"].count("\n| ") == 1 and "; keras_glue on v2-8, v3-8" in made["cells"]
+    assert made["cells"].count("\n| ") == 1 and "keras_glue on 21 slices)" in made["cells"]
     assert "| – | 60 % | – | – | – |" in made["goals"]
     page = "a\n<!-- bench.tpu: goals -->\nold\n<!-- bench.tpu: end of goals -->\nb"
     assert tpu.with_table(page, "goals", "new") == page.replace("old", "new")
