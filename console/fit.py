@@ -400,6 +400,7 @@ def of_run(planned: Planned, target: Target) -> Iterator[str]:
         yield f"whether it fits: {command} gets the TPU compiler, and says so"
         return
     place = Place(accelerator=entry, slices=target.slice.count)
+    yield f"compiling {job.name}'s step for {place.name}, for at most {spoken(DRY_RUN_LIMIT_S)} …"
     try:
         found = measure(job, job.parse(planned.step.words), place, limit_s=DRY_RUN_LIMIT_S)
     except HostError as error:

@@ -149,7 +149,7 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
     target = open_target(None)
-    if is_url(target.runs_url) and target.backend.status().errors:
+    if target.platform == "tpu" and is_url(target.runs_url) and target.backend.status().errors:
         _compile_meanwhile(resuming(runs.find(target.runs, name)), target, say(console))
     target = target.backend.ensure(target, lambda: open_target(None), say(console))
     run = runs.find(target.runs, name)

@@ -230,15 +230,16 @@ def test_a_dry_run_for_a_tpu_shows_the_fit_where_the_compiler_is_here_and_soon_d
     monkeypatch.setattr(environments, "is_made", lambda _: True)
     shown = said("--remat")
     assert compiler == [("v5litepod-16", ["--remat"])]
-    assert shown[1].startswith("memory    fits: 6.00 of 16.00 GiB") and shown[-1] == f"more of it: {command}"
+    assert shown[2].startswith("memory    fits: 6.00 of 16.00 GiB") and shown[-1] == f"more of it: {command}"
     assert not any(line.startswith("time goes to") for line in shown)
-    assert said()[1].startswith("memory    does not fit: 22.00 of 16.00 GiB")
+    assert said()[2].startswith("memory    does not fit: 22.00 of 16.00 GiB")
 
     def late(*_: Any, **__: Any) -> Estimate:
         raise HostError(host="here", reason="v5litepod-16: the compiler was not done within 2 min")
 
     monkeypatch.setattr(fits, "measure", late)
-    (line,) = said("--remat")
+    began, line = said("--remat")
+    assert began == "compiling flax_mlm's step for v5litepod-16, for at most 2 min …"
     assert (
         line
         == f"whether it fits: v5litepod-16: the compiler was not done within 2 min; {command} takes its time"

@@ -21,7 +21,7 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
 from launch import launching, runs, targets
 from launch.hosts import Agent, HostError
-from launch.run_request import resuming
+from launch.run_request import Request, resuming
 from launch.runs import Run
 from launch.targets import Target
 from tests.console.recorded_display import Recorded
@@ -308,6 +308,37 @@ def test_a_slice_that_lost_a_host_is_made_again_and_waited_for(
     assert deployed == [fresh]
     assert next(answers, None) is None
     assert said == ["no answer from w-0: no route", "local is made again", "local: all hosts answer (1)"]
+
+
+def test_while_a_run_waits_for_its_tpu_slice_or_for_nodes_its_step_is_compiled(
+    make_agent: MakeAgent, write_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WaitsError(Exception):
+        pass
+
+    def waits(*_: Any, **__: Any) -> None:
+        raise WaitsError
+
+    begun: list[Request] = []
+    monkeypatch.setattr("console.compile_ahead.begin", lambda request, *_: begun.append(request))
+    run = write_run()
+    monkeypatch.setattr(runs, "find", lambda *_: run)
+    agents = [make_agent(gone, host=f"w-{index}") for index in range(4)]
+    backend = ssh_backend(agents, restore=waits)
+    lost = make_target(agents, runs_url="gs://b/runs", backend=backend)
+    with pytest.raises(WaitsError):
+        follow.go_on(lambda _: lost, run.run_id, detach=False)
+    assert [request.resume for request in begun] == [run]
+
+    # Nodes of a cluster are made for a run.
+    monkeypatch.setattr(launching, "launch", waits)
+    of_pods = dataclasses.replace(backend.capabilities, hosts_outlive_runs=False)
+    pods = dataclasses.replace(lost, backend=dataclasses.replace(backend, capabilities=of_pods))
+    hello = Request(job="jax_hello", arguments=(), name=None, resume=None)
+    for target_now in (pods, lost, dataclasses.replace(pods, platform="cpu")):
+        with pytest.raises(WaitsError):
+            follow.train(lambda _, now=target_now: now, hello, resume=None, detach=False, restarts=None)
+    assert [request.job for request in begun[1:]] == ["jax_hello"]
 
 
 def test_hosts_of_a_slice_that_is_lost_meanwhile_are_waited_for_no_longer(

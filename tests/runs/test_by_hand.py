@@ -118,6 +118,28 @@ def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_traini
 
 
 @pytest.mark.nightly
+def test_several_processes_trace_the_program_that_is_handed_over_for_shapes_on_the_devices_of_all(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Loading it is refused, as on CPUs each process has a program of its own; on TPUs all have the same."""
+    lab.finish(lab.launch("--steps", "2"))
+    compiled = subprocess.run(
+        [sys.executable, "-c", COMPILER, "flax_mlm", str(tmp_path), *lab.options(), "--steps", "2"],
+        cwd=CHECKOUT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    note = json.loads(compiled.stdout.splitlines()[-1])
+    kept = [path.read_bytes()[32:] for path in (lab.cache_home / "tpu-stack" / "executables").iterdir()]
+    facts = [json.loads(content.partition(b"\n")[0]) for content in kept]
+    traced = [each["program"] for each in facts if each["name"] == "jit_step" and len(each["devices"]) == 2]
+    assert traced.count(note["facts"]["program"]) >= 2
+
+
+@pytest.mark.nightly
 def test_with_a_remote_cache_the_first_host_prepares_the_data_and_the_others_come_after_it(
     lab: Lab, tmp_path: Path
 ) -> None:
