@@ -19,10 +19,10 @@ from console import fit
 from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from jobs.runtime.cache import user_cache_dir
-from launch import beforehand, jobs
-from launch.beforehand import Step
+from launch import jobs, precompiled
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
+from launch.precompiled import Step
 from launch.run_request import Request, work_out
 from launch.targets import Target
 
@@ -39,19 +39,19 @@ def begin(request: Request, target: Target, say: Say, *, is_submitted: bool = Fa
     if (
         step is None
         or bucket is None
-        or planned.beforehand is not None
+        or planned.precompiled is not None
         or not fit.has_hook(jobs.find(step.job))
     ):
         return
     if not environments.is_made(fit.ENVIRONMENT):
         say(
             "the training step is compiled on the slice, as this machine has no TPU compiler; "
-            f"`{fit.command_of(step, target, '--keep')}` gets it, and compiles beforehand"
+            f"`{fit.fit_command(step, target, '--keep')}` gets it, and compiles beforehand"
         )
         return
     if step.code != jobs.bundle(CHECKOUT).sha256:
         return  # the run is of another state of this checkout
-    folder = user_cache_dir(os.environ) / beforehand.FOLDER
+    folder = user_cache_dir(os.environ) / precompiled.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     control = target.inventory.control if is_submitted else None
     asked = {"step": dataclasses.asdict(step), "bucket": bucket, "control": control}
@@ -88,11 +88,11 @@ def compile_step(step: Step, bucket: str, control: str | None) -> str:
     answer = fit.answer_of(asked, str(step.topology["topology"]))
     if answer["note"] is None:
         raise RequestError("nothing is kept" if answer["fits"] else "nothing is kept, as it does not fit")
-    beforehand.keep(step, answer["note"])
-    note = beforehand.addressed(answer["note"], bucket)
-    beforehand.upload(note)
+    precompiled.record(step, answer["note"])
+    note = precompiled.with_url(answer["note"], bucket)
+    precompiled.upload(note)
     if control is not None:
-        beforehand.publish(note, step, control)
+        precompiled.publish(note, step, control)
     return f"compiled {step.job}'s step in {answer['compile_s']:.0f} s: {note['url']}"
 
 
@@ -100,7 +100,7 @@ def main() -> int:
     request = json.load(sys.stdin)
     step = Step(**{**request["step"], "words": tuple(request["step"]["words"])})
     os.nice(NICENESS)
-    lock = FileLock(user_cache_dir(os.environ) / beforehand.FOLDER / f"{step.name}.lock", timeout=0)
+    lock = FileLock(user_cache_dir(os.environ) / precompiled.FOLDER / f"{step.name}.lock", timeout=0)
     try:
         with lock:
             print(compile_step(step, request["bucket"], request["control"]), flush=True)

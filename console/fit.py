@@ -27,11 +27,11 @@ from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from jobs.runtime.cache import user_cache_dir
-from launch import beforehand, jobs, output
-from launch.beforehand import Step
+from launch import jobs, output, precompiled
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job
 from launch.output import counted, say, terminal
+from launch.precompiled import Step
 from launch.run_request import Planned
 from launch.targets import Target, in_catalogue
 
@@ -89,7 +89,7 @@ class Place:
     def topology(self) -> dict[str, Any]:
         """How libtpu calls it."""
         which = self.accelerator
-        return beforehand.topology(which.generation.name, which.topology, which.hosts, self.slices)
+        return precompiled.topology(which.generation.name, which.topology, which.hosts, self.slices)
 
     @property
     def links_in_use(self) -> float:
@@ -274,7 +274,7 @@ def fit(
         for line in [*lines(job, first), *([] if first.fits or compare else change_lines(changed))]:
             note(line)
         if keep and isinstance(job, Job):
-            note(kept_line(job, config, first))
+            note(record_program(job, config, first))
         if compare:
             terminal().print(table(places, estimates))
             for place, found in zip(places, estimates, strict=True):
@@ -323,7 +323,7 @@ def require_script(script: Script) -> None:
         )
 
 
-def kept_line(job: Job, config: Any, found: Estimate) -> str:
+def record_program(job: Job, config: Any, found: Estimate) -> str:
     """Keep the note of a program that was kept; return what to say of it."""
     note = found.answer["note"]
     if note is None:
@@ -334,8 +334,8 @@ def kept_line(job: Job, config: Any, found: Estimate) -> str:
         code=jobs.bundle(CHECKOUT).sha256,
         topology=found.place.topology,
     )
-    beforehand.keep(step, note)
-    mib = beforehand.program(note).stat().st_size / 2**20
+    precompiled.record(step, note)
+    mib = precompiled.program_path(note).stat().st_size / 2**20
     return f"kept      {mib:,.1f} MiB, which `fab train` takes along to such a slice with this code and these options"
 
 
@@ -383,7 +383,7 @@ def answer_of(request: Mapping[str, Any], name: str, limit_s: float = LIMIT_S) -
 DRY_RUN_LIMIT_S = 120.0
 
 
-def of_run(planned: Planned, target: Target) -> Iterator[str]:
+def dry_run_lines(planned: Planned, target: Target) -> Iterator[str]:
     """Return what the compiler says of a run's step on its TPU slice, where it is here and soon done; else the command.
 
     Raises:
@@ -395,7 +395,7 @@ def of_run(planned: Planned, target: Target) -> Iterator[str]:
     job = jobs.find(planned.step.job)
     if not has_hook(job):
         return
-    command = f"`{command_of(planned.step, target)}`"
+    command = f"`{fit_command(planned.step, target)}`"
     if not environments.is_made(ENVIRONMENT):
         yield f"whether it fits: {command} gets the TPU compiler, and says so"
         return
@@ -410,7 +410,7 @@ def of_run(planned: Planned, target: Target) -> Iterator[str]:
     yield f"more of it: {command}"
 
 
-def command_of(step: Step, target: Target, *options: str) -> str:
+def fit_command(step: Step, target: Target, *options: str) -> str:
     """Return the `fab fit` of a run's step."""
     slices = ["--slices", str(target.slice.count)] if target.slice.count > 1 else []
     words = ["--job", step.job, "--accelerator", target.slice.accelerator_type, *slices, *options]

@@ -96,7 +96,7 @@ def train(
         from console import fit
 
         planned = work_out(request, target)
-        for line in itertools.chain(showing.lines(planned, target), fit.of_run(planned, target)):
+        for line in itertools.chain(showing.lines(planned, target), fit.dry_run_lines(planned, target)):
             console.print(line, soft_wrap=True)
         return DONE
     by_us = 0 if target.capabilities.restarts_runs else restarts or 0

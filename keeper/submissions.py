@@ -8,17 +8,17 @@ from typing import Any
 
 from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, Documents
-from launch.beforehand import DOCUMENTS as NOTES
 from launch.bundles import Bundle
 from launch.control import Run
 from launch.jobs import Submitted
+from launch.precompiled import DOCUMENTS as NOTES
 from launch.run_request import Request
 from launch.store import BUNDLES, Store
 
 
 def described(template: Request, submitted: Submitted) -> dict[str, Any]:
     """Return the fields of a Submission that say what is run."""
-    left_out = ("command", "resume", "submitted", "bundles", "run_id", "beforehand")
+    left_out = ("command", "resume", "submitted", "bundles", "run_id", "precompiled")
     request, fields = (
         {name: value for name, value in vars(part).items() if name not in left_out}
         for part in (template, submitted)

@@ -33,7 +33,7 @@ from infra.lease import Lease, held, myself
 from keeper import submissions
 from keeper.login import from_here
 from keeper.stack import Stack, stack_of
-from launch import beforehand, launching, runs, targets
+from launch import launching, precompiled, runs, targets
 from launch.control import Run
 from launch.hosts import HostError, HostsError
 from launch.launching import LaunchFailed
@@ -288,9 +288,9 @@ class World:
             else:
                 raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
             planned = work_out(wanted, target)
-            if planned.step is not None and planned.beforehand is None:
-                note = beforehand.published(planned.step, self._documents)
-                wanted = dataclasses.replace(wanted, beforehand=note)
+            if planned.step is not None and planned.precompiled is None:
+                note = precompiled.find_published(planned.step, self._documents)
+                wanted = dataclasses.replace(wanted, precompiled=note)
         except (Unreachable, DocumentsError, HostError, HostsError) as error:
             raise NotStartedError(str(error), is_outage=isinstance(error, Unreachable)) from None
         except RequestError as error:

@@ -29,7 +29,7 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime import metric_definitions
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import UNDECLARED, finite
-from launch import beforehand, control, costs, jobs, policy, runs
+from launch import control, costs, jobs, policy, precompiled, runs
 from launch import plan as plans
 from launch.bundles import left_out_lines
 from launch.control import Limits
@@ -95,8 +95,8 @@ def launch(
             say(line)
         if plan.budget is not None:
             say(plan.budget.text)
-        if planned.beforehand is not None:
-            beforehand.begin_upload(planned.beforehand, say)
+        if planned.precompiled is not None:
+            precompiled.begin_upload(planned.precompiled, say)
         began_s = time.monotonic()
         plan = planned.launcher.prepare(plan, planned.bundles, say, now_s)
         require()  # a resumed run may be somebody else's by now, and its record too

@@ -20,12 +20,12 @@ from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch import beforehand, costs, jobs, remote_files, runs
+from launch import costs, jobs, precompiled, remote_files, runs
 from launch import plan as plans
-from launch.beforehand import Note, Step
 from launch.bundles import Bundle, bundle_folder, named_in
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
+from launch.precompiled import Note, Step
 from launch.runs import Run
 from launch.targets import (
     HANG_FLOOR_S,
@@ -49,7 +49,7 @@ class Request:
     in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
     run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
     `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
-    it was when it was submitted; job, command and arguments are then not read. beforehand: the note of its step, where
+    it was when it was submitted; job, command and arguments are then not read. precompiled: the note of its step, where
     another machine has compiled it; None: as this machine has it.
     """
 
@@ -72,7 +72,7 @@ class Request:
     restarts: int | None = None
     queue: str | None = None
     wait_s: float | None = None
-    beforehand: Note | None = None
+    precompiled: Note | None = None
 
 
 def resuming(run: Run) -> Request:
@@ -115,7 +115,7 @@ class Planned:
 
     bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
     environment has to be made where it is missing. processes_per_host: as it was asked for when the run began.
-    step: what can be compiled beforehand of it. beforehand: the note of its program, which the code has with it.
+    step: what can be compiled beforehand of it. precompiled: the note of its program, which the code has with it.
     """
 
     plan: Plan
@@ -127,7 +127,7 @@ class Planned:
     needs_environment: bool = False
     processes_per_host: str | None = None
     step: Step | None = None
-    beforehand: Note | None = None
+    precompiled: Note | None = None
 
 
 def work_out(request: Request, target: Target) -> Planned:
@@ -165,7 +165,7 @@ def work_out(request: Request, target: Target) -> Planned:
     step = Step.on(target, job.name, arguments, code) if command is None and job.framework == "jax" else None
     compiled = _compiled(request, target, step)
     if compiled is not None:
-        bundles = [beforehand.added(code, compiled)]
+        bundles = [precompiled.add_to_code(code, compiled)]
         note = f"the training step was compiled beforehand: {compiled['url']}"
     if command is not None:
         folder, note = command.folder_again(resume) if resume else (command.folder(), None)
@@ -202,7 +202,7 @@ def work_out(request: Request, target: Target) -> Planned:
         needs_environment=needs_environment,
         processes_per_host=requested_processes,
         step=step,
-        beforehand=compiled,
+        precompiled=compiled,
     )
 
 
@@ -211,8 +211,8 @@ def _compiled(request: Request, target: Target, step: Step | None) -> Note | Non
     bucket = target.inventory.storage.bucket_url
     if step is None or bucket is None:
         return None
-    note = request.beforehand or beforehand.kept(step)
-    return None if note is None else beforehand.addressed(note, bucket)
+    note = request.precompiled or precompiled.find(step)
+    return None if note is None else precompiled.with_url(note, bucket)
 
 
 def _config(request: Request, job: Job | Command | Submitted, target: Target) -> Any:

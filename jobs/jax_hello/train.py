@@ -29,7 +29,7 @@ def take_step(state: Any, x_B: jax.Array, y_B: jax.Array) -> tuple[Any, jax.Arra
 
 
 def train(run: process.Run, config: Config) -> process.Final:
-    everywhere, programs = distributed.Devices(), executables.of_run(run.environment)
+    everywhere, programs = distributed.Devices(), executables.executables_of(run.environment)
     state, step_on = checkpoints.Tree(everywhere.jit(first_state)()), programs.of(everywhere.jit(take_step))
     loop = Loop(
         run=run,

@@ -301,7 +301,7 @@ class Training:
 
     def warm_up(self) -> None:
         """Compile what the steps and the evaluations need, before one is late for it: a program for each length."""
-        kept = executables.of_run(self.run.environment)
+        kept = executables.executables_of(self.run.environment)
         whole = self.model
         state = (*self.tree.values(), [each.value for each in whole.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)

@@ -16,7 +16,7 @@ from backends.local import environments
 from console import compile_ahead, fit
 from infra.documents import Documents
 from jobs.runtime.cache import user_cache_dir
-from launch import beforehand, launching
+from launch import launching, precompiled
 from launch.run_request import Request, work_out
 from launch.targets import Target
 from tests.launch.slices import make_host, make_inventory, make_slice, make_target
@@ -68,15 +68,15 @@ def test_a_step_is_compiled_beside_the_wait_and_each_machine_that_starts_the_run
     (line,) = told(HELLO, target)
     assert line.startswith("meanwhile this machine compiles the training step for v5litepod-16 (")
     planned = work_out(HELLO, target)
-    assert planned.step is not None and planned.beforehand is None, "a launch waits for nothing"
-    log = user_cache_dir(os.environ) / "beforehand" / f"{planned.step.name}.log"
+    assert planned.step is not None and planned.precompiled is None, "a launch waits for nothing"
+    log = user_cache_dir(os.environ) / "precompiled" / f"{planned.step.name}.log"
     until_s = time.monotonic() + LIMIT_S
     while "compiled jax_hello's step in" not in log.read_text():
         assert time.monotonic() < until_s, log.read_text()
         time.sleep(0.2)
 
     sent = work_out(HELLO, target)
-    note = sent.beforehand
+    note = sent.precompiled
     assert note is not None
     assert sent.note == f"the training step was compiled beforehand: {note['url']}"
     assert sent.bundles[0].names == planned.bundles[0].names | {f"executables/{note['key']}.json"}
@@ -84,14 +84,14 @@ def test_a_step_is_compiled_beside_the_wait_and_each_machine_that_starts_the_run
     assert hashlib.sha256(there).hexdigest() == note["sha256"]
     assert told(HELLO, target) == []  # it is compiled
     other_options = dataclasses.replace(HELLO, arguments=("--batch-size", "32"))
-    assert work_out(other_options, target).beforehand is None
+    assert work_out(other_options, target).precompiled is None
 
     # Another machine finds the note among the control documents.
     documents = Documents(str(tmp_path / "bucket" / "control"))
     on_machine("there")
-    assert work_out(HELLO, target).beforehand is None
-    found = beforehand.published(planned.step, documents)
-    again = work_out(dataclasses.replace(HELLO, beforehand=found), target)
+    assert work_out(HELLO, target).precompiled is None
+    found = precompiled.find_published(planned.step, documents)
+    again = work_out(dataclasses.replace(HELLO, precompiled=found), target)
     assert again.bundles == sent.bundles
     # What was submitted with the note has it, wherever it is carried out.
     submitted = dataclasses.replace(HELLO, submitted=launching.submitted(sent))

@@ -224,7 +224,7 @@ def test_a_dry_run_for_a_tpu_shows_the_fit_where_the_compiler_is_here_and_soon_d
 
     def said(*words: str) -> list[str]:
         asked = Request(job="flax_mlm", arguments=words, name=None, resume=None)
-        return [*fits.of_run(work_out(asked, target), target)]
+        return [*fits.dry_run_lines(work_out(asked, target), target)]
 
     command = "`fab fit --job flax_mlm --accelerator v5litepod-16 -- --remat`"
     monkeypatch.setattr(environments, "is_made", lambda _: True)
@@ -248,4 +248,4 @@ def test_a_dry_run_for_a_tpu_shows_the_fit_where_the_compiler_is_here_and_soon_d
     assert said("--remat") == [f"whether it fits: {command} gets the TPU compiler, and says so"]
     hello = Request(job="jax_hello", arguments=(), name=None, resume=None)
     on_cpus = dataclasses.replace(target, platform="cpu")
-    assert [*fits.of_run(work_out(hello, on_cpus), on_cpus)] == []
+    assert [*fits.dry_run_lines(work_out(hello, on_cpus), on_cpus)] == []

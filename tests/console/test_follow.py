@@ -335,9 +335,13 @@ def test_while_a_run_waits_for_its_tpu_slice_or_for_nodes_its_step_is_compiled(
     of_pods = dataclasses.replace(backend.capabilities, hosts_outlive_runs=False)
     pods = dataclasses.replace(lost, backend=dataclasses.replace(backend, capabilities=of_pods))
     hello = Request(job="jax_hello", arguments=(), name=None, resume=None)
-    for target_now in (pods, lost, dataclasses.replace(pods, platform="cpu")):
+
+    def begin(target_now: Target) -> None:
         with pytest.raises(WaitsError):
-            follow.train(lambda _, now=target_now: now, hello, resume=None, detach=False, restarts=None)
+            follow.train(lambda _: target_now, hello, resume=None, detach=False, restarts=None)
+
+    for target_now in (pods, lost, dataclasses.replace(pods, platform="cpu")):
+        begin(target_now)
     assert [request.job for request in begun[1:]] == ["jax_hello"]
 
 

@@ -17,7 +17,7 @@ from console.fit import ENVIRONMENT, Estimate, Place, Script, measure
 from contracts.errors import RequestError
 from infra import catalogue
 from jobs.runtime.jax import executables
-from launch import beforehand, jobs
+from launch import jobs, precompiled
 
 NARROW = ("--layers", "1", "--vocab-size", "384", "--sequence-length", "32", "--batch-size", "16")
 FLOAT_BYTES = 4
@@ -78,7 +78,7 @@ def test_a_program_of_a_tpu_is_kept_as_bytes_with_its_facts_and_another_runtime_
     """Of a runtime that refuses a program: here that of CPUs, given a TPU's by a note that says that it is its own."""
     made = compiled("jax_hello", "v5litepod-16", keep=True).answer
     assert compiled("jax_hello", "v5litepod-16", keep=True).answer["note"] == made["note"]
-    facts, content = made["note"]["facts"], beforehand.program(made["note"]).read_bytes()
+    facts, content = made["note"]["facts"], precompiled.program_path(made["note"]).read_bytes()
     assert hashlib.sha256(content).hexdigest() == made["note"]["sha256"]
     assert hashlib.sha256(content[32:]).digest() == content[:32]
     said, _, packed = content[32:].partition(b"\n")

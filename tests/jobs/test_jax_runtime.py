@@ -95,7 +95,7 @@ class Machine:
         state = {"sum": of((), np.float32), "steps": of((), np.int32)}
         rows_B = jax.ShapeDtypeStruct((6,), np.float32, sharding=by_row)
         lowered = jax.jit(step_on, donate_argnums=0, out_shardings=whole).lower(state, rows_B)
-        made = Executables(str(self.cache_dir), mesh.devices.flat).keep(lowered, lowered.compile)
+        made = Executables(str(self.cache_dir), mesh.devices.flat).precompile(lowered, lowered.compile)
         assert made is not None
         files_of(url).write(url, (self.cache_dir / FOLDER / made["key"]).read_bytes())
         note = {**made, "url": url}

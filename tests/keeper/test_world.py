@@ -20,7 +20,7 @@ from infra.lease import Lease, held
 from keeper import commands, queue_commands
 from keeper.stack import Stack
 from keeper.world import World, observed_slice
-from launch import beforehand, policy
+from launch import policy, precompiled
 from launch.control import Run, Submission
 from launch.hosts import Agent, HostError
 from launch.policy import Standing
@@ -237,9 +237,9 @@ def test_a_submitted_run_starts_with_the_note_of_a_step_that_was_compiled_where_
     place.write_text("no document")  # it costs the compiling, and not the start
     assert world.start(run, lambda: None) == 0
     place.unlink()
-    beforehand.publish(note, step, documents.url)
+    precompiled.publish(note, step, documents.url)
     assert world.start(run, lambda: None) == 0
-    assert [wanted.beforehand for wanted in started] == [None, note]
+    assert [wanted.precompiled for wanted in started] == [None, note]
 
 
 def test_one_document_that_is_none_is_named_and_the_run_of_another_is_brought_back(lab: Lab) -> None:

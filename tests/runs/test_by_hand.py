@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from backends.local.local_backend import on_this_machine
-from launch import beforehand, jobs, launching
+from launch import jobs, launching, precompiled
 from launch.run_request import Request
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, losses, result
@@ -73,8 +73,8 @@ from jobs.runtime.jax import aot, executables
 job, cache, *words = sys.argv[1:]
 step = aot.lower_step(job, words, jax.devices())
 lowered = step.traced.lower()
-kept = executables.Executables(cache, aot.order(jax.devices(), step.arguments))
-print(json.dumps(kept.keep(lowered, lowered.compile)))
+kept = executables.Executables(cache, aot.mesh_devices(jax.devices(), step.arguments))
+print(json.dumps(kept.precompile(lowered, lowered.compile)))
 """
 
 
@@ -95,11 +95,13 @@ def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_traini
         timeout=120,
     )
     assert compiled.returncode == 0, compiled.stderr
-    note = beforehand.addressed(json.loads(compiled.stdout.splitlines()[-1]), bucket)
+    note = precompiled.with_url(json.loads(compiled.stdout.splitlines()[-1]), bucket)
     Path(f"{tmp_path}/bucket/cache").mkdir(parents=True)
     (compiler / "executables").rename(tmp_path / "bucket" / "cache" / "executables")
     code = tmp_path / "code"
-    with tarfile.open(fileobj=io.BytesIO(beforehand.added(jobs.bundle(CHECKOUT), note).archive)) as packed:
+    with tarfile.open(
+        fileobj=io.BytesIO(precompiled.add_to_code(jobs.bundle(CHECKOUT), note).archive)
+    ) as packed:
         packed.extractall(code, filter="data")
     told = environment("ahead", tmp_path / "run", tmp_path / "cache", job=job, processes=1)
     done = subprocess.run(

@@ -137,7 +137,9 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
         DiskFiles().write(str(kept), json.dumps(compiled).encode())
     note = None
     if request.get("keep") and compiled["fits"]:
-        note = Executables(request["cache_dir"], order(devices, step.arguments)).keep(lowered, program)
+        note = Executables(request["cache_dir"], mesh_devices(devices, step.arguments)).precompile(
+            lowered, program
+        )
     return {
         **compiled,
         "is_kept": is_kept,
@@ -191,7 +193,7 @@ def lower_step(job: str, words: Sequence[str], devices: Sequence[jax.Device]) ->
 SCRIPT_STEP = ("step", "arguments")
 """What a script's `lower_step` returns at least: the jitted function, and what it is called with, as shapes with
 shardings. Besides these it may say what else a `TrainStep` has."""
-_SCRIPT_SAYS = ("parameters", "optimizer", "unit", "per_step", "steps", "model_operations")
+_SCRIPT_OPTIONAL = ("parameters", "optimizer", "unit", "per_step", "steps", "model_operations")
 
 
 def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) -> TrainStep:
@@ -213,11 +215,11 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
         ) from None
     try:
         made = getattr(module, HOOK)(devices)
-        unknown = {*made} - {*SCRIPT_STEP, *_SCRIPT_SAYS}
+        unknown = {*made} - {*SCRIPT_STEP, *_SCRIPT_OPTIONAL}
         if unknown or not {*SCRIPT_STEP} <= {*made}:
             raise ValueError(
                 f"it has to return a dictionary with {' and '.join(SCRIPT_STEP)}, and may add "
-                f"{', '.join(_SCRIPT_SAYS)}"
+                f"{', '.join(_SCRIPT_OPTIONAL)}"
             )
         _bytes(made["arguments"])  # whether they can be shared out so
         traced = made["step"].trace(*made["arguments"])
@@ -292,7 +294,7 @@ def _bytes(tree: Any) -> int:
     )
 
 
-def order(devices: Sequence[jax.Device], arguments: Any) -> list[Any]:
+def mesh_devices(devices: Sequence[jax.Device], arguments: Any) -> list[Any]:
     """The devices in the order of the mesh of the arguments."""
     mesh = jax.tree.leaves(arguments)[0].sharding.mesh
     return list(devices) if mesh.empty else list(mesh.devices.flat)
@@ -302,7 +304,7 @@ def _places(devices: Sequence[jax.Device], arguments: Any) -> list[tuple[int, in
     """(slice, host) of each device, in the order of the mesh. The compiler numbers devices within their slice."""
     return [
         (getattr(device, "slice_index", None) or 0, device.process_index)
-        for device in order(devices, arguments)
+        for device in mesh_devices(devices, arguments)
     ]
 
 

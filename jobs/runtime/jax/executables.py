@@ -38,19 +38,15 @@ from jobs.runtime.bucket_files import files_of
 FOLDER = "executables"
 UNUSED_DAYS = 30
 """What no run has loaded for so long is removed; of a small model it is some megabytes an entry."""
-NOTES = Path(__file__).resolve().parents[3] / FOLDER
-"""Of programs that were compiled beforehand: beside the code."""
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_CLIENT_PREFIX = "PJRT C API\n"
+NOTES_FOLDER = Path(__file__).resolve().parents[3] / FOLDER
+"""Beside the code: notes of programs that were compiled beforehand."""
+CLIENT_PREFIX = "PJRT C API\n"
 """What a client that has devices puts before its version, and one that only compiles does not."""
-
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_PICKLE_BEGINS = b"\x80"
+"""A program that does not begin so is compressed."""
 _SHOWN = 120
 """Characters of a fact in the log."""
-
-_PICKLED = b"\x80"
-"""What a program begins with that is not compressed."""
-
-NOTE_SUFFIX = ".json"
 
 type Facts = dict[str, Any]
 
@@ -74,7 +70,7 @@ class Executables:
         cache_dir: str,
         devices: Iterable[jax.Device],
         shared: str | None = None,
-        notes: Path = NOTES,
+        notes: Path = NOTES_FOLDER,
     ) -> None:
         self._folder, self._devices = Path(cache_dir) / FOLDER, list(devices)
         self._shared = None if shared is None else f"{shared}/{FOLDER}"
@@ -97,14 +93,16 @@ class Executables:
         facts = program_facts(lowered, self._devices)
         path = self._path(facts)
         if not path.exists():
-            self._bring(path, facts)
+            self._copy_here(path, facts)
         compiled = self._load(path, lowered)
         if compiled is None:
             compiled = lowered.compile()
             self._keep(facts, compiled)
         return compiled
 
-    def keep(self, lowered: jax.stages.Lowered, compile: Callable[[], jax.stages.Compiled]) -> Note | None:
+    def precompile(
+        self, lowered: jax.stages.Lowered, compile: Callable[[], jax.stages.Compiled]
+    ) -> Note | None:
         """Keep a program for those who compute the same key, compiled where it is not kept yet; return the note of it.
         None: it cannot be kept, and why is said."""
         facts = program_facts(lowered, self._devices)
@@ -118,9 +116,9 @@ class Executables:
     def _path(self, facts: Facts) -> Path:
         return self._folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def _bring(self, path: Path, facts: Facts) -> None:
+    def _copy_here(self, path: Path, facts: Facts) -> None:
         """Put a program into this host's cache that was compiled beforehand, or that another host has shared."""
-        for note in _notes_in(self._notes):
+        for note in _read_notes(self._notes):
             if note["facts"] == facts:
                 print(f"{facts['name']} was compiled beforehand: it is loaded from {note['url']}", flush=True)
                 self._fetch(path, note["url"], note["sha256"])
@@ -138,7 +136,7 @@ class Executables:
             if hashlib.sha256(kept).digest() != digest:
                 raise ValueError("it is torn")
             program = kept[kept.index(b"\n") + 1 :]
-            if not program.startswith(_PICKLED):
+            if not program.startswith(_PICKLE_BEGINS):
                 program = zlib.decompress(program)
             structure = jax.tree.structure(lowered.args_info)
             loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
@@ -200,7 +198,7 @@ class Executables:
                 path.unlink(missing_ok=True)
 
 
-def of_run(environment: ProcessEnvironment) -> Executables:
+def executables_of(environment: ProcessEnvironment) -> Executables:
     """The programs of a run for all its devices, in JAX's own order."""
     return Executables(environment.cache_dir, jax.devices(), environment.shared_cache)
 
@@ -219,9 +217,9 @@ def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) ->
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
         "platform": client.platform,
-        "runtime": client.platform_version.removeprefix(_CLIENT_PREFIX),
+        "runtime": client.platform_version.removeprefix(CLIENT_PREFIX),
         "device_kind": devices[0].device_kind,
-        "devices": [device_place(device) for device in devices],
+        "devices": [device_position(device) for device in devices],
         "flags": [os.environ.get(name) or None for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "host": None
         if client.platform == "tpu"
@@ -229,7 +227,7 @@ def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) ->
     }
 
 
-def device_place(device: Any) -> list[Any]:
+def device_position(device: Any) -> list[Any]:
     """A device's number, and of a TPU where it is: slice, coordinates of the chip, core."""
     coordinates = getattr(device, "coords", None)
     return [
@@ -240,8 +238,8 @@ def device_place(device: Any) -> list[Any]:
     ]
 
 
-def _notes_in(folder: Path) -> Iterator[Any]:
-    for path in sorted(folder.glob(f"*{NOTE_SUFFIX}")):
+def _read_notes(folder: Path) -> Iterator[Any]:
+    for path in sorted(folder.glob("*.json")):
         try:
             yield json.loads(path.read_text())
         except (OSError, ValueError) as error:

@@ -29,7 +29,7 @@ from launch.bundles import Bundle
 from launch.output import printable
 from launch.targets import Target, in_catalogue
 
-FOLDER = "beforehand"
+FOLDER = "precompiled"
 UNUSED_DAYS = 30
 """As of the programs."""
 PROGRAMS = "executables"
@@ -83,46 +83,46 @@ class Step:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def keep(step: Step, note: Note) -> None:
+def record(step: Step, note: Note) -> None:
     """Keep the note of a program that was compiled for a step; those of programs that are gone are removed."""
-    place = _place(step)
+    place = _note_path(step)
     DiskFiles().write(str(place), json.dumps(dict(note)).encode())
     for other in place.parent.iterdir():
         if other.stat().st_mtime < time.time() - UNUSED_DAYS * DAY_S:
             other.unlink(missing_ok=True)
 
 
-def kept(step: Step) -> Note | None:
+def find(step: Step) -> Note | None:
     """Return the note of a step's program; None where it was not compiled on this machine, or is gone."""
     try:
-        note: Note = json.loads(_place(step).read_text())
+        note: Note = json.loads(_note_path(step).read_text())
     except (OSError, ValueError):
         return None
-    return note if program(note).exists() else None
+    return note if program_path(note).exists() else None
 
 
-def program(note: Note) -> Path:
+def program_path(note: Note) -> Path:
     """Return where this machine has a program."""
     return user_cache_dir(os.environ) / PROGRAMS / str(note["key"])
 
 
-def _place(step: Step) -> Path:
+def _note_path(step: Step) -> Path:
     return user_cache_dir(os.environ) / FOLDER / f"{step.name}.json"
 
 
-def addressed(note: Note, bucket_url: str) -> Note:
+def with_url(note: Note, bucket_url: str) -> Note:
     """Return a note that says where hosts find the program: where pods look for what other pods have compiled."""
     return {**note, "url": f"{bucket_url}/cache/{PROGRAMS}/{note['key']}"}
 
 
-def added(code: Bundle, note: Note) -> Bundle:
+def add_to_code(code: Bundle, note: Note) -> Bundle:
     """Return the code with the note beside it."""
     return code.with_file(f"{PROGRAMS}/{note['key']}.json", json.dumps(dict(note)).encode())
 
 
 def upload(note: Note) -> None:
     """Put a program into its bucket, unless it is there."""
-    content, files, url = program(note).read_bytes(), files_of(note["url"]), note["url"]
+    content, files, url = program_path(note).read_bytes(), files_of(note["url"]), note["url"]
     there = files.read_from(url, -1)
     if there is None or there[1] + len(there[0]) != len(content):
         files.write(url, content)
@@ -137,7 +137,7 @@ def publish(note: Note, step: Step, control_url: str) -> None:
     Documents(control_url).change(f"{DOCUMENTS}{step.name}.json", lambda _: dict(note))
 
 
-def published(step: Step, documents: Documents) -> Note | None:
+def find_published(step: Step, documents: Documents) -> Note | None:
     """Return the note that another machine has published; None where none has, or it cannot be read."""
     with contextlib.suppress(DocumentsError):
         note: Note | None = documents.read(f"{DOCUMENTS}{step.name}.json").value
@@ -147,7 +147,7 @@ def published(step: Step, documents: Documents) -> Note | None:
 
 def begin_upload(note: Note, say: Say) -> None:
     """Put a program into its bucket beside what else is done; the end of this program waits for it."""
-    if not program(note).exists():
+    if not program_path(note).exists():
         return  # another machine has compiled it, and has put it there
 
     def work() -> None:
