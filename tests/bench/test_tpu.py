@@ -134,7 +134,7 @@ def check(*options: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_estimate_of_the_steps_that_ci_compiles_has_risen() -> None:
     check("--ci")
 
