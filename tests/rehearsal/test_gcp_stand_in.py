@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -209,15 +208,6 @@ def test_what_is_made_is_in_the_world_until_it_is_deleted_and_its_name_is_taken(
         gcp.update(urn(DISK), own_id, DISK_INPUTS, DISK_INPUTS | {"size": 20}, 0)
 
 
-def test_a_line_of_a_policy_that_is_there_already_may_be_added_again(gcp: Provider) -> None:
-    """As after an `up` that was interrupted before the engine had noted it."""
-    member = {"bucket": "b", "role": "roles/storage.objectViewer", "member": "user:ann@example.com"}
-    first, second = (
-        gcp.create(urn("gcp:storage/bucketIAMMember:BucketIAMMember"), member, 0)[0] for _ in range(2)
-    )
-    assert first == second
-
-
 def test_what_is_in_use_is_kept_but_a_disk_is_taken_out_of_the_machine_that_runs(
     gcp: Provider, world: World
 ) -> None:
@@ -282,17 +272,6 @@ def test_google_keeps_what_it_filled_in_sorts_cleanup_policies_and_takes_the_nam
     assert gcp.create(urn("gcp:compute/routerNat:RouterNat"), inputs, 0)[0] == "p/us-central1/r/nat"
 
 
-def test_several_that_make_things_at_once_lose_none(world: World) -> None:
-    def add(thread: int) -> None:
-        for number in range(10):
-            mine = World(path=world.path)
-            mine.add(Thing(type=NETWORK, id=f"{thread}-{number}-{mine.number()}", inputs={}, outputs={}))
-
-    with futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(add, range(8)))
-    assert len({thing.id.rpartition("-")[2] for thing in world.things().values()}) == 80
-
-
 # --- TPU VMs ------------------------------------------------------------------------------------------------------
 
 
@@ -338,18 +317,6 @@ def test_what_the_api_refuses_is_told_and_nothing_is_left(
     with pytest.raises(WorldError, match="Error creating Vm: googleapi: Error 429"):
         tpus.create(urn(TPU_VM), VM_INPUTS, 0.1)
     assert api.control.alive()["nodes"] == []
-
-
-def test_a_tpu_vm_that_is_gone_is_read_as_gone_and_one_that_was_taken_says_so(
-    tpus: Provider, api: TpuApi
-) -> None:
-    api.control.set_capacity("us-central1-a:v5litepod:spot", 16)
-    tpus.create(urn(TPU_VM), VM_INPUTS | {"schedulingConfig": {"spot": True}}, 30)
-    api.control.preempt("tpu")
-    found = tpus.read(urn(TPU_VM), VM_ID, VM_INPUTS)
-    assert found is not None and found[1]["state"] == "PREEMPTED"
-    api.control.vanish("tpu")
-    assert tpus.read(urn(TPU_VM), VM_ID, VM_INPUTS) is None
 
 
 def test_the_access_token_is_not_kept() -> None:

@@ -1,136 +1,43 @@
-"""The story ends well only if everything in it came true, and is taken down whatever happens."""
+"""The story ends well only if everything in it came true, and is taken down whatever happens.
+
+`make rehearse` itself, with real parts, is run by tests/test_readme.py."""
 
 from __future__ import annotations
 
 import json
-import os
-import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rehearsal import rehearse
-from rehearsal.rehearse import STEPS, compare_losses, read_losses, run_id_in, step_in
-
-# A `fab` that writes down what is typed and does what `tell` needs; $FAILS and $LOSS make it misbehave.
-FAB = """#!/bin/sh
-echo "$*" >> "$LOG"
-case "$*" in $FAILS) exit 1 ;; esac
-case "$1" in
-  status) state=running; case "$*" in *kept*) [ -e "$LOG.preempted" ] && state=done ;; esac
-          echo "some-id  $state  step $STEPS/$STEPS  loss 1.0" ;;
-  rehearsal) case "$*" in *preempt*) grep -q "name kept" "$LOG" && touch "$LOG.preempted" ;; esac; true ;;
-  runs) echo "run name job"; echo "a-1 undisturbed flax_mlm"; echo "b-2 disturbed flax_mlm"; echo "c-3 kept flax_mlm" ;;
-  get) for target; do :; done
-       loss=1.0; case "$*" in *b-2*) loss=$LOSS ;; esac
-       echo "{\\"step\\": $STEPS, \\"loss\\": $loss}" > "$target" ;;
-esac
-"""
-
-Rehearse = Callable[..., tuple[int, list[str], list[str]]]
-
-
-@pytest.fixture
-def try_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
-    """Tells the story with that fab: exit code, what was typed, what was said."""
-    stand_in = tmp_path / "bin" / "fab"
-    stand_in.parent.mkdir()
-    stand_in.write_text(FAB)
-    stand_in.chmod(0o755)
-    monkeypatch.setattr(rehearse, "what_is_left", lambda name, folder: [])
-    monkeypatch.setattr(rehearse, "environment", lambda environ, folder: dict(environ))
-
-    def told(
-        *, fails: str = "nothing", loss: str = "1.0", kubernetes: bool = False
-    ) -> tuple[int, list[str], list[str]]:
-        log = tmp_path / "typed"
-        environ = {
-            "PATH": f"{stand_in.parent}:{os.environ['PATH']}",
-            "LOG": str(log), "FAILS": fails, "LOSS": loss, "STEPS": str(STEPS),
-        }  # fmt: skip
-        said: list[str] = []
-        code = rehearse.rehearse(2, environ, said.append, kubernetes=kubernetes)
-        return code, log.read_text().splitlines(), said
-
-    return told
-
-
-def test_the_story_is_told_to_its_end_every_command_is_shown_and_it_is_taken_down(try_it: Rehearse) -> None:
-    code, typed, said = try_it()
-    assert code == 0, said
-    acts = [words for words in typed if words.split()[0] not in ("status", "runs", "get")]
-    assert [" ".join(line.split()[:2]) for line in acts] == [
-        "rehearsal up", "deploy --stack", "train --stack", "train --stack", "rehearsal kill", "recover --stack",
-        "rehearsal preempt", "recover --stack", "train --stack", "rehearsal preempt", "keeper status",
-        "rehearsal down",
-    ]  # fmt: skip
-    shown = [" ".join(shlex.split(line)[2:]) for line in said if line.startswith("$ fab ")]
-    behind_the_scenes = ("status", "runs")
-    assert [line for line in typed if line.split()[0] not in behind_the_scenes] == [
-        line for line in shown if line.split()[0] not in behind_the_scenes
-    ]
-
-
-def test_on_a_cluster_nobody_mends_anything_by_hand(
-    try_it: Rehearse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rehearse.Story, "until_done", lambda self, run: None)
-    monkeypatch.setattr(rehearse, "fetch_from_bucket", lambda story, run_id, to: write_losses(to))
-    monkeypatch.setattr(rehearse, "POD_STEPS", STEPS)
-    monkeypatch.setattr(rehearse, "FIRST_OF_PODS", STEPS)
-    monkeypatch.setattr(rehearse, "SECOND_OF_PODS", STEPS)
-    monkeypatch.setattr(rehearse, "PROGRESS_LIMIT_S", 3)
-    code, _, said = try_it(kubernetes=True)
-    assert code == 1 and any("is not at step" in line for line in said), (
-        said
-    )  # never started again: no accident has struck it
-    monkeypatch.setattr(rehearse, "attempt_in", lambda status: 2)
-    code, typed, said = try_it(kubernetes=True)
-    assert code == 0, said
-    typed = typed[typed.index("rehearsal down") + 1 :]
-    assert [" ".join(line.split()[:2]) for line in typed if line.split()[0] not in ("status", "runs")] == [
-        "build --framework", "rehearsal up", "train --stack", "train --stack", "rehearsal kill-pod", "rehearsal drain",
-        "rehearsal node-back", "rehearsal down",
-    ]  # fmt: skip
-
-
-def write_losses(target: Path) -> None:
-    target.write_text(json.dumps({"step": STEPS, "loss": 1.0}) + "\n")
+from rehearsal.rehearse import Story, StoryError, compare_losses, read_losses, run_id_in, step_in
 
 
 @pytest.mark.parametrize(
-    ("wrong", "code", "words"),
+    ("accident", "left", "code"),
     [
-        ({"fails": "rehearsal?up*"}, 2, "what is missing is said above"),
-        ({"fails": "train*--detach"}, 1, "ended with exit code 1, expected 0"),
-        ({"fails": "recover*"}, 1, "ended with exit code 1, expected 0"),
-        ({"fails": "get*"}, 1, "ended with exit code 1, expected 0"),
-        ({"fails": "rehearsal?down"}, 1, "ended with exit code 1, expected 0"),
-        ({"loss": "1.1"}, 1, "are not those of the undisturbed one"),
+        (None, [], 0),
+        (None, ["tpu-stack-x-w-0"], 1),
+        (StoryError("the losses differ"), [], 1),
+        (rehearse.NotBegunError("no Docker"), [], 2),
+        (KeyboardInterrupt(), [], 130),
     ],
 )
-def test_what_goes_wrong_ends_the_story_is_told_by_the_exit_code_and_it_is_taken_down(
-    try_it: Rehearse, wrong: dict[str, str], code: int, words: str
+def test_however_the_story_ends_it_is_taken_down_and_only_a_good_end_is_code_0(
+    monkeypatch: pytest.MonkeyPatch, accident: BaseException | None, left: list[str], code: int
 ) -> None:
-    found, typed, said = try_it(**wrong)
-    assert (found, typed[-1]) == (code, "rehearsal down")
-    assert any(words in line for line in said) and not any("came true" in line for line in said)
+    def tell(*_: object) -> None:
+        if accident:
+            raise accident
 
-
-def test_something_that_is_left_or_an_interrupt_is_no_happy_end(
-    try_it: Rehearse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rehearse, "what_is_left", lambda name, folder: ["tpu-stack-x-w-0"])
-    code, typed_before, said = try_it()
-    assert code == 1 and any("tpu-stack-x-w-0" in line for line in said)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rehearse, "tell", interrupted)
-    code, typed, _ = try_it()
-    assert code == 130 and typed[len(typed_before) :] == ["rehearsal down"]
+    typed: list[str] = []
+    lines: list[str] = []
+    monkeypatch.setattr(rehearse, "tell", tell)
+    monkeypatch.setattr(Story, "type", lambda _, line: typed.append(line))
+    monkeypatch.setattr(rehearse, "what_is_left", lambda name, folder: left)
+    assert rehearse.rehearse(2, {}, lines.append) == code
+    assert typed == ["fab rehearsal down"]
+    assert any("came true" in line for line in lines) == (code == 0)
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,3 @@ def test_launching_gets_stand_ins_first_and_a_bucket_past_every_proxy(
     assert opened.environment["STORAGE_EMULATOR_HOST"] == "http://172.18.255.254:4443"
     assert opened.environment["no_proxy"] == "corp,172.18.255.254,127.0.0.1"
     assert opened.environment[state.FOLDER_VARIABLE] == str(folder)
-
-
-def test_two_folders_are_two_rehearsals(tmp_path: Path) -> None:
-    assert state.rehearsal_name(tmp_path / "a") != state.rehearsal_name(tmp_path / "b")
-    assert state.rehearsal_folder({"HOME": "/home/ada"}) == Path("/home/ada/.cache/tpu-stack/rehearsal")
-    assert state.rehearsal_folder({"HOME": "/home/ada", "XDG_CACHE_HOME": "/c"}) == Path(
-        "/c/tpu-stack/rehearsal"
-    )

@@ -1,16 +1,14 @@
 """The simulated Cloud TPU API, by Google's own client: the queue, nodes, capacity, injected faults, lists, refusals."""
 
-import base64
 import http.client
 import json
 import logging
-import time
 import urllib.parse
 from typing import Any
 
 import pytest
 
-from rehearsal.tpu_api import Node, TpuApi, discovery
+from rehearsal.tpu_api import Node, discovery
 
 SPOT = "us-central1-a:v5litepod:spot"
 ON_DEMAND = "us-central1-a:v5litepod:on-demand"
@@ -225,26 +223,6 @@ def test_a_creation_fails_with_code_8_without_chips_and_with_code_1_where_its_no
     assert lab.control.alive()["nodes"] == []
 
 
-def test_every_worker_has_its_own_addresses_name_and_host_key(lab: Any) -> None:
-    lab.create_node("n")
-    request = lab.nodes.getGuestAttributes(name=f"{lab.zone}/nodes/n", body={})
-    assert [each["queryValue"]["items"] for each in request.execute()["guestAttributes"]] == [[]] * 4
-    lab.control.advance(60)
-    names, keys = [], set()
-    for worker in request.execute()["guestAttributes"]:
-        items = {(item["namespace"], item["key"]): item["value"] for item in worker["queryValue"]["items"]}
-        names.append(items["instance", "hostname"])
-        keys.add(items["hostkeys", "ssh-ed25519"])
-    assert [name.rpartition("-w-")[2] for name in names] == ["0", "1", "2", "3"]
-    assert len({name.rpartition("-w-")[0] for name in names}) == 1
-    assert len(keys) == 4
-    assert all(base64.b64decode(key)[4:15] == b"ssh-ed25519" for key in keys)
-    outside = lab.ready_node("outside", "v5litepod-8", networkConfig={"enableExternalIps": True})
-    ends = [*lab.node("n")["networkEndpoints"], *outside["networkEndpoints"]]
-    assert len({end["ipAddress"] for end in ends}) == 5
-    assert ["accessConfig" in end for end in ends] == [False] * 4 + [True]
-
-
 def test_a_node_is_maintained_and_comes_back_a_lost_one_does_not_and_its_chips_are_free(new_lab: Any) -> None:
     lab = new_lab(capacity={SPOT: 16})
     lab.ready_node("n", schedulingConfig={"spot": True})
@@ -413,33 +391,3 @@ def test_a_list_is_of_its_project_and_zone_and_a_dash_stands_for_all_zones(lab: 
 
 
 # --- injected faults, many clients --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "nodes"), [("cut-before", 0), ("cut-after", 1)])
-def test_a_connection_is_cut_before_or_after_the_request_was_carried_out(
-    lab: Any, kind: str, nodes: int
-) -> None:
-    lab.control.inject(kind)
-    with pytest.raises((ConnectionError, http.client.HTTPException)):
-        send(lab, "POST", f"{NODES}?nodeId=n", lab.spec())
-    assert len(lab.control.alive()["nodes"]) == nodes
-
-
-def test_a_slow_answer_holds_up_nobody_else_and_who_asks_after_the_end_is_not_answered() -> None:
-    with TpuApi() as api:
-        netloc = urllib.parse.urlsplit(api.url).netloc
-        api.control.inject("slow", methods="queuedResources.list", seconds=600.0)
-        slow, other = (http.client.HTTPConnection(netloc, timeout=10) for _ in range(2))
-        slow.request("GET", QUEUE)
-        while api.control.alive()["faults"]:
-            time.sleep(0.01)
-        other.request("GET", QUEUE)
-        with other.getresponse() as answer:
-            assert answer.read() and answer.status == 200
-        started = time.monotonic()
-    assert time.monotonic() - started < 10
-    with pytest.raises((ConnectionError, http.client.HTTPException)):
-        other.request("GET", QUEUE)
-        other.getresponse()
-    for connection in (slow, other):
-        connection.close()

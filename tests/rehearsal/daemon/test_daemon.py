@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import stat
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from unittest import mock
 import asyncssh
 import pytest
 
-from rehearsal.daemon.cluster_faults import ClusterFaults
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultCommands, FaultRequest
 from rehearsal.daemon.node_machines import NodeMachines
@@ -78,38 +76,6 @@ def test_only_its_user_may_open_the_socket_hears_every_line_and_a_refusal_and_a_
     assert heard == ["one", "two\nthree"]
 
 
-def test_a_caller_that_hangs_up_has_left_and_one_that_waits_has_not(open_socket: Any) -> None:
-    begun, left = threading.Event(), threading.Event()
-    seen: list[bool] = []
-
-    def answer(do: str, arguments: Mapping[str, Any], caller: Caller) -> Any:
-        seen.append(caller.has_left())
-        begun.set()
-        waiting = threading.Event()
-        while not caller.has_left():
-            waiting.wait(0.01)
-        caller.say("to nobody")
-        left.set()
-
-    path = open_socket(answer)
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.connect(path)
-        caller.sendall(b'{"do": "x"}\n')
-        assert begun.wait(LIMIT_S) and not left.is_set()
-    assert left.wait(LIMIT_S)
-    assert seen == [False]
-
-
-def test_a_daemon_that_is_not_there_or_is_silent_is_an_error_with_a_remedy(folder: Path) -> None:
-    with pytest.raises(RehearsalError, match="fab rehearsal down"):
-        ask(str(folder / "nobody"), "x", {})
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(folder / "silent"))
-        silent.listen()
-        with pytest.raises(RehearsalError, match="said nothing for 0 s"):
-            ask(str(folder / "silent"), "x", {}, limit_s=0.05)
-
-
 NODE = "projects/p/locations/z/nodes/n"
 POOL = "z:v5litepod:spot"
 
@@ -149,43 +115,6 @@ def test_each_fault_on_a_host_asks_which_and_tells_its_name_in_one_line() -> Non
         commands.carry_out("clock", FaultRequest(host="0"))
     with pytest.raises(RehearsalError, match=r'"zap" is no act.*kill.*preempt'):
         commands.carry_out("zap", FaultRequest())
-
-
-def test_a_fault_does_what_it_says_to_the_host_the_share_or_the_cloud() -> None:
-    rehearsal, call = Rehearsal(), mock.call
-    commands = rehearsal.commands
-    for name in ("cut", "clock", "fill-disk", "wedge", "unwedge", "change-host-key"):
-        commands.carry_out(name, FaultRequest(host="w-1", amount=60.0))
-    for name in ("fill-disk", "empty-disk"):
-        commands.carry_out(name, FaultRequest(host="share"))
-    assert rehearsal.faults.method_calls == [
-        call.cut("w-1"), call.set_clock("w-1", 60.0), call.fill_disk("w-1"), call.wedge("w-1"),
-        call.unwedge("w-1", 7), call.change_host_key("w-1"),
-        call.fill_share("w-1"), call.empty_share("w-1"),  # through the one that is up
-    ]  # fmt: skip
-    assert "starts it again in 30 s" in commands.carry_out("kill", FaultRequest(host="0"))
-    assert "stays so" in commands.carry_out("kill", FaultRequest(host="1", for_good=True))
-    assert rehearsal.hosts.move.call_args_list == [call("w-0", "down"), call("w-1", "down")]
-    commands.close()
-    for name in ("preempt", "vanish", "stockout", "restock"):
-        assert commands.carry_out(name, FaultRequest())
-    assert "us-south1-a:" in commands.carry_out("stockout", FaultRequest(zone="us-south1-a"))
-    assert [each for each in rehearsal.control.method_calls if each != call.alive()] == [
-        call.preempt(NODE), call.vanish(NODE), call.set_capacity(POOL, 0), call.set_capacity(POOL, 32),
-        call.set_capacity(f"us-south1-a:{POOL.partition(':')[2]}", 0),
-    ]  # fmt: skip
-
-
-def test_what_is_wedged_goes_on_by_the_same_words_on_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever node a pod is on: of two pods, the second may be on the first node."""
-    cluster = mock.Mock(nodes={"node-0": None, "node-1": None})
-    cluster.faults.wedge.return_value = 7
-    faults = ClusterFaults(cluster=cluster, machines=mock.Mock(), say=print)
-    nodes = {"0": "node-1", "1": "node-0"}
-    monkeypatch.setattr(faults, "_pod", lambda request: mock.Mock(**{"spec.node_name": nodes[request.host]}))
-    for name in ("wedge", "unwedge"):
-        faults.carry_out(name, FaultRequest(host="1"))
-    assert cluster.faults.method_calls == [mock.call.wedge("node-0"), mock.call.unwedge("node-0", 7)]
 
 
 @pytest.mark.parametrize(
@@ -295,37 +224,6 @@ def test_a_node_that_is_lost_while_its_machines_boot_leaves_none(new_lab: NewLab
     lab.paper.may_boot.set()
     settled(lab)
     assert (lab.paper.up, lab.paper.down) == ({}, {})
-
-
-def test_a_machine_that_is_being_removed_or_is_gone_is_not_started_again(new_lab: NewLab) -> None:
-    lab = new_lab(ADDRESSES)
-    make_node(lab, accelerator="v5litepod-8")
-    settled(lab)
-    (name,) = lab.hosts.names()
-    lab.paper.may_remove.clear()
-    lab.api.control.preempt("n")
-    lab.hosts.move(name, "up")
-    lab.paper.may_remove.set()
-    settled(lab)
-    lab.hosts.move(name, "up")
-    settled(lab)
-    assert lab.paper.up == {} and len(lab.paper.booted) == 1
-
-
-def test_an_address_is_given_out_again_only_when_its_machine_is_gone(new_lab: NewLab) -> None:
-    lab = new_lab(ADDRESSES[:5])
-    first = make_node(lab)
-    settled(lab)
-    lab.api.control.vanish("n")
-    settled(lab)
-    second = make_node(lab, "m")
-    settled(lab)
-    told = [[end["ipAddress"] for end in node["networkEndpoints"]] for node in (first, second)]
-    assert len(set(told[1])) == 4
-    assert told[1][0] == ADDRESSES[4]  # the one that has rested longest
-    make_node(lab, "o", "v5litepod-8")
-    settled(lab)
-    assert sorted(machine.address for machine in lab.paper.up.values()) == ADDRESSES[:5]
 
 
 def test_a_machine_that_cannot_boot_is_named_and_the_others_are_up_and_come_back_after_a_power_cut(

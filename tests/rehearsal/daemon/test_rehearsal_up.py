@@ -177,44 +177,6 @@ def fetched(shared: Person, run: str, place: Path) -> Path:
     return folder
 
 
-OWN_STEPS = 20_000  # a minute and more, also where steps are quick and commands are slow
-
-
-@pytest.mark.nightly  # `make rehearse` tells that of a job, tests/runs/test_own_command.py that of a command
-def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
-    shared: Person, tmp_path: Path
-) -> None:
-    first = shared.hosts()
-    shared.succeed("fab deploy --stack rehearsal")
-    words = f"--stack rehearsal --runtime bare --workdir examples/jax --detach -- python train.py {OWN_STEPS}"
-    shared.succeed(f"fab train {words}", LAUNCH_LIMIT_S)
-    until(lambda: step_of(shared) >= 20, LAUNCH_LIMIT_S)
-    shared.act("kill", "1")
-    shared.act("restart", "1")
-    until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
-    said = shared.succeed("fab recover latest --stack rehearsal --detach", LAUNCH_LIMIT_S)
-    assert "it failed, and starts again, with its RUN_DIR as it was" in said
-    shared.act("preempt")
-    assert "is done" in shared.succeed("fab recover latest --stack rehearsal", LAUNCH_LIMIT_S)
-
-    second = shared.hosts()
-    assert len(second) == 2 and not second.keys() & first.keys()
-    (run,) = (
-        run
-        for run in shared.succeed("fab runs --stack rehearsal --all").split()
-        if run.startswith("command-")
-    )
-    folder = fetched(shared, run, tmp_path)
-    assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # A line that the script wrote just before it was killed, and had not saved, comes twice.
-    assert len(metrics) <= OWN_STEPS // 20 + 2
-    assert sorted({line["step"] for line in metrics}) == list(range(20, OWN_STEPS + 1, 20))
-    result = json.loads((folder / "result.json").read_text())
-    assert [result[name] for name in ("outcome", "steps", "attempt")] == ["done", OWN_STEPS, 2]
-    assert result["loss"] == metrics[-1]["loss"] < 1e-6
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)  # where the image has to be built, 10 minutes go there
 def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(shared: Person) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import secrets
@@ -13,7 +12,6 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from rehearsal.machines.docker_engine import connect
 from rehearsal.machines.machines import Machine, Machines
 from tools import stand_in_base
 
@@ -113,25 +111,6 @@ def lab(
         lab.boot("w-0")
         lab.boot("w-1")
         yield lab
-
-
-@pytest.fixture(scope="module")
-def docker_lab(
-    environ: Mapping[str, str], new_name: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lab]:
-    """Two machines with Docker, w-0 and w-1, and a registry."""
-    with Machines(name=new_name(), say=print, environ=environ, kind="docker") as machines:
-        lab = Lab(machines, tmp_path_factory.mktemp("docker-lab"))
-        lab.boot("w-0")
-        lab.boot("w-1")
-        registry = machines.registry
-        assert registry is not None
-        yield lab
-    with contextlib.closing(
-        connect()
-    ) as client:  # images of this machine lose the names of a registry that is gone
-        names = [name for each in client.api.images() for name in each["RepoTags"] or []]
-    assert not [name for name in names if name.startswith(f"{registry.host}/")]
 
 
 @pytest.fixture

@@ -6,15 +6,10 @@ import contextlib
 import select
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import IO, Any
 
 import pytest
-
-from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.host_image import PYTHON
-from tests.rehearsal.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
 
@@ -71,41 +66,3 @@ def test_a_machine_that_is_cut_off_tells_nobody_and_its_connections_go_on_when_i
         assert (comes(heard, 20), comes(ticks, 20)) == (b"meanwhile\n", b"tick\n")
         assert lab.ssh("w-0", "echo back") == "back"
         assert lab.ssh("w-1", f"{peer}; echo $?") == "0"
-
-
-def test_a_clock_that_is_off_is_so_for_new_connections_and_for_nothing_that_measures_durations(
-    lab: Lab,
-) -> None:
-    seconds = -300.5
-    ask = f"{PYTHON} -c 'import time; print(time.time(), time.monotonic())'"
-    lab.faults.set_clock("w-0", seconds)
-    try:
-        wall, monotonic = map(float, lab.ssh("w-0", ask).split())
-        assert wall - time.time() == pytest.approx(seconds, abs=5)
-        assert monotonic == pytest.approx(time.monotonic(), abs=5)
-        assert int(lab.ssh("w-0", "date +%s")) - time.time() == pytest.approx(seconds, abs=5)
-        assert lab.ssh("w-0", "printenv NO_GCE_CHECK") == "true"
-        assert int(lab.ssh("w-1", "date +%s")) == pytest.approx(time.time(), abs=5)
-    finally:
-        lab.faults.set_clock("w-0", 0.0)
-    assert lab.ssh("w-0", "printenv LD_PRELOAD FAKETIME NO_GCE_CHECK; true") == "true"
-    assert int(lab.ssh("w-0", "date +%s")) == pytest.approx(time.time(), abs=5)
-
-
-def test_the_newest_job_process_stands_still_until_it_may_go_on(lab: Lab) -> None:
-    start = "nohup sh -c 'sleep 300; :' {} >/dev/null 2>&1 & echo $!"
-    with pytest.raises(MachinesError, match="w-0 runs no job to wedge"):
-        lab.faults.wedge("w-0")
-    pids = [
-        lab.ssh("w-0", start.format(module)) for module in ("jobs.demo", "jobs.demo", "jobs.runtime.deliver")
-    ]
-    state = f"cut -d ' ' -f 3 /proc/{pids[1]}/stat"
-    try:
-        assert lab.faults.wedge("w-0") == int(pids[1])
-        until(lambda: lab.ssh("w-0", state) == "T")
-        lab.faults.unwedge("w-0", int(pids[1]))
-        until(lambda: lab.ssh("w-0", state) == "S")
-        with pytest.raises(MachinesError, match=r"there is no machine 'w-9'; there are: w-0, w-1"):
-            lab.faults.cut("w-9")
-    finally:
-        lab.ssh("w-0", f"kill -KILL {' '.join(pids)}; pkill -KILL -f 'sleep 300'")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import docker.errors
 import pytest
 import requests
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rehearsal.machines import docker_engine, host_image
 from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.faults import shifted
 from rehearsal.machines.machines import Machine, container_options
 from rehearsal.machines.servers import (
     REGISTRY_SERVER,
     Registry,
-    described_network,
     find_or_build_program,
     published_port,
 )
@@ -39,28 +35,6 @@ def test_without_docker_or_go_it_says_how_to_get_it(tmp_path: Path, monkeypatch:
     environ = {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21"):
         find_or_build_program(REGISTRY_SERVER, environ, print)
-
-
-def test_addresses_for_machines_are_none_of_those_in_use_and_a_network_without_a_subnet_is_refused() -> None:
-    good = {"Subnet": "172.18.0.0/28", "Gateway": "172.18.0.1"}
-    network = described_network({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
-    assert network.addresses(11) == [f"172.18.0.{number}" for number in range(2, 13)]
-    assert (network.registry_address, network.storage_address) == ("172.18.0.13", "172.18.0.14")
-    with pytest.raises(MachinesError, match="no 12 free addresses"):
-        network.addresses(12)
-    with pytest.raises(MachinesError, match="no IPv4 subnet"):
-        described_network({"Name": "n", "IPAM": {"Config": None}})
-
-
-shifts = st.integers(-(10**9), 10**9).map(lambda milliseconds: milliseconds / 1000)
-
-
-@given(shifts, shifts)
-def test_a_clock_that_is_set_again_is_off_by_the_last_alone(first: float, second: float) -> None:
-    settings = 'SetEnv "STORAGE_EMULATOR_HOST=http://10.0.0.2:4443" "NO_GCE_CHECK=true"\n'
-    assert shifted(shifted(settings, first), second) == shifted(settings, second)
-    assert shifted(shifted(settings, first), 0.0) == settings
-    assert len(shifted(settings, first).splitlines()) == 1  # sshd heeds only the first SetEnv
 
 
 def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise_may_not() -> None:
@@ -85,12 +59,10 @@ def test_a_registry_whose_port_is_not_on_loopback_is_refused() -> None:
 
 
 class Engine:
-    """Docker with some images here, and some in a registry that answers, or not at all. h:used has a container, h:gone
-    is removed by another."""
+    """Docker with some images here, and some in a registry that answers, or not at all."""
 
     def __init__(self, here: Collection[str], there: Collection[str] | None = ()) -> None:
-        self.images = self.api = self
-        self.removed: list[str] = []
+        self.images = self
         self._here, self._there = here, there
 
     def get(self, name: str) -> None:
@@ -102,24 +74,6 @@ class Engine:
             raise requests.ReadTimeout("Read timed out.\nmore")
         if name not in self._there:
             raise docker.errors.APIError("500", explanation="no such host\nmore")
-
-    def __call__(self, *, filters: Mapping[str, str]) -> list[dict[str, Any]]:
-        assert filters == {"label": host_image.LABEL}
-        return [{"RepoTags": [name]} for name in self._here] + [{"RepoTags": None}]
-
-    def remove_image(self, name: str) -> None:
-        if name == "h:gone":
-            raise docker.errors.ImageNotFound("no such image")
-        if name == "h:used":
-            answer = requests.Response()
-            answer.status_code = host_image.CONFLICT
-            raise docker.errors.APIError("conflict", response=answer)
-        self.removed.append(name)
-
-
-def test_older_images_of_hosts_go_when_a_new_one_is_built_but_none_that_a_host_is_made_of() -> None:
-    engine: Any = Engine(["h:new", "h:old", "h:used", "h:gone"])
-    assert host_image.remove_old(engine, keep={"h:new"}) == ["h:old"] == engine.removed
 
 
 def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
@@ -164,12 +118,3 @@ def test_a_base_that_cannot_be_had_is_told_before_anything_is_built(
     with pytest.raises(MachinesError, match=problem) as caught:
         host_image._require_base(client, environ, "plain")
     assert "export TPU_STACK_BASE_IMAGE=$(.venv/bin/python -m tools.stand_in_base)" in str(caught.value)
-
-
-def test_a_build_says_its_steps_and_one_that_fails_its_last_lines_and_what_it_fetches() -> None:
-    said: list[str] = []
-    stream = ["Step 1/2 : RUN  apt-get\n", "\x1b[31mno", " route\x1b[0m\n\n"]  # a line may come in parts
-    answers = [*({"stream": text} for text in stream), {"error": "code 1\n"}]
-    with pytest.raises(MachinesError, match=r"(?s)code 1.*Step 1.*no route\n.*TPU_STACK_BASE_IMAGE"):
-        host_image.follow(answers, said.append)
-    assert said == ["  Step 1/2 : RUN apt-get"]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rehearsal.machines.docker_engine import MachinesError, connect
-from rehearsal.machines.guardian import left, remove_everything
+from rehearsal.machines.guardian import left
 from rehearsal.machines.host_image import PYTHON
 from rehearsal.machines.machines import Machines
 from tests.rehearsal.waiting import until
@@ -24,7 +17,6 @@ from tests.rehearsal.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
 
 Lab = Any  # conftest.py's; a conftest is nothing to import from
-ROOT = Path(__file__).resolve().parents[3]
 SHARE = "/mnt/share"
 
 
@@ -64,39 +56,6 @@ def test_only_the_pinned_key_and_only_the_persons_key_let_anybody_in(lab: Lab) -
             env={key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}, check=False,
         )  # fmt: skip
         assert "Permission denied (publickey)" in refused.stderr
-
-
-def test_a_bucket_is_one_for_hosts_and_this_machine_with_checkpoints_in_it(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = lab.machines.storage
-    for _ in range(2):
-        storage.make_bucket("a-bucket")
-    program = textwrap.dedent(
-        """
-        import fsspec, jax.numpy as jnp, orbax.checkpoint as ocp
-        with fsspec.open("gs://a-bucket/run/log.txt", "wb", block_size=2**18) as f:
-            f.write(b"x" * 1_000_000)
-        with ocp.CheckpointManager("gs://a-bucket/run/checkpoints") as manager:
-            for step in (1, 2):
-                manager.save(step, args=ocp.args.StandardSave({"w": jnp.arange(3.0) + step}))
-        with ocp.CheckpointManager("gs://a-bucket/run/checkpoints") as manager:
-            print(manager.latest_step(), manager.restore(2)["w"].tolist())
-        """
-    )
-    lab.ssh("w-0", f"cat >~/program.py <<'END'\n{program}\nEND")
-    assert lab.ssh("w-0", f"JAX_PLATFORMS=cpu {PYTHON} ~/program.py").splitlines()[-1] == "2 [2.0, 3.0, 4.0]"
-    from_here = (
-        "import fsspec; files = fsspec.filesystem('gs'); print(files.size('a-bucket/run/log.txt'));"
-        "files.pipe('a-bucket/run/from-here', b'word')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", from_here],
-        env=os.environ | storage.environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.stdout == "1000000\n", done.stderr
-    read = "import fsspec; print(fsspec.filesystem('gs').cat('a-bucket/run/from-here').decode())"
-    assert lab.ssh("w-1", f'{PYTHON} -c "{read}"') == "word"
 
 
 def test_a_killed_machine_tells_nobody_and_comes_back_with_its_name_and_key_and_an_empty_home(
@@ -149,40 +108,3 @@ def test_a_machine_that_cannot_be_booted_leaves_nothing_and_says_why(lab: Lab) -
     with pytest.raises(MachinesError, match=r"machine w-2: .*[Aa]ddress"):
         lab.boot("w-2", address=lab.addresses["w-0"])
     assert [each.name for each in lab.machines.list()] == ["w-0", "w-1"]
-
-
-def test_what_a_killed_maker_has_made_is_removed(
-    environ: Mapping[str, str], new_name: Callable[[], str]
-) -> None:
-    name = new_name()
-    program = textwrap.dedent(
-        f"""
-        import sys, time
-        from rehearsal.machines.machines import Machines
-        machines = Machines(name={name!r}, say=lambda line: None).__enter__()
-        print("made", machines._guardian.pid, flush=True)
-        time.sleep(600)
-        """
-    )
-    maker = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        assert maker.stdout
-        word, guardian = maker.stdout.readline().split()
-        assert (word, len(things_of(name))) == ("made", 3)
-        os.kill(int(guardian), signal.SIGTERM)  # what a shutdown or a Ctrl-C in a terminal sends to all
-        os.killpg(maker.pid, signal.SIGKILL)
-        maker.wait(timeout=10)
-        start = time.monotonic()
-        until(lambda: things_of(name) == [])
-        until(lambda: not Path(f"/proc/{guardian}").exists())
-        print(json.dumps({"removed_after_s": round(time.monotonic() - start, 1)}))
-    finally:
-        if maker.poll() is None:
-            os.killpg(maker.pid, signal.SIGKILL)
-        maker.wait(timeout=10)
-        assert maker.stdout
-        maker.stdout.close()
-        remove_everything(name)
