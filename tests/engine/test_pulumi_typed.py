@@ -246,8 +246,6 @@ MISTAKES = (
         'slices[0].accelerator: "v6e-12" is not a v6e size',
     ),
     ("tpu-stack:protetc false", "tpu-stack:protetc"),
-    ("tpu-stack:protect no", 'tpu-stack:protect: "no" is not true or false'),
-    ("tpu-stack:budget-usd-per-hour 0.001", "raise the budget or ask for less"),
 )
 
 

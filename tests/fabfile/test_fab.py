@@ -21,7 +21,7 @@ from fabfile.commands import COMMANDS
 from fabfile.options import flag, options
 from fabfile.slips import Line
 from launch.hosts import HostError, HostsError
-from launch.jobs import CHECKOUT, image_frameworks
+from launch.jobs import CHECKOUT
 from launch.jobs import find as find_job
 from launch.jobs import names as job_names
 from tests.launch.processes import all_end
@@ -69,264 +69,118 @@ def test_the_list_of_commands_loads_nothing_of_what_they_do() -> None:
     assert (done.returncode, done.stdout.endswith("loaded:\n")) == (0, True), done.stdout[-300:] + done.stderr
 
 
-KNOWN, JOBS = ", ".join(image_frameworks()), ", ".join(job_names())
 HAVE_STEPS = " and ".join(name for name in job_names() if "--steps" in find_job(name).options())
-NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "value", "remedy"),
     [
-        ("train --job nope", f'--job: "nope" is not a job; choose one of {JOBS}'),
-        (
-            "train",
-            (
-                f"--job: say what to train; choose one of {JOBS}, or name the folder of a "
-                "command of your own, as in: fab train --workdir ~/my-project -- python train.py"
-            ),
-        ),
-        ("train --workdir /no/such -- ls", "--workdir /no/such: there is no such folder"),
-        (
-            "train --job jax_hello --workdir . --progress log --framework jax",
-            (
-                "--workdir . and --progress log: only for a command of your own, and --job jax_hello brings its own; "
-                "leave one of the two out"
-            ),
-        ),
-        (
-            "train --resume latest --framework jax",
-            "--framework jax: --resume latest goes on as that run began; leave it out",
-        ),
-        (
-            "train --progress log",
-            (
-                "--progress log: only for a command of your own; name its folder with --workdir, and the command "
-                "after --"
-            ),
-        ),
-        (
-            "train --job jax_hello -- --steps x --model --batch-size --save-every 0 y=1",
-            (
-                "--steps x: must be a whole number\n--model: there is no such option\n--batch-size: needs a value\n"
-                "y 1: is no option\nall options: fab jobs --job jax_hello"
-            ),
-        ),
-        (
-            "train --job jax_hello --framework pytorch",
-            "--framework pytorch: the job jax_hello does not run on it; choose one of jax",
-        ),
-        (
-            "train --job flax_mlm --hosts two",
-            "--hosts two: must be a whole number from 1 to 64 on this machine",
-        ),
-        (
-            "train --job jax_hello --args '--steps 20' -- --steps 20",
-            (
-                "--args '--steps 20' and -- --steps 20: the job's options are given twice; write them all in one of "
-                "the two places"
-            ),
-        ),
-        ("logs --lines -5", "--lines -5: must be a whole number of at least 0"),
-        (
-            "accelerators --generation v7",
-            '--generation: "v7" is not a TPU generation; choose one of v2, v3, v4, v5e, v5p, v6e, tpu7x',
-        ),
-        (
-            "predict latest @/no/such",
-            "@/no/such: No such file or directory; name a text file after @, or double the @ of a text",
-        ),
-        ("stop", "no run is active; `fab runs` lists them all"),
-        ("run --timeout 0 -- ls", "--timeout 0: must be a whole number of at least 1"),
-        ("put /no/such /tmp", "/no/such: there is no such file on this machine"),
-        ("get .. /tmp", "..: name the folder itself, so that its copy has a name"),
-        ("ssh", "the hosts are this machine, which needs no SSH; say --stack as well"),
-        ("ssh --host x", "--host x: must be a whole number of at least 0"),
-        ("dashboard --port 65536", "--port 65536: must be a whole number from 0 to 65535"),
-        ("serve latest --port 99999", "--port 99999: must be a whole number from 0 to 65535"),
-        (
-            "runs --runs s3://b/runs",
-            "--runs s3://b/runs: must be a folder, or a bucket of Cloud Storage (gs://BUCKET/…), not s3://",
-        ),
-        ("dashboard --runs gs://", "--runs gs://: names no bucket; write gs://BUCKET/…"),
-        ("ssh-config", "the hosts are this machine, which needs no SSH; say --stack as well"),
-        ("build --framework cobol", NO_FRAMEWORK),
-        ("push --framework cobol --stack dev", NO_FRAMEWORK),
-        ("build --platform gpu", '--platform: "gpu" is not a platform of images; choose one of tpu, cpu'),
-        ("push", "--stack: say to which stack's repository; `pulumi stack ls` lists them"),
+        ("train --job nope", '--job: "nope"', "choose one of flax_mlm, jax_hello"),
+        ("train", "--job: ", "fab train --workdir ~/my-project -- python train.py"),
+        ("train --workdir /no/such -- ls", "--workdir /no/such: ", "no such folder"),
+        ("train --job jax_hello --workdir . --progress log --framework jax", "--workdir . and --progress log: ",
+         "leave one"),
+        ("train --resume latest --framework jax", "--framework jax: ", "leave it out"),
+        ("train --progress log", "--progress log: ", "--workdir"),
+        ("train --job jax_hello -- --steps x --model --batch-size --save-every 0 y=1",
+         "--steps x: must be a whole number\n--model: there is no such option\n--batch-size: needs a value\ny 1: ",
+         "fab jobs --job jax_hello"),
+        ("train --job jax_hello --framework pytorch", "--framework pytorch: ", "choose one of jax"),
+        ("train --job flax_mlm --hosts two", "--hosts two: ", "from 1 to 64"),
+        ("train --job jax_hello --args '--steps 20' -- --steps 20", "--args '--steps 20' and -- --steps 20: ", "twice"),
+        ("accelerators --generation v7", '--generation: "v7"', "v5e, v5p, v6e"),
+        ("predict latest @/no/such", "@/no/such: ", "double the @"),
+        ("stop", "no run is active", "fab runs"),
+        ("put /no/such /tmp", "/no/such: ", "no such file"),
+        ("get .. /tmp", "..: ", "name the folder itself"),
+        ("ssh", "the hosts are this machine", "--stack"),
+        ("runs --runs s3://b/runs", "--runs s3://b/runs: ", "gs://BUCKET/"),
+        ("dashboard --runs gs://", "--runs gs://: ", "gs://BUCKET/"),
+        ("build --framework cobol", '--framework: "cobol"', "choose one of"),
+        ("build --platform gpu", '--platform: "gpu"', "choose one of tpu, cpu"),
+        ("push", "--stack: ", "pulumi stack ls"),
     ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(fab: Fab, typed: str, said: str) -> None:
-    assert fab(*shlex.split(typed)) == (2, "", f"error: {said}\n")
-
-
-STEPS = "`fab train` has no option {}; --steps is an option of {}, and a job's options come after --:\n  "
-SERVERS = "`fab serve` has no option {0}; {0} is an option of the server, and the server's options come after --:\n  "
-QUOTES = "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
-NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_value_and_remedy_and_exit_code_2(
+    fab: Fab, typed: str, value: str, remedy: str
+) -> None:
+    done = fab(*shlex.split(typed))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {value}") and remedy in done.err
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "value", "meant"),
     [
-        ("trian", '"trian" is not a command; did you mean `fab train`?'),
-        ("help trian", '"trian" is not a command; did you mean `fab train`?'),
-        ("zzz", '"zzz" is not a command; `fab --list` lists them'),
-        ("--dry train", "`fab` has no option --dry; `fab help` lists those it has"),
-        ("--job x train", "--job: the command comes first, its options after it: fab train --job …"),
-        (
-            "train --steps 200",
-            STEPS.format("--steps", HAVE_STEPS) + "fab train --job JOB -- --steps 200",
-        ),
-        (
-            "train --job jax_hello --setps 200 --hosts 3",
-            STEPS.format("--setps", "jax_hello") + "fab train --job jax_hello --hosts 3 -- --steps 200",
-        ),
-        (
-            "train --resume latest -steps=200 -- --log-every 5",
-            STEPS.format("-steps", HAVE_STEPS) + "fab train --resume latest -- --steps=200 --log-every 5",
-        ),
-        ("train --args --steps 9 --job x", QUOTES + "fab train --job x -- --steps 9"),
-        ("train --args --detach", "--args needs a value: the job's own options in one word"),
-        ("train -a --steps 9 --job x", QUOTES + "fab train --job x -- --steps 9"),
-        ("logs -f -l", "-l needs a value: how many of the last lines"),
-        ("logs --follow=yes", "--follow=yes: --follow has no value; leave it out"),
-        ("recover -xyz", "`fab recover` has no option -xyz; `fab help recover` lists those it has"),
-        ("recover latest --run=b", "--run: is given twice; leave one out"),
-        ("train --job x --detatch", "`fab train` has no option --detatch; did you mean --detach?"),
-        ("train --job jax_hello -- --hosts 3", "--hosts is an option of `fab train`, not of the job"),
-        ("submit --job jax_hello -- --hosts 3", "--hosts is an option of `fab submit`, not of the job"),
-        (
-            "submit --job jax_hello --steps 9",
-            STEPS.replace("train", "submit").format("--steps", "jax_hello")
-            + "fab submit --job jax_hello -- --steps 9",
-        ),
-        ("compare", "`fab compare` needs RUNs to compare"),
-        ("compare a b --sweep c", "--sweep c: compares all its runs; leave a b out"),
-        ("queue move", "fab queue move: write fab queue, fab queue work, fab queue cancel ENTRY …, or"),
-        ("queue move one first", "fab queue move one: must be a whole number of at least 1"),
-        ("train flax_mlm", NO_ARGUMENT.format("flax_mlm", "train") + "did you mean --job flax_mlm?"),
-        ("jobs flax_mlm", NO_ARGUMENT.format("flax_mlm", "jobs") + "did you mean --job flax_mlm?"),
-        ("train latest", NO_ARGUMENT.format("latest", "train") + "did you mean --resume latest?"),
-        (
-            "train --workdir x --dry-run python train.py --job y",
-            NO_ARGUMENT.format("python", "train") + "`fab help train` shows what it takes",
-        ),
-        (
-            "train --workdir x --dry-run python train.py -- -v",
-            NO_ARGUMENT.format("python", "train")
-            + "a command of your own comes after --:\n  fab train --workdir x --dry-run -- python train.py -v\n",
-        ),
-        (
-            "submit python train.py",
-            NO_ARGUMENT.format("python", "submit")
-            + "a command of your own comes after --:\n  fab submit --workdir . -- python train.py\n",
-        ),
-        (
-            "train --job jax_hello --send .env",
-            "--send .env: only for a command of your own, and --job jax_hello b",
-        ),
-        (
-            "train --job jax_hello --keep-hours 3",
-            "--keep-hours 3: is for a run that a keeper keeps; add --keep, or",
-        ),
-        (
-            "train --job jax_hello --keep-attempts 3",
-            "--keep-attempts 3: is for a run that a keeper keeps; add --ke",
-        ),
-        (
-            "train --job jax_hello --detach --max-restarts 3",
-            "--detach --max-restarts 3: a run is started again only",
-        ),
-        (
-            "serve latest --lengths 16 --port 0",
-            SERVERS.format("--lengths") + "fab serve latest --port 0 -- --lengths 16",
-        ),
-        (
-            "serve --length=16 latest",
-            "`fab serve` has no option --length; --lengths is an option of the server",
-        ),
-        (
-            "zombies",
-            "--stack local: Pulumi did not make it, so nothing says what is its own; name a Pulumi stack with",
-        ),
-        ("train -job flax_mlm", "`fab train` has no option -job; did you mean --job?"),
-        ("train --job", "--job needs a value: the job to train"),
-        ("logs my-run", '"my-run": there is no run in '),
-        (
-            "status a b",
-            "b: `fab status` takes one RUN, and another one is named: fab status [RUN] [--options]",
-        ),
-        ("status a --run b", "--run: is given twice; leave one out"),
-        ("train --job x --job y", "--job: is given twice; leave one out"),
-        (
-            "ssh 1",
-            "1: a shell of a run is for pods, and these hosts have shells whatever runs; name one with --host",
-        ),
-        ("train --secret x", "`fab train` has no option --secret; `fab help train` lists those it has"),
-        ("train --pip x", "`fab train` has no option --pip; `fab help train` lists those it has"),
-        (
-            "train --flip",
-            STEPS.replace("--steps", "--flip").format("--flip", "tf_images") + "fab train --job tf",
-        ),
-        (
-            "train --job jax_hello --flip",
-            "`fab train` has no option --flip; `fab help train` lists those it has",
-        ),
-        (
-            "train --workdir . --steps 9 -- ls",
-            "`fab train` has no option --steps; `fab help train` lists those it",
-        ),
-        ("compare --run x", "`fab compare` has no option --run; `fab help compare` lists those it has"),
-        ("train —job x", "—job: begins with — (em dash), as copied from a page; type two hyphens: --job"),
-        (
-            "train --job “x”",
-            "“x”: begins with “ (left double quotation mark), which a shell does not read as a quote",
-        ),
-        (
-            "train --job jax_hello -- —steps 3",
-            "—steps: begins with — (em dash), as copied from a page; type two hyph",
-        ),
-        ("logs -fx", "`fab logs` has no option -fx; `fab help logs` lists those it has"),
-        ("deploy verfy", NO_ARGUMENT.format("verfy", "deploy") + "did you mean `verify`?"),
-        (
-            "run --group ls -l",
-            NO_ARGUMENT.format("ls", "run")
-            + "a command for the hosts comes after --:\n  fab run --group -- ls -l",
-        ),
-        (
-            "status -- ls",
-            "-- ls: only `fab train`, `fab compare`, `fab predict`, `fab serve`, `fab submit`, `fab sweep`, `fab q",
-        ),
-        (
-            "predict latest",
-            "`fab predict` needs INPUT (a text, a question, or the path of a picture): fab predict RUN I",
-        ),
-        ("predict", "`fab predict` needs RUN (a run of `fab runs`: its id, "),
-        ("predict latest a --secnd b", "`fab predict` has no option --secnd; did you mean --second?"),
-        ("recover", "`fab recover` needs RUN (a run of `fab runs`: its id, "),
-        ("recover --detatch", "`fab recover` has no option --detatch; did you mean --detach?"),
-        ("put --force here", "`fab put` needs TARGET (the path on the hosts"),
+        ("trian", '"trian" is not a command', "`fab train`"),
+        ("help trian", '"trian" is not a command', "`fab train`"),
+        ("zzz", '"zzz" is not a command', "fab --list"),
+        ("--dry train", "`fab` has no option --dry", "fab help"),
+        ("--job x train", "--job: ", "fab train --job"),
+        ("train --steps 200", f"`fab train` has no option --steps; --steps is an option of {HAVE_STEPS}",
+         "\n  fab train --job JOB -- --steps 200\n"),
+        ("train --job jax_hello --setps 200 --hosts 3", "`fab train` has no option --setps",
+         "\n  fab train --job jax_hello --hosts 3 -- --steps 200\n"),
+        ("train --resume latest -steps=200 -- --log-every 5", "`fab train` has no option -steps",
+         "\n  fab train --resume latest -- --steps=200 --log-every 5\n"),
+        ("train --args --steps 9 --job x", "--args ", "\n  fab train --job x -- --steps 9\n"),
+        ("train --args --detach", "--args needs a value", ""),
+        ("logs -f -l", "-l needs a value", ""),
+        ("logs --follow=yes", "--follow=yes: ", "leave it out"),
+        ("logs -fx", "`fab logs` has no option -fx", "fab help logs"),
+        ("recover latest --run=b", "--run: is given twice", "leave one out"),
+        ("train --job x --job y", "--job: is given twice", "leave one out"),
+        ("train --job x --detatch", "`fab train` has no option --detatch", "--detach"),
+        ("train -job flax_mlm", "`fab train` has no option -job", "--job?"),
+        ("train --job jax_hello -- --hosts 3", "--hosts is an option of `fab train`", ""),
+        ("submit --job jax_hello --steps 9", "`fab submit` has no option --steps",
+         "\n  fab submit --job jax_hello -- --steps 9\n"),
+        ("compare", "`fab compare` needs RUNs", ""),
+        ("compare a b --sweep c", "--sweep c: ", "leave a b out"),
+        ("queue move", "fab queue move: ", "fab queue cancel ENTRY"),
+        ("queue move one first", "fab queue move one: ", "at least 1"),
+        ("train flax_mlm", '"flax_mlm" is not a command', "--job flax_mlm?"),
+        ("train latest", '"latest" is not a command', "--resume latest?"),
+        ("train --workdir x --dry-run python train.py --job y", '"python" is not a command', "fab help train"),
+        ("train --workdir x --dry-run python train.py -- -v", '"python" is not a command',
+         "\n  fab train --workdir x --dry-run -- python train.py -v\n"),
+        ("submit python train.py", '"python" is not a command', "\n  fab submit --workdir . -- python train.py\n"),
+        ("train --job jax_hello --send .env", "--send .env: ", "of your own"),
+        ("train --job jax_hello --keep-hours 3", "--keep-hours 3: ", "--keep"),
+        ("train --job jax_hello --detach --max-restarts 3", "--detach --max-restarts 3: ", ""),
+        ("serve latest --lengths 16 --port 0", "`fab serve` has no option --lengths",
+         "\n  fab serve latest --port 0 -- --lengths 16\n"),
+        ("zombies", "--stack local: ", "Pulumi stack"),
+        ("logs my-run", '"my-run": there is no run in ', ""),
+        ("status a b", "b: `fab status` takes one RUN", ""),
+        ("ssh 1", "1: ", "--host"),
+        ("train --flip", "`fab train` has no option --flip; --flip is an option of tf_images", "fab train --job tf"),
+        ("train --workdir . --steps 9 -- ls", "`fab train` has no option --steps", "fab help train"),
+        ("train —job x", "—job: ", "em dash"),
+        ("train --job “x”", "“x”: ", "quotation mark"),
+        ("train --job jax_hello -- —steps 3", "—steps: ", "hyphens"),
+        ("deploy verfy", '"verfy" is not a command', "`verify`?"),
+        ("run --group ls -l", '"ls" is not a command', "\n  fab run --group -- ls -l\n"),
+        ("status -- ls", "-- ls: ", "`fab train`"),
+        ("predict latest", "`fab predict` needs INPUT", "fab predict RUN"),
+        ("predict", "`fab predict` needs RUN", ""),
+        ("put --force here", "`fab put` needs TARGET", ""),
     ],
-)
-def test_a_slip_ends_with_2_and_says_what_was_meant(fab: Fab, typed: str, meant: str) -> None:
+)  # fmt: skip
+def test_a_slip_ends_with_2_and_says_what_was_meant(fab: Fab, typed: str, value: str, meant: str) -> None:
     done = fab(*typed.split())
     assert done.code == 2
-    assert done.err.startswith(f"error: {meant}")
+    assert done.err.startswith(f"error: {value}") and meant in done.err
 
 
 @pytest.mark.parametrize(
     "typed",
-    ["help recover", "recover --help", "-h recover", "recover latest --stack dev -h", "runs recover --help"],
+    ["help recover", "recover --help", "-h recover", "runs recover latest --stack dev -h"],
 )
 def test_help_of_a_command_is_shown_however_it_is_asked_for(fab: Fab, typed: str) -> None:
     done = fab(*typed.split())
     assert done.code == 0
     assert done.out.startswith("Usage: fab recover RUN [--options]\n\nRestore the slice")
-
-
-def test_an_option_in_quotes_with_its_value_is_told_to_be_two_words(fab: Fab) -> None:
-    done = fab("train", "--job", "jax_hello", "--steps 3")
-    assert (done.code, done.err) == (2, "error: --steps 3: is one word; write it without the quotes\n")
 
 
 def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
@@ -404,6 +258,8 @@ def test_every_mistake_of_a_line_is_answered_at_once(fab: Fab) -> None:
             "  fab train --job jax_hello --detach --hosts 3 -- --steps 9 --foo",
         ],
     )
+    done = fab("train", "--job", "jax_hello", "--steps 3")
+    assert (done.code, done.err) == (2, "error: --steps 3: is one word; write it without the quotes\n")
     done = fab("train", "--job", "jax_hello", "--track", "aim", "--max-usd", "0", "--wait", "x")
     assert (done.code, [line.partition(":")[0] for line in done.err.splitlines()]) == (
         2,
@@ -460,7 +316,6 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
         ("fab runs >&- 2>&-", 0, ""),
         ("fab help >/dev/full", 1, "error: No space left on device\n"),
         ("fab zzz 2>/dev/full", 2, ""),
-        ("fab accelerators | true", 0, ""),
         ("fab help | true", 0, ""),
         ("PYTHONIOENCODING=ascii fab help train >/dev/null", 0, ""),
         ("COLUMNS=1 fab help notify >/dev/null", 0, ""),

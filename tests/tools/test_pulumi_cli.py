@@ -104,15 +104,19 @@ def test_a_pulumi_that_will_not_do_is_left_aside_with_the_reason(
     assert reason in said[0]
 
 
-def test_a_failed_build_shows_its_end_and_leaves_nothing(
-    tmp_path: Path, environ: dict[str, str], said: list[str]
+def test_a_build_that_fails_or_is_of_another_version_leaves_nothing_and_the_next_one_starts_anew(
+    environ: dict[str, str], said: list[str]
 ) -> None:
-    environ["GO_FAILS"] = "yes"
-    with pytest.raises(PulumiCliError, match="(?s)line 11\n.*line 30\n.*GOPROXY") as caught:
-        pulumi_cli.find_or_build(environ, said.append)
-    assert "line 10\n" not in str(caught.value)
-    assert pulumi_cli.built(environ) is None
-    assert [path.suffix for path in pulumi_cli.home_of(environ).parent.iterdir()] == [".lock"]
+    home = pulumi_cli.home_of(environ)
+    (home.with_name(f"{home.name}.new")).mkdir(parents=True)  # of a build that was killed
+    for wrong, shown in (
+        ({"GO_FAILS": "yes"}, "(?s)line 11\n.*line 30\n.*GOPROXY"),
+        ({"BUILT_VERSION": "1.2.3"}, r"answers '1\.2\.3'"),
+    ):
+        with pytest.raises(PulumiCliError, match=shown):
+            pulumi_cli.find_or_build({**environ, **wrong}, said.append)
+        assert [path.suffix for path in home.parent.iterdir()] == [".lock"]
+    assert pulumi_cli.find_or_build(environ, said.append).folder == home
 
 
 def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str], said: list[str]) -> None:
@@ -131,31 +135,6 @@ def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]
     for each in (found.command, found.program_script, found.dynamic_folder / pulumi_cli.DYNAMIC):
         assert os.access(each, os.X_OK)
     assert builds(tmp_path) == 1
-
-
-def test_where_it_lies_is_the_users_cache_and_changes_with_the_recipe(
-    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = pulumi_cli.home_of({**environ, "XDG_CACHE_HOME": str(tmp_path / "elsewhere")})
-    assert before.is_relative_to(tmp_path / "elsewhere")
-    environ["XDG_CACHE_HOME"] = "relative"  # which the specification wants ignored
-    assert pulumi_cli.home_of(environ).is_relative_to(tmp_path / "home")
-    for name in ("go.mod", "go.sum"):
-        assert "://" not in (pulumi_cli.RECIPE / name).read_text(), "a recipe names no registry"
-        (tmp_path / name).write_bytes((pulumi_cli.RECIPE / name).read_bytes() + b"\n")
-    monkeypatch.setattr(pulumi_cli, "RECIPE", tmp_path)
-    assert pulumi_cli.home_of(environ).name != before.name
-
-
-def test_only_what_answers_the_recipes_version_is_kept_and_remains_of_a_killed_build_are_no_hindrance(
-    environ: dict[str, str], said: list[str]
-) -> None:
-    home = pulumi_cli.home_of(environ)
-    (home.with_name(f"{home.name}.new")).mkdir(parents=True)
-    with pytest.raises(PulumiCliError, match=r"answers '1\.2\.3'"):
-        pulumi_cli.find_or_build({**environ, "BUILT_VERSION": "1.2.3"}, said.append)
-    assert pulumi_cli.built(environ) is None
-    assert pulumi_cli.find_or_build(environ, said.append).folder == home
 
 
 def test_a_go_is_found_in_its_usual_place_and_without_one_the_error_says_what_to_install(
