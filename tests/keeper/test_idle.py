@@ -194,8 +194,15 @@ def not_configured(lab: Lab) -> None:
     lab.documents.change(SPECIFICATION, without)
 
 
+def unseen(lab: Lab) -> None:
+    def observed(*_: Any) -> None:
+        raise CloudTpuError("its hosts have not published their names")
+
+    lab.patch.setattr(ensure, "observed", observed)
+
+
 @pytest.mark.parametrize(
-    "keep", [running, silent, ended, open_elsewhere, kept, queued, leased, not_configured]
+    "keep", [running, silent, ended, open_elsewhere, kept, queued, leased, not_configured, unseen]
 )
 def test_a_slice_that_somebody_may_want_stays(lab: Lab, keep: Callable[[Lab], None]) -> None:
     keep(lab)
@@ -288,14 +295,3 @@ def test_what_root_may_not_look_into_is_not_taken_for_idle(lab: Lab, tmp_path: P
         make_program(tmp_path / "bin" / "find", f"""echo "find: '{said}" >&2; exit 1""")
         assert lab.after(7) is stays
     assert any("cannot be seen (find: '/proc/9/fd/3': Permission denied)" in line for line in lab.said)
-
-
-def test_a_slice_that_cannot_be_seen_is_said_and_left_to_the_next_look(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def seen(*_: Any) -> None:
-        raise CloudTpuError("its hosts have not published their names")
-
-    monkeypatch.setattr(ensure, "observed", seen)
-    assert lab.after(1000.0)
-    assert lab.said[-1] == "main: its hosts have not published their names"

@@ -254,20 +254,8 @@ def test_a_killed_worker_a_cancelled_run_and_a_restart(
     (script / "train.py").write_text(WAITS_OR_FAILS)
 
     def submit(name: str, *words: str) -> None:
-        own = (
-            "--hosts",
-            "1",
-            "--workdir",
-            str(script),
-            "--name",
-            name,
-            *words,
-            "--",
-            "python",
-            "train.py",
-            name,
-        )
-        assert fab("submit", *own)[0] == 0
+        own = f"--hosts 1 --workdir {script} --name {name}".split()
+        assert fab("submit", *own, *words, "--", "python", "train.py", name)[0] == 0
 
     submit("fails", "--max-restarts", "1")
     submit("waits", "--priority", "2")
@@ -384,13 +372,8 @@ def test_a_run_of_another_user_is_lost_after_minutes_without_a_heartbeat_by_the_
 
     def living(age_s: float) -> Presence:
         """By the clock of the hosts, which is the documents' too."""
-        beat = {
-            "state": "stepping",
-            "rank": 0,
-            "attempt": 0,
-            "step": 5,
-            "time": time.time() + ahead_s - age_s,
-        }
+        time_s = time.time() + ahead_s - age_s
+        beat = {"state": "stepping", "rank": 0, "attempt": 0, "step": 5, "time": time_s}
         directory.write_json("heartbeats/host-0.json", beat)
         found = world.examine(run, store.read(), has_hosts=True)
         assert found is not None

@@ -61,19 +61,13 @@ def make(api: TpuApi) -> Callable[..., None]:
 
     def ask(own_id: str, zone: str = ZONE, owner: str = OWNER, stack: str = "dev", **more: Any) -> None:
         labels = naming.labels(stack) if stack else {}
-        props = {
-            "project": "grant",
-            "zone": zone,
-            "queued_resource_id": own_id,
-            "owner": owner,
-            "labels": labels,
-        }
-        kind = {
-            "accelerator_type": "v5litepod-16",
-            "runtime_version": "v2-alpha-tpuv5-lite",
-            "capacity": "spot",
-        }
-        spec = Spec.from_props({**props, **kind, **more})
+        spec = Spec.from_props(
+            {
+                "project": "grant", "zone": zone, "queued_resource_id": own_id, "owner": owner, "labels": labels,
+                "accelerator_type": "v5litepod-16", "runtime_version": "v2-alpha-tpuv5-lite", "capacity": "spot",
+                **more,
+            }
+        )  # fmt: skip
         parent = f"/v2/projects/grant/locations/{zone}"
         body = json.dumps(queued_resource(spec)).encode()
         api.answer("POST", f"{parent}/queuedResources?queuedResourceId={own_id}", body)

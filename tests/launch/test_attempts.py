@@ -83,22 +83,15 @@ def test_the_attempt_that_the_launcher_made_ready_is_begun_as_it_is(tmp_path: Pa
 @pytest.mark.parametrize(
     ("result", "beats", "outcome", "wall_s"),
     [
-        pytest.param({"outcome": "failed", "time": START_S + 9}, (), "failed", 9.0, id="its result says it"),
-        pytest.param({"outcome": "hung", "wall_s": 7.0}, (), "hung", 7.0, id="hung"),
-        pytest.param({"outcome": "preempted", "wall_s": 7.0}, (), "preempted", 7.0, id="preempted"),
-        pytest.param(
-            None,
-            ({"state": "stepping", "time": START_S + 30}, {"state": "failed", "time": START_S + 31}),
-            "failed",
-            31.0,
-            id="one process failed and nobody wrote a result",
-        ),
-        pytest.param(
-            None, ({"state": "stepping", "time": START_S + 30},), "lost", 30.0, id="all at once gone"
-        ),
-        pytest.param(None, (), "lost", None, id="before its first heartbeat"),
+        ({"outcome": "failed", "time": START_S + 9}, (), "failed", 9.0),
+        ({"outcome": "hung", "wall_s": 7.0}, (), "hung", 7.0),
+        ({"outcome": "preempted", "wall_s": 7.0}, (), "preempted", 7.0),
+        # One process failed and nobody wrote a result; all at once gone; gone before the first heartbeat.
+        (None, ({"state": "stepping", "time": START_S}, {"state": "failed", "time": START_S + 31}), "failed", 31.0),
+        (None, ({"state": "stepping", "time": START_S + 30},), "lost", 30.0),
+        (None, (), "lost", None),
     ],
-)
+)  # fmt: skip
 def test_the_next_attempt_follows_and_the_last_one_s_end_is_on_record(
     tmp_path: Path,
     result: dict[str, Any] | None,
@@ -129,13 +122,12 @@ def test_a_run_that_is_done_is_not_begun_again(tmp_path: Path) -> None:
 def ended(
     checkpoint: int | None, cause: str = "failed", outcome: str = "", wall_s: float | None = 10.0
 ) -> dict[str, Any]:
-    return {
-        "attempt": 3,
-        "checkpoint": checkpoint,
-        "cause": cause,
-        "outcome": outcome or cause,
-        "wall_s": wall_s,
-    }
+    told = {"cause": cause, "outcome": outcome or cause}
+    return {"attempt": 3, "checkpoint": checkpoint, "wall_s": wall_s, **told}
+
+
+def failed(reason: str) -> End:
+    return End(code=1, reason=reason, outcome="failed", error=reason)
 
 
 LOST = {"error": "host 1: lost"}
@@ -146,100 +138,37 @@ TWICE = "it failed twice from the checkpoint of step 5, with no new checkpoint b
 FROM_START = "it failed twice from the start, with no new checkpoint between: host 1: lost"
 OUTAGES = "given up after 24 outages in a row: host 1: lost"
 NO_MORE = "it failed: host 1: lost"
-ENDS: dict[
-    str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]
-] = {
+ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]] = {
     # limits, attempts, result of the last one, newest checkpoint, end
     "nothing has begun": ({}, [], None, None, None),
     "it may still begin": ({"begin_by_s": START_S + 60}, [], None, None, None),
-    "its time to begin is over": (
-        {"begin_by_s": START_S},
-        [],
-        None,
-        None,
-        End(code=1, reason=TOO_LATE, outcome="failed", error=TOO_LATE),
-    ),
+    "its time to begin is over": ({"begin_by_s": START_S}, [], None, None, failed(TOO_LATE)),
     "what has begun in time goes on later": ({"begin_by_s": START_S}, [ended(None, "lost")], None, 5, None),
     "done": ({}, [ended(None, "done")], {"outcome": "done"}, 5, End(code=0, reason="it is done")),
-    "stopped": (
-        {},
-        [ended(None, "stopped")],
-        {"reason": "by somebody"},
-        5,
-        End(code=130, reason="by somebody"),
-    ),
+    "stopped": ({}, [ended(None, "stopped")], {"reason": "by somebody"}, 5, End(code=130, reason="by somebody")),
     "a program error after a new checkpoint": ({}, [ended(5), ended(5), ended(7)], LOST, 9, None),
-    "a program error twice at the start": (
-        {},
-        [ended(None), ended(None)],
-        LOST,
-        None,
-        End(code=1, reason=FROM_START, outcome="failed", error=FROM_START),
-    ),
-    "no restarts are left": (
-        {"restarts": 1},
-        [ended(5), ended(7)],
-        LOST,
-        9,
-        End(code=1, reason=NO_MORE, outcome="failed", error=NO_MORE),
-    ),
+    "a program error twice at the start": ({}, [ended(None), ended(None)], LOST, None, failed(FROM_START)),
+    "no restarts are left": ({"restarts": 1}, [ended(5), ended(7)], LOST, 9, failed(NO_MORE)),
     "lost pods take no restart": ({"restarts": 0}, [ended(5, "preempted", "failed")], LOST, 5, None),
-    "a wrong request": (
-        {},
-        [ended(None, "wrong request", "failed")],
-        {"exit_code": 2, **LOST},
-        5,
-        End(code=2, reason="host 1: lost"),
-    ),
+    "a wrong request": ({}, [ended(None, "wrong request", "failed")], {"exit_code": 2, **LOST}, 5,
+                        End(code=2, reason="host 1: lost")),
     "a budget that is left": ({"budget_s": 21.0}, [ended(None), ended(5)], None, 6, None),
-    "a budget that is spent": (
-        {"budget_s": 20.5},
-        [ended(None), ended(5)],
-        None,
-        6,
-        End(code=130, reason="its budget is spent", outcome="stopped"),
-    ),
-    "done with the last of its budget": (
-        {"budget_s": 10.0},
-        [ended(None, "done")],
-        {"outcome": "done"},
-        6,
-        End(code=0, reason="it is done"),
-    ),
-    "a budget that its pods have found spent": (
-        {"budget_s": 100.0},
-        [ended(None, "over budget", "stopped")],
-        {"out_of_budget": True, "reason": "spent"},
-        5,
-        End(code=130, reason="spent"),
-    ),
+    "a budget that is spent": ({"budget_s": 20.5}, [ended(None), ended(5)], None, 6,
+                               End(code=130, reason="its budget is spent", outcome="stopped")),
+    "done with the last of its budget": ({"budget_s": 10.0}, [ended(None, "done")], {"outcome": "done"}, 6,
+                                         End(code=0, reason="it is done")),
+    "a budget that its pods have found spent": ({"budget_s": 100.0}, [ended(None, "over budget", "stopped")],
+                                                {"out_of_budget": True, "reason": "spent"}, 5,
+                                                End(code=130, reason="spent")),
     "it failed once": ({}, [ended(5)], LOST, 5, None),
-    "it failed twice and saved nothing between": (
-        {},
-        [ended(None), ended(5, "hung"), ended(5)],
-        LOST,
-        5,
-        End(code=1, reason=TWICE, outcome="failed", error=TWICE),
-    ),
+    "it failed twice and saved nothing": ({}, [ended(None), ended(5, "hung"), ended(5)], LOST, 5, failed(TWICE)),
     "it failed twice, and saved between": ({}, [ended(None), ended(5)], LOST, 10, None),
-    "an attempt that was preempted between counts for nothing": (
-        {},
-        [ended(5, "preempted"), ended(5)],
-        LOST,
-        5,
-        None,
-    ),
+    "an attempt that was preempted between counts for nothing": ({}, [ended(5, "preempted"), ended(5)], LOST, 5, None),
     "an outage between counts for nothing": ({}, [ended(5, "outside", "failed"), ended(5)], LOST, 5, None),
     "pods are lost again and again": ({}, [ended(5, "preempted", "failed")] * 9, LOST, 5, None),
     "outages": ({}, [ended(5, "outside", "failed")] * 24, LOST, 5, None),
-    "too many outages": (
-        {},
-        [ended(5, "outside", "failed")] * 25,
-        LOST,
-        5,
-        End(code=1, reason=OUTAGES, outcome="failed", error=OUTAGES),
-    ),
-}
+    "too many outages": ({}, [ended(5, "outside", "failed")] * 25, LOST, 5, failed(OUTAGES)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -287,29 +216,18 @@ def test_an_attempt_that_may_not_begin_is_put_on_record(tmp_path: Path) -> None:
     assert attempts(directory)[1] == made_ready(1)
 
 
-def test_why_an_attempt_ended_is_noted_with_it(tmp_path: Path) -> None:
-    directory = a_run(tmp_path, begun(0), result={"outcome": "failed", "exit_code": 69}, saved=(5,))
-    assert begin(directory, REQUEST, START_S) == {"attempt": 1, "budget_s": None}
-    assert [attempt.get("cause") for attempt in attempts(directory)] == ["outside", None]
-
-
 def test_a_process_that_is_done_does_not_come_back_to_one_that_was_lost(tmp_path: Path) -> None:
     beats = ({"state": "stepping"}, {"state": "done"})
     lost = {"outcome": "failed", "error": "host 0: out of memory", "failed_host": 0}
     directory = a_run(tmp_path, begun(0), beats=beats, saved=(5,), result=lost)
-    assert begin(directory, looking(0), START_S) == {}
+    before = directory.read_text("run.json")
+    assert begin(directory, looking(), START_S) == begin(directory, looking(0), START_S) == {}
+    assert directory.read_text("run.json") == before, "who only looks begins nothing"
     found = begin(directory, looking(1), START_S)
     result = directory.read_json("result.json")
     assert found["over"] == 1 and result is not None
     assert (result["outcome"], result["steps"], result["failed_host"]) == ("failed", 5, 0)
     assert result["error"] == f"{found['reason']}\nhost 0: out of memory"
-
-
-def test_who_only_looks_begins_nothing(tmp_path: Path) -> None:
-    directory = a_run(tmp_path, begun(0), result={"outcome": "failed"})
-    before = directory.read_text("run.json")
-    assert begin(directory, looking(), START_S) == {}
-    assert directory.read_text("run.json") == before
 
 
 def test_a_budget_lasts_for_all_attempts_of_the_job(tmp_path: Path) -> None:

@@ -34,40 +34,23 @@ from launch.bundles import (
 KEY = b"-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n"
 ACCOUNT = b'{"type": "service_account", "project_id": "p", "private_key": "x"}'
 
+HARMLESS_NAMES = """
+    .env.template sample.env environment.yml env.py .ssh/known_hosts tokenization.py keys.py monkey
+"""
+SECRET_NAMES = """
+    .env deploy/.ENV.local .env~ .envrc prod.env .aws/credentials home/.aws/credentials .ssh/id_rsa
+    id_ed25519 id_ecdsa_sk.bak .netrc _netrc .pypirc .npmrc .git-credentials
+    .config/gcloud/legacy_credentials/a@b/adc.json .config/gcloud/credentials.db
+    application_default_credentials.json client_secret_123.json .kube/config gke-kubeconfig.yaml
+    .docker/config.json .huggingface/token .cache/huggingface/token token hf_token.txt
+    .streamlit/secrets.toml kaggle.json server.key store.p12
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        (".env", b""),
-        ("deploy/.ENV.local", b""),
-        (".env~", b""),
-        (".envrc", b""),
-        ("prod.env", b""),
-        (".aws/credentials", b""),
-        ("home/.aws/credentials", b""),
-        (".ssh/id_rsa", b""),
-        ("id_ed25519", b""),
-        ("id_ecdsa_sk.bak", b""),
-        ("server.key", b"\x30\x82"),
-        ("store.p12", b"\x30\x82"),
-        (".netrc", b""),
-        ("_netrc", b""),
-        (".pypirc", b""),
-        (".npmrc", b""),
-        (".git-credentials", b""),
-        (".config/gcloud/legacy_credentials/a@b/adc.json", b""),
-        (".config/gcloud/credentials.db", b""),
-        ("application_default_credentials.json", b""),
-        ("client_secret_123.json", b""),
-        (".kube/config", b""),
-        ("gke-kubeconfig.yaml", b""),
-        (".docker/config.json", b""),
-        (".huggingface/token", b""),
-        (".cache/huggingface/token", b""),
-        ("token", b""),
-        ("hf_token.txt", b""),
-        (".streamlit/secrets.toml", b""),
-        ("kaggle.json", b""),
+        *((name, b"") for name in SECRET_NAMES.split()),
         ("server.pem", KEY),
         ("notes.txt", b"see\n" + KEY),
         ("key.yaml", b"key: |\n  -----BEGIN PRIVATE KEY-----\n  MIIE\n"),
@@ -89,22 +72,15 @@ def test_a_secret_is_recognised_by_its_name_or_its_content(name: str, content: b
 @pytest.mark.parametrize(
     ("name", "content"),
     [
+        *((name, b"") for name in HARMLESS_NAMES.split()),
         (".env.example", b"TOKEN=\n"),
-        (".env.template", b""),
-        ("sample.env", b""),
-        ("environment.yml", b""),
-        ("env.py", b""),
         (".ssh/id_rsa.pub", b"ssh-rsa AAAA"),
-        (".ssh/known_hosts", b""),
         (".aws/config", b"[default]\nregion = us-central1\n"),
         ("ca.pem", b"-----BEGIN CERTIFICATE-----\nMIID\n"),
         ("public.key", b"-----BEGIN PUBLIC KEY-----\nMIIB\n"),
         ("tokenizer.json", b'{"model": {"type": "BPE"}}'),
         ("tokens.txt", b"[PAD]\n[UNK]\n"),
-        ("tokenization.py", b""),
         ("special_tokens_map.json", b"{}"),
-        ("keys.py", b""),
-        ("monkey", b""),
         ("pem.py", b'MARKER = ("-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----")\n'),
         ("reader.py", b"aws_secret_access_key = os.environ['AWS_SECRET_ACCESS_KEY']\n"),
         ("README.md", b'A key has `"type": "service_account"` and a `"private_key"`.\n'),
@@ -183,16 +159,8 @@ def test_what_cannot_be_sent_is_named_with_its_reason_and_every_name_travels(
     odd = [os.fsdecode(b"caf\xe9.txt"), "line\nbreak", "é", "-rf", " ", "a" * 200 + "/" + "b" * 200]
     write(folder, **{name: name.encode(errors="surrogateescape") for name in odd})
     write(folder, **{"sub/inner.py": b"", "sub/.gitignore": b"*.tmp\n", "sub/x.tmp": b"", "bare/file": b""})
-    write(
-        folder,
-        **{
-            "closed/file": b"",
-            "ignored/file": b"",
-            ".gitignore": b"ignored\n",
-            "some/a.tmp": b"",
-            "some/b": b"",
-        },
-    )
+    write(folder, **{"closed/file": b"", "ignored/file": b"", ".gitignore": b"ignored\n"})
+    write(folder, **{"some/a.tmp": b"", "some/b": b""})
     git(folder / "sub", "init", "-q")
     git(folder / "bare", "init", "-q", "--bare", ".git")  # no work tree: looked at by itself
     (folder / "inside").symlink_to("sub/inner.py")
@@ -230,7 +198,7 @@ def test_what_cannot_be_sent_is_named_with_its_reason_and_every_name_travels(
         "closed": "cannot be read: Permission denied",
         **(submodules if is_checkout else {}),
     }
-    plain = {
+    plain = [
         "sub/inner.py",
         "sub/.gitignore",
         "bare/file",
@@ -239,7 +207,7 @@ def test_what_cannot_be_sent_is_named_with_its_reason_and_every_name_travels(
         ".gitignore",
         "some/b",
         "some/a.tmp",
-    }
+    ]
     assert sent.names == {*odd, *plain, *([".gitmodules"] if is_checkout else [])}
     monkeypatch.undo()
     unpack(sent.archive, str(tmp_path / "there"))

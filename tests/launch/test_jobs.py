@@ -77,11 +77,6 @@ def test_every_mistake_in_a_jobs_options_is_a_line_of_its_own(typed: str, lines:
     assert said(*typed.split(" ")).splitlines() == [*lines, "all options: fab jobs --job flax_mlm"]
 
 
-def test_an_option_in_quotes_with_its_value_is_told_to_be_two_words() -> None:
-    assert said("--steps 3").splitlines()[0] == "--steps 3: is one word; write it without the quotes"
-    assert said("--stepz 3").startswith("--stepz 3: there is no such option")
-
-
 def test_options_are_read_as_they_may_be_typed() -> None:
     typed = [
         "--learning_rate=-1e-3",

@@ -271,21 +271,6 @@ def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_
         plan.choose_container(dataclasses.replace(here, platform="gpu"), "jax", "docker")
 
 
-@pytest.mark.parametrize(
-    ("box", "platform", "is_hint"),
-    [
-        (Container(image=BUILT), "tpu", True),
-        (Container(image=BUILT, access="privileged"), "tpu", False),
-        (Container(image=BUILT), "cpu", False),
-        (None, "tpu", False),
-    ],
-)
-def test_only_where_a_container_may_keep_a_tpu_from_initialising_the_way_out_is_named(
-    box: Container | None, platform: str, is_hint: bool
-) -> None:
-    assert ("--container-access privileged" in (plan.container_hint(box, platform) or "")) == is_hint
-
-
 def test_a_container_here_sees_the_working_directory_and_the_files_that_options_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

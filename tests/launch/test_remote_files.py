@@ -131,18 +131,12 @@ def test_it_is_said_what_is_wrong_with_which_bucket(
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (
-            NoneFound("File /k.json was not found. See more"),
-            "the bucket mine is not public, and this machine has no credentials of Google's (File /k.json was",
-        ),
+        (NoneFound("File /k.json was not found. See more"), "the bucket mine is not public"),
         (
             Ann(Expired("invalid_grant: expired\n{}")),
-            "Google refuses this machine's credentials (invalid_grant: expired)",
+            "Google refuses this machine's credentials (invalid_grant",
         ),
-        (
-            Ann(NoWay("no route")),
-            "Google cannot be asked for a token (no route)",
-        ),
+        (Ann(NoWay("no route")), "Google cannot be asked for a token (no route)"),
     ],
 )
 def test_missing_credentials_and_refused_ones_are_told_apart(

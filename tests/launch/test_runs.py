@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import random
 from collections.abc import Callable
@@ -171,22 +170,6 @@ def test_a_run_is_found_by_its_id_a_part_of_it_its_name_or_as_the_latest(
         RequestError, match="there is no run in .*; start one with `fab train --job flax_mlm`"
     ):
         runs.find(folder(three / "notes"), "latest")
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("python -u src/train.py --epochs 3", "train.py"),
-        ("bin/tool --fast", "tool"),
-        ("python -m pkg", "python"),
-    ],
-)
-def test_an_own_command_is_called_by_its_script_or_program(
-    write_run: WriteRun, words: str, what: str
-) -> None:
-    run = write_run()
-    own = {**run.described, "job": "command", "args": words.split()}
-    assert (run.what, dataclasses.replace(run, described=own).what) == ("flax_mlm", what)
 
 
 def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: WriteRun, beat: Beat) -> None:
