@@ -22,23 +22,12 @@ from launch.targets import Target
 
 WriteRun = Callable[..., Run]
 RESULT = {
-    "outcome": "done",
-    "steps": 100,
-    "wall_s": 3600.0,
-    "eval_loss": 2.5,
-    "eval_accuracy": 0.5,
-    "unigram_entropy": 6.25,
-    "tokens_per_s": 9000.0,
-    "pseudo_perplexity": 12.0,
-}
+    "outcome": "done", "steps": 100, "wall_s": 3600.0, "eval_loss": 2.5, "eval_accuracy": 0.5, "unigram_entropy": 6.25,
+    "tokens_per_s": 9000.0, "pseudo_perplexity": 12.0,
+}  # fmt: skip
 CONFIG = {"data": "texts/a|b.txt", "init_from": None, "steps": 100, "learning_rate": None}
-SLICE = {
-    "name": "main",
-    "accelerator_type": "v5litepod-16",
-    "zone": "us-central1-a",
-    "capacity": "spot",
-    "count": 2,
-}
+PLACE = {"zone": "us-central1-a", "capacity": "spot", "count": 2}
+SLICE = {"name": "main", "accelerator_type": "v5litepod-16", **PLACE}
 
 
 def here() -> Target:
@@ -155,10 +144,7 @@ def test_a_folder_that_is_not_empty_is_replaced_only_by_force_and_only_where_it_
     monkeypatch.setattr(exporting, "card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(run.run_id, there, force=True)
-    assert (names(tmp_path / "model"), "model" in names(tmp_path)) == (
-        ["README.md", "config.json", "model.keras", "saved"],
-        True,
-    )
+    assert names(tmp_path / "model") == ["README.md", "config.json", "model.keras", "saved"]
     assert not list(tmp_path.glob(".model*")), "what a failure leaves is removed"
     monkeypatch.undo()
     monkeypatch.setenv("TPU_STACK_RUNS", str(Path(run.directory.url).parent))

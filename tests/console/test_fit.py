@@ -27,29 +27,19 @@ def place(name: str = "v5litepod-16", slices: int = 1) -> Place:
 
 def answer(**changed: Any) -> dict[str, Any]:
     """Of a step that takes 150 M cycles, 100 ms at a v5e's 1.5 GHz."""
-    return {
-        "fits": True,
-        "memory": {
-            "parameters": GIB,
-            "optimizer": 2 * GIB,
-            "temporaries": 3 * GIB,
-            "total": 6 * GIB,
-            "limit": None,
-        },
-        "cycles": 150_000_000,
-        "kernels": [],
-        "collectives": [],
-        "without_estimate": {},
-        "spent": [],
-        "unit": "tokens",
-        "per_step": 1_000_000,
-        "steps": 3600,
-        "model_operations": round(0.1 * 16 * 197e12 / 2),
-        "compile_s": 60.0,
-        "is_kept": False,
-        "compiler": "libtpu 0, jax 0",
-        **changed,
+    memory = {
+        "parameters": GIB,
+        "optimizer": 2 * GIB,
+        "temporaries": 3 * GIB,
+        "total": 6 * GIB,
+        "limit": None,
     }
+    return {
+        "fits": True, "memory": memory, "cycles": 150_000_000, "kernels": [], "collectives": [], "without_estimate": {},
+        "spent": [], "unit": "tokens", "per_step": 1_000_000, "steps": 3600,
+        "model_operations": round(0.1 * 16 * 197e12 / 2), "compile_s": 60.0, "is_kept": False,
+        "compiler": "libtpu 0, jax 0", **changed,
+    }  # fmt: skip
 
 
 def test_rate_mfu_and_cost_follow_from_the_cycles_the_clock_and_the_price() -> None:
@@ -105,11 +95,8 @@ def test_a_slice_is_described_as_libtpu_names_it_with_the_chips_of_its_hosts(
 def tried(state_gib: float, temporaries_gib: float, *words: str) -> list[tuple[str, ...]]:
     job = jobs.find("flax_mlm")
     memory = {"parameters": state_gib * GIB / 3, "optimizer": state_gib * GIB * 2 / 3}
-    memory |= {
-        "temporaries": temporaries_gib * GIB,
-        "total": (state_gib + temporaries_gib) * GIB,
-        "limit": 16 * GIB,
-    }
+    memory |= {"temporaries": temporaries_gib * GIB, "total": (state_gib + temporaries_gib) * GIB}
+    memory["limit"] = 16 * GIB
     first = Estimate(place=place(), answer=answer(fits=False, memory=memory))
     return list(fits.changes(job, job.parse(words), first))
 

@@ -19,14 +19,13 @@ from contracts.errors import RequestError
 from launch.runs import Run
 
 SECRET_PART = "T00/B11/kcRe7s"
-EVENT = Event(
-    kind="failed",
-    text="host 1 was killed <by & by>",
-    run="r-20261120-214500-abcd",
-    name="my run",
-    stack="dev",
-    cost_usd=12.345,
-)
+FIELDS: dict[str, Any] = {
+    "run": "r-20261120-214500-abcd",
+    "name": "my run",
+    "stack": "dev",
+    "cost_usd": 12.345,
+}
+EVENT = Event(kind="failed", text="host 1 was killed <by & by>", **FIELDS)
 
 
 class Web(http.server.BaseHTTPRequestHandler):
@@ -111,14 +110,7 @@ def test_every_channel_gets_the_event_in_its_own_form(
         "12.35 USD at list prices so far"
     }
     assert sent["json"].pop("time") == pytest.approx(time.time(), abs=60)
-    assert sent["json"] == {
-        "event": "failed",
-        "text": "host 1 was killed <by & by>",
-        "run": "r-20261120-214500-abcd",
-        "name": "my run",
-        "stack": "dev",
-        "cost_usd": 12.345,
-    }
+    assert sent["json"] == {"event": "failed", "text": "host 1 was killed <by & by>", **FIELDS}
     (mailed,) = mails
     assert "Subject: [tpu-stack] my run - failed" in mailed
     assert "From: a@b.c\nTo: d@e.f, g@h.i" in mailed

@@ -46,13 +46,8 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch, runs_dir: Path) -> None:
 def test_status_shows_what_hosts_say_letter_by_letter(
     write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(
-        beats=[
-            {**beat("failed", step=7, message="no file [/tmp/a] :x:"), "warnings": ["it begins [anew]"]},
-            None,
-        ],
-        metrics=[{"step": 5, "loss": 2.0}],
-    )
+    failed = beat("failed", step=7, message="no file [/tmp/a] :x:", warnings=["it begins [anew]"])
+    write_run(beats=[failed, None], metrics=[{"step": 5, "loss": 2.0}])
     assert status_command.status(here(), None) == 0
     said = capsys.readouterr().out
     assert "warning: it begins [anew]" in said
@@ -110,24 +105,16 @@ def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
     )
     assert status_command.list_runs(here(), limit=1, as_json=True) == 0
     (listed,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (listed["run"], listed["state"], listed["step"], listed["total_steps"]) == (
-        RUN_ID,
-        "failed",
-        7,
-        100,
-    )
+    of_list = [listed[name] for name in ("run", "state", "step", "total_steps")]
+    assert of_list == [RUN_ID, "failed", 7, 100]
     assert (listed["metrics"], listed["headline"]) == ({"loss": 2.0}, None)
     assert status_command.status(here(), None, as_json=True) == 0
     (shown,) = json.loads(capsys.readouterr().out)["runs"]
     first, second = shown.pop("host_states")
     assert (shown.pop("findings"), shown.pop("warnings")) == ([], [])
     assert shown == listed
-    assert (first["process"], first["state"], first["step"], first["message"]) == (
-        "gone",
-        "failed",
-        7,
-        "no file",
-    )
+    of_first = [first[name] for name in ("process", "state", "step", "message")]
+    assert of_first == ["gone", "failed", 7, "no file"]
     assert (second["process"], second["state"], second["heartbeat_age_s"]) == ("gone", None, None)
 
 

@@ -59,13 +59,13 @@ def quick(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], T
     """Makes the mirror use an interpreter and wait for nothing long; returns this machine."""
 
     def use(python: Path) -> Target:
-        for name in (
+        for name in [
             "MLFLOW_TRACKING_URI",
             "MLFLOW_EXPERIMENT_NAME",
             "WANDB_API_KEY",
             "WANDB_MODE",
             "WANDB_DIR",
-        ):
+        ]:
             monkeypatch.delenv(name, raising=False)
         for name, value in {"POLL_S": 0.1, "SETTLE_S": 0.2, "NICE": 0}.items():
             monkeypatch.setattr(track, name, value)
@@ -174,13 +174,8 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
         run.directory.write_text("export/config.json", "{}")
         run.directory.write_text("report.html", "the report")
         run.directory.write_text("settings.json", json.dumps({"steps": 40, "lr": 0.1}))
-        result: dict[str, Any] = {
-            "outcome": "done",
-            "attempt": 1,
-            "steps": 40,
-            "eval_loss": 0.5,
-            "time": time.time(),
-        }
+        result: dict[str, Any] = {"outcome": "done", "attempt": 1, "steps": 40, "eval_loss": 0.5}
+        result["time"] = time.time()
         run.directory.write_json("result.json", result)
     assert mirror.is_complete
     record = run.directory.read_json("trackers/mlflow.json") or {}
@@ -404,12 +399,8 @@ def test_a_tracker_that_there_is_not_is_refused_with_those_that_there_are() -> N
 
 def test_what_a_library_says_has_no_password_of_an_address_and_no_key_of_the_environment() -> None:
     said = f"POST https://me:secret@host/api?k={KEY} failed with hunter2hunter2 in {CHECKOUT}"
-    environ = {
-        "WANDB_API_KEY": KEY,
-        "MLFLOW_TRACKING_PASSWORD": "hunter2hunter2",
-        "SHORT_KEY": "a",
-        "PATH": "/",
-    }
+    secret = {"WANDB_API_KEY": KEY, "MLFLOW_TRACKING_PASSWORD": "hunter2hunter2"}
+    environ = {**secret, "SHORT_KEY": "a", "PATH": "/"}
     assert track.without_secrets(said, environ) == f"POST https://host/api?k=… failed with … in {CHECKOUT}"
     assert tracker_client.public("https://me:secret@host:5000/x") == "https://host:5000/x"
     assert tracker_client.public("sqlite:////home/a@b/mlflow.db") == "sqlite:////home/a@b/mlflow.db"
