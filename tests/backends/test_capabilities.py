@@ -26,17 +26,12 @@ ON_PODS = "the hosts of s are pods, which are there as long as a run is; "
     ("command", "backend", "said"),
     [
         ("ssh", "local", "the hosts are this machine, which needs no SSH; say --stack as well"),
-        ("ssh-config", "local", "the hosts are this machine, which needs no SSH; say --stack as well"),
         ("trust", "local", "fab trust: the hosts are this machine, which has no host keys to trust"),
         ("deploy", "pods", f"fab deploy: {ON_PODS}an image has all that they need"),
-        ("get", "pods", f"fab get: {ON_PODS}what a run leaves is in its run directory"),
-        ("jupyter", "pods", f"fab jupyter: {ON_PODS}take a slice of TPU VMs for notebooks"),
         ("put", "pods", f"fab put: {ON_PODS}put data into the stack's bucket"),
         ("run", "pods", f"fab run: {ON_PODS}`fab ssh` opens a shell"),
-        ("ssh-config", "pods", f"fab ssh-config: {ON_PODS}`fab ssh` opens a shell"),
         ("submit", "pods", f"fab submit: {ON_PODS}`fab train --queue NAME` waits"),
         ("trust", "pods", f"fab trust: {ON_PODS}the cluster's API leads to them"),
-        ("verify", "pods", f"fab verify: {ON_PODS}`fab doctor` looks at the cluster"),
     ],
 )
 def test_a_command_without_meaning_says_why_and_what_to_do_instead(

@@ -195,7 +195,12 @@ def test_an_object_that_a_bucket_refuses_hides_no_other_run_and_a_bucket_that_is
 
 
 def own_run(write_run: WriteRun, beat: Beat, lines: Sequence[bytes | str], **more: Any) -> Run:
-    command = {"job": "command", "args": ["python", "train.py"], "metric_definitions": None, "config": {}}
+    command: dict[str, Any] = {
+        "job": "command",
+        "args": ["python", "train.py"],
+        "metric_definitions": None,
+        "config": {},
+    }
     run = write_run(**command, beats=[beat("stepping")] * 2, **more)
     data = b"\n".join(line.encode() if isinstance(line, str) else line for line in lines)
     Path(run.directory.path("metrics.jsonl")).write_bytes(data)

@@ -49,27 +49,16 @@ def a_plan(
         [], pool=a_pool(nodes, reservation), topology=topology, origin="node-pool main", **of_slice or {}
     )
     inventory: Inventory = make_inventory(one, cluster=cluster)
+    hosts = tuple(make_host(index) for index in range(nodes * one.count))
     target = make_target(
-        [],
-        inventory=inventory,
-        slice=one,
-        hosts=tuple(make_host(index) for index in range(nodes * one.count)),
-        cpus=(None,) * (nodes * one.count),
-        python="python",
-        runs_url="gs://b/runs",
-        backend=PodBackend(NO_CLUSTER),
-    )
+        [], inventory=inventory, slice=one, hosts=hosts, cpus=(None,) * len(hosts), python="python",
+        runs_url="gs://b/runs", backend=PodBackend(NO_CLUSTER),
+    )  # fmt: skip
+    run_id = "flax_mlm-20261123-120000-abcd"
     plan = Plan(
-        target=target,
-        run_id="flax_mlm-20261123-120000-abcd",
-        job="flax_mlm",
-        framework="jax",
-        arguments=("--steps", "5"),
-        run_dir="gs://b/runs/flax_mlm-20261123-120000-abcd",
-        cwd="~",
-        bundle_sha256=CODE,
-        container=Container(image=IMAGE),
-    )
+        target=target, run_id=run_id, job="flax_mlm", framework="jax", arguments=("--steps", "5"),
+        run_dir=f"gs://b/runs/{run_id}", cwd="~", bundle_sha256=CODE, container=Container(image=IMAGE),
+    )  # fmt: skip
     return manifests.placed(dataclasses.replace(plan, **changed))
 
 

@@ -32,7 +32,6 @@ from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, S
 from launch import launching
 from launch.bundles import Bundle
 from launch.hosts import HostError, HostsError
-from launch.jobs import SERVER
 from launch.launching import run_record
 from launch.run_request import Planned, Request, asked_for, work_out
 from launch.runs import AtWorkError, Run
@@ -73,41 +72,20 @@ def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
         hosts: str | None = None,
     ) -> Target:
         pool = NodePool(
-            machine_type="ct5lp-hightpu-4t",
-            accelerator="tpu-v5-lite-podslice",
-            nodes=nodes,
-            reservation=reservation,
-        )
+            machine_type="ct5lp-hightpu-4t", accelerator="tpu-v5-lite-podslice", nodes=nodes, reservation=reservation
+        )  # fmt: skip
         one = Slice(
-            name="main",
-            accelerator_type=f"v5litepod-{4 * nodes}",
-            generation="v5e",
-            topology={1: "2x2", 2: "2x4", 4: "4x4"}[nodes],
-            zone="us-west4-a",
-            capacity=capacity,
-            origin="node-pool main",
-            count=count,
-            devices_per_host=4,
-            hosts=(),
-            pool=pool,
-        )
+            name="main", accelerator_type=f"v5litepod-{4 * nodes}", generation="v5e",
+            topology={1: "2x2", 2: "2x4", 4: "4x4"}[nodes], zone="us-west4-a", capacity=capacity,
+            origin="node-pool main", count=count, devices_per_host=4, hosts=(), pool=pool,
+        )  # fmt: skip
+        cluster = Cluster(
+            name="here", context="rehearsal", kubeconfig=str(kubeconfig), namespace=NAMESPACE, service_account="trainer"
+        )  # fmt: skip
         inventory = Inventory(
-            stack="dev",
-            project="p",
-            storage=Storage(
-                bucket_url=f"file://{tmp_path}", bucket_region=None, nfs_source=None, nfs_mount=None
-            ),
-            images=dict.fromkeys(images, IMAGE),
-            gateway=None,
-            slices=(one,),
-            cluster=Cluster(
-                name="here",
-                context="rehearsal",
-                kubeconfig=str(kubeconfig),
-                namespace=NAMESPACE,
-                service_account="trainer",
-            ),
-        )
+            stack="dev", project="p", images=dict.fromkeys(images, IMAGE), gateway=None, slices=(one,), cluster=cluster,
+            storage=Storage(bucket_url=f"file://{tmp_path}", bucket_region=None, nfs_source=None, nfs_mount=None),
+        )  # fmt: skip
         return of_inventory(inventory, Wanted(stack="dev.json", platform=platform, hosts=hosts))
 
     return target
@@ -137,36 +115,9 @@ def own(tmp_path: Path) -> Request:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "train.py").write_text("print('hello')\n")
-    command = asked_for(
-        ["python", "train.py"],
-        workdir=str(folder),
-        python="",
-        framework="pytorch",
-        processes_per_host="",
-        progress="",
-    )
+    none = {"python": "", "processes_per_host": "", "progress": ""}
+    command = asked_for(["python", "train.py"], workdir=str(folder), framework="pytorch", **none)
     return dataclasses.replace(BASIC, job="", command=command, arguments=())
-
-
-def server(tmp_path: Path) -> Request:
-    words = ("--job", "flax_mlm", "--run", "r", "--export", f"file://{tmp_path}/runs/r/export", "--port", "0")
-    return dataclasses.replace(BASIC, job=SERVER, framework="jax", arguments=words)
-
-
-KINDS: dict[str, tuple[dict[str, Any], Callable[[Path], Request]]] = {
-    "a job": ({"nodes": 4, "capacity": "spot"}, lambda _: BASIC),
-    "an own command": ({}, own),
-    "a server": ({"platform": "cpu", "hosts": "0"}, server),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_api_server_takes(kind: str, make: Callable[..., Target], tmp_path: Path) -> None:
-    how, request = KINDS[kind]
-    target = make(**how)
-    planned = work_out(request(tmp_path), target)
-    check(planned)
-    assert of(target).connection.get(of(target).connection.path("jobs"))["items"] == [], "nothing was made"
 
 
 def test_a_launch_leaves_the_code_in_the_run_directory_where_pods_fetch_it(
@@ -201,18 +152,18 @@ def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
         check(planned)
 
 
-def test_several_slices_need_jobset(make: Callable[..., Target]) -> None:
-    target = make(count=2)
-    planned = work_out(BASIC, target)
-    with pytest.raises(RequestError, match="has no JobSet, which runs on several slices need"):
-        check(planned)
-
-
-def test_a_queue_needs_kueue(make: Callable[..., Target]) -> None:
-    target = make()
-    planned = work_out(dataclasses.replace(BASIC, queue="research"), target)
-    with pytest.raises(RequestError, match="has no Kueue, which --queue research needs"):
-        check(planned)
+@pytest.mark.parametrize(
+    ("how", "queue", "said"),
+    [
+        ({"count": 2}, None, "has no JobSet, which runs on several slices need"),
+        ({}, "research", "has no Kueue, which --queue research needs"),
+    ],
+)
+def test_a_controller_that_a_run_needs_and_the_cluster_lacks_is_named(
+    make: Callable[..., Target], how: dict[str, Any], queue: str | None, said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        check(work_out(dataclasses.replace(BASIC, queue=queue), make(**how)))
 
 
 def test_a_queue_that_kueue_chooses_by_itself_has_to_be_named(
@@ -309,6 +260,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     plan, cluster = planned.plan, of(target)
     pods, api, said = Pods(target, planned), cluster.connection, list[str]()
     check(planned)
+    assert api.get(api.path("jobs"))["items"] == [], "nothing was made"
     begun = in_background(lambda: launcher(planned, wait_s=20.0).begin(plan, said.append))
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["starting", "starting"])
     eventually(lambda: api.get(api.path("jobs", pods.name))["spec"].get("suspend"), False)
@@ -460,7 +412,7 @@ def test_a_run_whose_launcher_died_is_removed_by_a_look_when_its_pods_can_begin_
     is_removed: bool,
     make: Callable[..., Target],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Any,
 ) -> None:
     target = make(nodes=1)
     planned = work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)

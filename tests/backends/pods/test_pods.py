@@ -37,22 +37,15 @@ def pod(
     labels = {RUN_LABEL: RUN_ID, INDEX: str(index), **more.pop("labels", {})}
     containers = [] if state is None else [{"name": CONTAINER, "state": state, "image": "i"}]
     metadata = {"name": f"r-{index}", "uid": f"{index}-{made}", "labels": labels, "creationTimestamp": made}
-    return {
-        "metadata": metadata,
-        "spec": {},
-        "status": {"phase": phase, "containerStatuses": containers, **more},
-    }
+    status = {"phase": phase, "containerStatuses": containers, **more}
+    return {"metadata": metadata, "spec": {}, "status": status}
 
 
 def job(*, pods: int = 2, over: str | None = None) -> dict[str, Any]:
     conditions = [{"type": over, "status": "True", "reason": "PodFailurePolicy"}] if over else []
     metadata = {"name": "r", "uid": "j", "labels": {RUN_LABEL: RUN_ID}}
-    return {
-        "kind": "Job",
-        "metadata": metadata,
-        "spec": {"completions": pods},
-        "status": {"conditions": conditions},
-    }
+    job = {"kind": "Job", "metadata": metadata, "spec": {"completions": pods}}
+    return {**job, "status": {"conditions": conditions}}
 
 
 RUNNING = {"running": {"startedAt": AT}}
@@ -311,23 +304,30 @@ def test_a_cluster_of_the_stack_is_asked_with_a_token_that_is_fresh(monkeypatch:
     assert [line.partition(": ")[2] for line in sent] == ["Bearer old", "Bearer new"]
 
 
-def test_what_is_no_api_server_is_told_as_one_that_is_away() -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"Content-Length: 11\r\n\r\n<p>log in</", "what answers is no API server: <p>log in"),
+        (b'Content-Length: 100\r\n\r\n{"items": [', "cannot be reached"),
+    ],
+)
+def test_no_api_server_or_half_an_answer_is_one_that_is_away(answer: bytes, said: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def answer() -> None:
+        def give() -> None:
             near, _ = listener.accept()
             with near:
                 near.recv(1 << 16)
-                near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n<p>log in</p>"[:-1])
+                near.sendall(b"HTTP/1.1 200 OK\r\n" + answer)
 
-        answering = in_thread(answer)
+        giving = in_thread(give)
         connection = api_server.Connection(dataclasses.replace(CLUSTER, context=None))
         made = kubernetes.client.Configuration(host=f"http://127.0.0.1:{listener.getsockname()[1]}")
-        made.proxy = None
+        made.proxy, made.retries = None, False
         connection._client = kubernetes.client.ApiClient(made)
-        with pytest.raises(ApiError, match="what answers is no API server: <p>log in"):
+        with pytest.raises(ApiError, match=said):
             connection.get("/api/v1/pods")
-        answering.result()
+        giving.result()
 
 
 def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> None:
@@ -343,23 +343,3 @@ def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> Non
 
     assert told(starting) == [("starting", "ErrImagePull: no such image"), ("ended", None)]
     assert told(errors=(away,)) == [("no answer", None)] * 2
-
-
-def test_an_answer_that_ends_in_the_middle_is_an_api_server_that_is_away() -> None:
-    cluster = dataclasses.replace(CLUSTER, context=None)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer_half() -> None:
-            near, _ = listener.accept()
-            with near:
-                near.recv(1 << 16)
-                near.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"items": [')
-
-        half = in_thread(answer_half)
-        connection = api_server.Connection(cluster)
-        made = kubernetes.client.Configuration(host=f"http://127.0.0.1:{listener.getsockname()[1]}")
-        made.proxy, made.retries = None, False
-        connection._client = kubernetes.client.ApiClient(made)
-        with pytest.raises(ApiError, match="cannot be reached"):
-            connection.get("/api/v1/pods")
-        half.result()

@@ -151,25 +151,12 @@ def serve(tmp_path: Path, user_home: Path) -> Iterator[Callable[..., Server]]:
         config = folder / "config"
         for _ in range(5):  # another process may take a free port first
             port = free_port(address)
-            config.write_text(
-                "\n".join(
-                    [
-                        *lines,
-                        f"ListenAddress {address}",
-                        f"Port {port}",
-                        f"HostKey {folder / 'host_key'}",
-                        f"AuthorizedKeysFile {keys}",
-                        f"PidFile {folder / 'pid'}",
-                        f'SetEnv HOME="{folder / "home"}" SERVER={number}',
-                        "StrictModes no",
-                        "UsePAM no",
-                        "PasswordAuthentication no",
-                        "PrintMotd no",
-                        "Subsystem sftp internal-sftp",
-                        "",
-                    ]
-                )
+            own = (
+                f"ListenAddress {address}\nPort {port}\nHostKey {folder / 'host_key'}\nAuthorizedKeysFile {keys}\n"
+                f'PidFile {folder / "pid"}\nSetEnv HOME="{folder / "home"}" SERVER={number}\n'
+                "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPrintMotd no\nSubsystem sftp internal-sftp\n"
             )
+            config.write_text("".join(f"{line}\n" for line in lines) + own)
             command = [SSHD, "-D", "-f", str(config), "-E", str(folder / "log")]
             process = subprocess.Popen(command, start_new_session=True)
             if _listens(process, folder / "log"):

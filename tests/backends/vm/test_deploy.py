@@ -83,13 +83,8 @@ def test_the_image_of_any_framework_needs_docker_and_without_one_of_jax_its_jobs
 
 
 def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
-    target = make_target(
-        agents,
-        name="local",
-        backend=local(1, "cpu", [0]).backend,
-        python="/venv/bin/python",
-        runs_url="/runs",
-    )
+    here = local(1, "cpu", [0]).backend
+    target = make_target(agents, name="local", backend=here, python="/venv/bin/python", runs_url="/runs")
     found = deploy.steps(target, with_comforts=True, contained=False, bare=True, lock=None)
     assert [step.name for step in found] == ["folders", "python"]
     assert not any(step.root for step in found) and found[1].change == ""
@@ -211,28 +206,23 @@ def printed(outcomes: list[Outcome]) -> list[str]:
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 
 
-def test_hosts_where_the_same_happened_are_told_of_together() -> None:
+def test_hosts_are_told_of_together_where_the_same_happened_and_one_that_failed_with_its_remedy() -> None:
     alike = [outcome(f"w-{index}", ("a", "ok", "there"), ("b", "changed", "made")) for index in range(4)]
-    other = outcome("w-4", ("a", "ok", "there"), ("b", "skipped", "no such thing"))
-    assert printed([*alike, other])[1:] == ["w-0 … w-3 (4 hosts) b changed made", "w-4 nothing to do"]
-    assert deploy.verdict([*alike, other]) == "5 hosts ready, 4 changed"
-    assert deploy.verdict([other]) == "1 host ready: nothing to do"
-
-
-def test_a_host_that_failed_or_was_lost_or_never_reached_is_named_with_its_remedy() -> None:
-    lost = HostError(host="w-1", reason="connection lost", remedy="again")
+    lost = HostError(host="w-5", reason="connection lost", remedy="again")
     failed = Answer(step="a", state="failed", message="no disk", remedy="buy one")
-    told = [
-        Outcome(host="w-0", answers=(failed,)),
-        outcome("w-1", ("a", "ok", "there"), error=lost),
-        outcome("w-2", error=lost),
+    others = [
+        Outcome(host="w-4", answers=(failed,)),
+        outcome("w-5", ("a", "ok", "there"), error=lost),
+        outcome("w-6", error=lost),
     ]
-    assert printed(told)[1:] == [
-        "w-0 a FAILED no disk → buy one",
-        "w-1 LOST connection lost → again",
-        "w-2 NOT REACHED connection lost → again",
+    assert printed([*alike, *others])[1:] == [
+        "w-0 … w-3 (4 hosts) b changed made",
+        "w-4 a FAILED no disk → buy one",
+        "w-5 LOST connection lost → again",
+        "w-6 NOT REACHED connection lost → again",
     ]
-    assert deploy.verdict(told) == "3 of 3 hosts are not ready"
+    assert deploy.verdict([*alike, *others]) == "3 of 7 hosts are not ready"
+    assert deploy.verdict(alike) == "4 hosts ready, 4 changed"
 
 
 # --- hosts that boot are waited for, and what waiting does not mend is not ------------------------------------------

@@ -45,15 +45,9 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     agent = Agent(host="h", link=transport, root=AGENT_ROOT)
     here = on_this_machine(hosts="1", platform="cpu")
     stack = dataclasses.replace(
-        here,
-        name="dev",
-        backend=ssh_backend([agent], [transport]),
-        transports=(transport,),
-        agents=(agent,),
-        agent_root=AGENT_ROOT,
-        cache_dir="~/.cache/tpu-stack",
-        cpus=(None,),
-    )
+        here, name="dev", backend=ssh_backend([agent], [transport]), transports=(transport,), agents=(agent,),
+        agent_root=AGENT_ROOT, cache_dir="~/.cache/tpu-stack", cpus=(None,),
+    )  # fmt: skip
     run = write_run()
     write_export(Path(run.directory.path("export")))
     assert serving.serve(stack, run.run_id, Options(detach=True, words=FEW_SHAPES)) == 0

@@ -35,15 +35,9 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenS
 
 def target_of(reach: Any, *, user: str | None = "me", project: str | None = None) -> Target:
     outer = "34.0.0.{}:2222" if reach == "direct" else None
+    given = {"user": user, "host_keys": (KEY,), "reach": reach}
     hosts = [
-        make_host(
-            index,
-            name=f"dev-main-{index}",
-            external_address=outer and outer.format(index),
-            user=user,
-            host_keys=(KEY,),
-            reach=reach,
-        )
+        make_host(index, name=f"dev-main-{index}", external_address=outer and outer.format(index), **given)
         for index in range(3)
     ]
     one = make_slice(hosts, name="main", zone="us-central1-a")
@@ -165,18 +159,9 @@ HARD_PATHS = ["/a b/c", "/%h/%%/x", '/q"uote', "/it's", "/back\\slash", "/#hash"
 
 
 def entry(**changed: Any) -> Entry:
-    access = Access(
-        name="host-0",
-        address="10.0.0.2",
-        port=22,
-        user=None,
-        os_login=False,
-        host_keys=("ssh-ed25519 AAAAC3Nz",),
-        made_by_pulumi=False,
-    )
-    return Entry(
-        alias="tpu-dev-main-0", access=dataclasses.replace(access, **changed), user="me_x", jump=None
-    )
+    given = {"host_keys": (KEY,), "os_login": False, "made_by_pulumi": False}
+    access = Access(**{"name": "host-0", "address": "10.0.0.2", "port": 22, "user": None, **given, **changed})
+    return Entry(alias="tpu-dev-main-0", access=access, user="me_x", jump=None)
 
 
 @pytest.mark.parametrize("path", HARD_PATHS)
@@ -275,25 +260,15 @@ def test_a_real_ssh_goes_through_the_host_that_leads_there_and_checks_both_keys(
         """What `echo here` comes to on a second host, behind the first."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             threading.Thread(target=serve, args=(listener, sshd), daemon=True).start()
-            access = dataclasses.replace(
-                first.access,
-                address="127.0.0.1",
-                port=listener.getsockname()[1],
-                host_keys=(host_key,),
-                proxy_command=None,
-                through=first.access,
-            )
+            here = {"address": "127.0.0.1", "port": listener.getsockname()[1], "host_keys": (host_key,)}
+            access = dataclasses.replace(first.access, **here, proxy_command=None, through=first.access)
             second = Entry(alias="tpu-dev-main-1", access=access, user=first.user, jump=first.alias)
             (tmp_path / "known").write_text(known_hosts([first, second]))
             keys = Keys(files=(str(tmp_path / "me"),), only=True)
             (tmp_path / "config").write_text(config([first, second], str(tmp_path / "known"), keys))
+            command = ["ssh", "-F", str(tmp_path / "config"), second.alias, "echo", "here"]
             done = subprocess.run(
-                ["ssh", "-F", str(tmp_path / "config"), second.alias, "echo", "here"],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-                stdin=subprocess.DEVNULL,
+                command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
             )
         return done.stdout, done.returncode, done.stderr
 

@@ -55,15 +55,8 @@ class Person:
             return says
 
         target = resolve(self.wanted)
-        return trust.trust(
-            target,
-            keys_file(self.wanted),
-            hosts=hosts,
-            instance=instance,
-            fingerprint=mark,
-            answer=answer,
-            tell=self.read.append,
-        )
+        of_host = {"hosts": hosts, "instance": instance, "fingerprint": mark}
+        return trust.trust(target, keys_file(self.wanted), **of_host, answer=answer, tell=self.read.append)
 
     def reaches(self, index: int) -> str:
         """How the host calls itself; raises HostError where it is not connected to."""
@@ -96,13 +89,8 @@ def test_a_key_counts_after_it_was_confirmed_and_a_changed_one_is_asked_about_ag
     assert ada.trusts("0", says="y") == 1
     with pytest.raises(RequestError, match="nobody is there to be asked"):
         monkeypatch.setattr(sys, "stdin", io.StringIO())
-        trust.trust(
-            resolve(ada.wanted),
-            keys_file(ada.wanted),
-            hosts="0",
-            instance=None,
-            fingerprint=None,
-        )
+        keys = keys_file(ada.wanted)
+        trust.trust(resolve(ada.wanted), keys, hosts="0", instance=None, fingerprint=None)
     with pytest.raises(
         RequestError, match=f"the host shows {fingerprint(server)}; nothing was stored".replace("+", r"\+")
     ):
