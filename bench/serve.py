@@ -91,6 +91,12 @@ class Serving:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time so far, which other programs on the machine change less than they change a rate."""
+        user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
 
 @contextlib.contextmanager
 def serving(kind: str, export: Path, batch_size: int = 0) -> Iterator[Serving]:
@@ -272,11 +278,13 @@ def compare(export: Path, rounds: int, seconds: float) -> None:
 
         for place in range(rounds + 1):
             one = len(asyncio.run(closed(ours.port, 1, seconds))) / seconds
-            many = asyncio.run(closed(ours.port, CLIENTS, seconds))
-            peers = [
-                len(asyncio.run(closed(each.port, CLIENTS, seconds))) / seconds for each in (batched, single)
-            ]
-            rate = len(many) / seconds
+            rates, cpu_ms = [], []
+            for server in (ours, batched, single):
+                began_s = server.cpu_s
+                count = len(asyncio.run(closed(server.port, CLIENTS, seconds)))
+                rates.append(count / seconds)
+                cpu_ms.append(1000 * (server.cpu_s - began_s) / count)
+            rate, *peers = rates
             loaded = asyncio.run(arriving(ours.port, LOAD * rate, seconds))
             if place == 0:
                 continue  # to get warm
@@ -284,6 +292,8 @@ def compare(export: Path, rounds: int, seconds: float) -> None:
             note("16 clients, requests/s", rate)
             note("16 clients, pipeline in batches", peers[0])
             note("16 clients, pipeline one by one", peers[1])
+            note("16 clients, processor ms a request", cpu_ms[0])
+            note("pipeline in batches, the same", cpu_ms[1])
             note("16 clients / one at a time", rate / one)
             note("16 clients / the better pipeline", rate / max(peers))
             p50, p99 = percentile(loaded, 0.5), percentile(loaded, 0.99)
