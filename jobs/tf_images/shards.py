@@ -34,6 +34,7 @@ from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import is_url, unwritable
 from jobs.runtime.bucket_files import files_of, open_url, retry
 from jobs.runtime.cache import build_once
+from jobs.runtime.data_files import listing
 from jobs.tf_images.config import Config
 from jobs.tf_images.data import DIGITS, FOOTER, HEADER, INDEX, INDEX_VERSION, SPLITS, masked
 
@@ -43,8 +44,8 @@ JPEG_QUALITY = 95
 MOST_TEXT_BYTES = 1 << 28
 """Of what else stands in a PNG."""
 MOST_SHOWN = 10
-PNG_DEPTH = 24
-"""The byte of a PNG that holds its bits for each colour."""
+PNG_DEPTH, TIFF_BITS = 24, 258
+"""The byte of a PNG, and the tag of a TIFF, that hold the bits of each colour."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where pictures come from; labels: of the classes, by index. skipped: folders that are no classes, and why."""
+    """Where pictures come from; labels: of the classes, by index. skipped: what is no class, and why."""
 
     labels: tuple[str, ...]
     pictures: Sequence[Picture]
@@ -111,16 +112,22 @@ def source_of(folder: str) -> Source:
         return _idx(root)
     held_out = next((root / name for name in EVAL_NAMES if (root / name).is_dir()), None)
     roots: dict[str | None, Path] = {None: root}
+    labels: list[str] = []
+    skipped: list[str] = []
     if held_out is not None and (root / "train").is_dir():
         roots = {"train": root / "train", "eval": held_out}
-    labels, skipped = [], []
-    for name in sorted({path.name for each in roots.values() for path in each.iterdir() if path.is_dir()}):
+        others = {path.name for path in root.iterdir()} - {"train", held_out.name}
+        skipped += [f"{name}: beside train and {held_out.name}" for name in sorted(others)]
+    within = {path.name: path.is_dir() for each in roots.values() for path in each.iterdir()}
+    for name in sorted(within):
         if name.startswith("."):
-            skipped.append(f"{name}: a hidden folder")
+            skipped.append(f"{name}: hidden")
         elif any(_is_picture(entry.path) for each in roots.values() for entry in _files(each / name)):
             labels.append(name)
         else:
-            skipped.append(f"{name}: no picture is in it")
+            skipped.append(
+                f"{name}: no picture is in it" if within[name] else f"{name}: in no class's folder"
+            )
     pictures = [
         Picture(key=entry.path, what=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
         for split, each in roots.items()
@@ -130,7 +137,7 @@ def source_of(folder: str) -> Source:
     if len({each.label for each in pictures}) < 2:
         raise RequestError(
             f"FOLDER {folder}: has pictures of {len({each.label for each in pictures})} classes; put those of each "
-            "class into a folder of its own" + "".join(f"; {reason}" for reason in skipped)
+            "class into a folder of its own" + "".join(f"; {reason}" for reason in skipped[:MOST_SHOWN])
         )
     return Source(labels=tuple(labels), pictures=pictures, skipped=tuple(skipped))
 
@@ -386,7 +393,7 @@ def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[by
         image.load()
         kind, upright = image.format, ImageOps.exif_transpose(image)
         is_turned = upright.size != image.size or image.getexif().get(0x0112, 1) != 1
-        fitting = _of_8_bits(upright, kind)
+        fitting = _of_8_bits(upright, _whites(image))
         if size and min(fitting.size) > size:
             share = size / min(fitting.size)
             width, height = (max(1, round(side * share)) for side in fitting.size)
@@ -403,7 +410,17 @@ def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[by
         return kept, side, 1 if fitting.mode == "L" else 3
 
 
-def _of_8_bits(image: Any, kind: str | None) -> Any:
+def _whites(image: Any) -> Sequence[float]:
+    """The values of which one may stand for white in a grey picture of more than 8 bits: the file or its format says
+    which, or the least that all its values fit in is taken."""
+    if image.mode.startswith("I;") and image.format == "TIFF":
+        return (2 ** int(image.tag_v2.get(TIFF_BITS, (16,))[0]) - 1,)
+    if image.mode.startswith("I;") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return (65535,)
+    return (1, 255, 65535) if image.mode == "F" else (255, 65535)
+
+
+def _of_8_bits(image: Any, whites: Sequence[float]) -> Any:
     """A picture in 8 bits of grey ("L") or of each colour ("RGB"); of more bits, or of floats, all shades count.
 
     Raises:
@@ -417,22 +434,17 @@ def _of_8_bits(image: Any, kind: str | None) -> Any:
         profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         return ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
     if image.mode in ("La", "RGBa"):  # a colour times its opacity
-        return _of_8_bits(image.convert(image.mode.upper()), kind)
+        return _of_8_bits(image.convert(image.mode.upper()), whites)
     if image.mode[0] not in "IF":
         return image.convert("L" if image.mode in ("1", "LA") else "RGB")
     values_HW = np.asarray(image)
     lowest, highest = float(values_HW.min()), float(values_HW.max())
-    depths = (
-        [65535] if image.mode != "F" and (len(image.mode) > 1 or kind in ("PNG", "PPM")) else [255, 65535]
-    )
-    if image.mode == "F":
-        depths = [1, *depths]
-    most = next((most for most in depths if lowest >= 0 and highest <= most), None)
-    if most is None:
+    white = next((white for white in whites if lowest >= 0 and highest <= white), None)
+    if white is None:
         raise ValueError(
             f"its values, {lowest:g} to {highest:g}, are of no depth that is known; bring them to 0 to 1, 255 or 65535"
         )
-    return Image.fromarray(np.round(values_HW * (255 / most)).astype(np.uint8))
+    return Image.fromarray(np.round(values_HW * (255 / white)).astype(np.uint8))
 
 
 def example(data: bytes, label: int) -> bytes:
@@ -480,8 +492,8 @@ def main(
     """
     try:
         source = source_of(folder)
-        for reason in source.skipped:
-            print(f"no class: {reason}", flush=True)
+        if source.skipped:
+            print(f"no classes: {listing(source.skipped)}", flush=True)
         index = write(source, destination, options, lambda text: print(text, flush=True))
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

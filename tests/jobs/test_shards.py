@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +114,44 @@ def test_values_of_no_known_depth_are_left_out_with_what_they_are() -> None:
             shards.encoded(file.getvalue())
 
 
+def test_a_tiff_says_how_many_bits_it_has() -> None:
+    shades = "".join(f"{round(shade / 255 * 4095):012b}" for shade in range(256))
+    data = int(shades, 2).to_bytes(384)
+    tags = {
+        256: 16,
+        257: 16,
+        258: 12,
+        259: 1,
+        262: 1,
+        273: 8 + 2 + 12 * 9 + 4,
+        277: 1,
+        278: 16,
+        279: len(data),
+    }
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    file = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + data
+    with Image.open(io.BytesIO(shards.encoded(file)[0])) as found:
+        assert np.array_equal(np.asarray(found), SHADES)
+
+
 def test_hidden_folders_and_those_without_a_picture_are_no_classes(folder: Path, tmp_path: Path) -> None:
     for name in (".ipynb_checkpoints", "empty", "notes"):
         (folder / name).mkdir()
     (folder / ".ipynb_checkpoints" / "0.png").write_bytes((folder / "class-0" / "0.png").read_bytes())
     (folder / "notes" / "a.txt").write_text("no picture")
+    (folder / "list.csv").write_text("no picture")
     source = shards.source_of(str(folder))
     assert source.labels == ("class-0", "class-1")
     assert source.skipped == (
-        ".ipynb_checkpoints: a hidden folder",
+        ".ipynb_checkpoints: hidden",
         "empty: no picture is in it",
+        "list.csv: in no class's folder",
         "notes: no picture is in it",
     )
+    for name in ("train", "val", "test"):
+        shutil.copytree(folder / "class-0", tmp_path / "split" / name / "a")
+        shutil.copytree(folder / "class-1", tmp_path / "split" / name / "b")
+    assert shards.source_of(str(tmp_path / "split")).skipped == ("val: beside train and test",)
 
 
 def test_the_shards_of_a_plan_are_as_many_as_the_hosts_divide(folder: Path) -> None:
