@@ -148,6 +148,7 @@ def another_mirror(lock: str) -> Iterator[None]:
 STEPS = [(step, 1 / step) for step in (10, 20, 30, 40)]
 
 
+@pytest.mark.slow  # its environment has to be made first
 def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it_is_sent(
     mlflow: Path,
     quick: Callable[[Path], Target],

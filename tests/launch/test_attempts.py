@@ -141,7 +141,6 @@ NO_MORE = "it failed: host 1: lost"
 ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None, int | None, End | None]] = {
     # limits, attempts, result of the last one, newest checkpoint, end
     "nothing has begun": ({}, [], None, None, None),
-    "it may still begin": ({"begin_by_s": START_S + 60}, [], None, None, None),
     "its time to begin is over": ({"begin_by_s": START_S}, [], None, None, failed(TOO_LATE)),
     "what has begun in time goes on later": ({"begin_by_s": START_S}, [ended(None, "lost")], None, 5, None),
     "done": ({}, [ended(None, "done")], {"outcome": "done"}, 5, End(code=0, reason="it is done")),
@@ -160,12 +159,10 @@ ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | Non
     "a budget that its pods have found spent": ({"budget_s": 100.0}, [ended(None, "over budget", "stopped")],
                                                 {"out_of_budget": True, "reason": "spent"}, 5,
                                                 End(code=130, reason="spent")),
-    "it failed once": ({}, [ended(5)], LOST, 5, None),
     "it failed twice and saved nothing": ({}, [ended(None), ended(5, "hung"), ended(5)], LOST, 5, failed(TWICE)),
     "it failed twice, and saved between": ({}, [ended(None), ended(5)], LOST, 10, None),
     "an attempt that was preempted between counts for nothing": ({}, [ended(5, "preempted"), ended(5)], LOST, 5, None),
     "an outage between counts for nothing": ({}, [ended(5, "outside", "failed"), ended(5)], LOST, 5, None),
-    "pods are lost again and again": ({}, [ended(5, "preempted", "failed")] * 9, LOST, 5, None),
     "outages": ({}, [ended(5, "outside", "failed")] * 24, LOST, 5, None),
     "too many outages": ({}, [ended(5, "outside", "failed")] * 25, LOST, 5, failed(OUTAGES)),
 }  # fmt: skip

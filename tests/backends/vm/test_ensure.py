@@ -36,7 +36,11 @@ def on_a_stack(bucket_url: str | None) -> Target:
     return of_inventory(inventory, Wanted(stack="dev.json"))
 
 
-def test_a_launch_holds_the_lease_of_its_slice_and_a_second_one_is_refused(tmp_path: Path) -> None:
+def test_a_launch_holds_the_lease_of_its_slice_and_a_second_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RENEW_S", "LOOK_S"):  # by a second renewal it is known to be held
+        monkeypatch.setattr(f"infra.lease.{name}", 0.1)
     target = on_a_stack(str(tmp_path))
     lease = Documents(str(tmp_path / "control"))
     with target.backend.hold() as require:

@@ -19,8 +19,6 @@ from contracts.run_directory import State
 from launch import runs
 from launch.hosts import HostsError
 from launch.launching import LaunchFailed
-from launch.runs import Run
-from launch.targets import Target
 from rehearsal.machines.host_image import PYTHON
 from tests.rehearsal.faults import pair as pairs
 from tests.rehearsal.faults.pair import (
@@ -45,7 +43,7 @@ from tests.rehearsal.faults.pair import (
     ready,
     until,
 )
-from tests.runs.lab import Losses, losses, result
+from tests.runs.lab import Losses, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -145,8 +143,6 @@ def test_a_launch_that_meets_a_fault_fails_with_its_host_named_and_leaves_nothin
 
 STOP_LIMIT_S = 60.0
 FAULT_AT_STEP = 25
-FEWEST_BEATS = 5
-HUNG_LIMIT_S = 90.0
 SAVING = ("--checkpoint-every", "2")
 """Of a run that does little else."""
 # The last: whether it happens while a checkpoint is being written.
@@ -234,41 +230,6 @@ def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losse
     state, found = mended_and_gone_on(pair, disturbed(pair, fault, host, saving=saving))
     assert state in ("failed", "lost", "done")
     assert found == right_losses
-
-
-@pytest.mark.nightly  # tests/host/test_attempt.py has one of four supervisors each time
-def test_a_wedged_process_is_found_its_stacks_are_saved_and_nothing_of_the_run_is_left(pair: Pair) -> None:
-    with pair.target() as target:
-        # Long enough to learn how long a step takes, and without what is given more time than a step: a checkpoint,
-        # and an evaluation, after which the best one is kept.
-        more = ("--steps", "100000", "--checkpoint-every", "100000", "--eval-every", "100000")
-        run = pair.launch(target, *more)
-        seen: set[float] = set()
-
-        def steps_are_seen() -> bool:
-            ended = read(run).current_result()
-            assert ended is None, f"it ended before it was wedged: {ended}"
-            return beats(target, run, seen) >= FEWEST_BEATS
-
-        until(steps_are_seen, "its steps have been seen to come", pair.end_limit_s, 0.3)
-        pair.faults.wedge(NAMES[1])
-        began_s = time.monotonic()
-        until(lambda: read(run).current_result() is not None, "the run has a result", HUNG_LIMIT_S, 0.3)
-        print(f"hung: stopped after {time.monotonic() - began_s:.1f} s")
-        state, run = pair.finish(target, run)
-        assert (state, result(run)["outcome"]) == ("hung", "hung")
-        assert "host 1" in result(run)["error"]
-        assert sorted(run.directory.list("stacks/0")) == ["host-0.txt", "host-1.txt"]
-    pair.until_clean()
-
-
-def beats(target: Target, run: Run, seen: set[float]) -> int:
-    """How many heartbeats of steps each host has told of so far. seen: their times, of all hosts."""
-    entries = target.backend.status([run]).processes
-    seen.update(
-        entry["beat"]["time"] for entry in entries if (entry["beat"] or {}).get("state") == "stepping"
-    )
-    return len(seen) // len(NAMES)
 
 
 @pytest.mark.nightly
