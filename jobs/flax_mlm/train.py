@@ -15,7 +15,6 @@ from jobs.flax_mlm.config import Config, dimensions, problems, settings
 from jobs.flax_mlm.data import Tokens, unigram_entropy
 from jobs.flax_mlm.input_pipeline import InputPipeline
 from jobs.flax_mlm.loss_guard import Watch
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints, Tree
 from jobs.runtime.jax.executables import Executables
@@ -90,7 +89,10 @@ def train(run: Run, config: Config) -> Final:
         ),
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        evaluations=Evaluations(run, "eval_loss", score, every=config.eval_every, better="lower"),
+        score=score,
+        headline="eval_loss",
+        better="lower",
+        eval_every=config.eval_every,
         profile=config.profile,
         tracer=Tracer(),
         guard=watch,

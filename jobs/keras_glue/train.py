@@ -28,7 +28,6 @@ from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
 from jobs.runtime import processor
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.jax import aot, distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.profile import Tracer
@@ -83,9 +82,10 @@ def train(run: Run, config: Config) -> Final:
         flops_per_step=round(6 * parameters * batches.tokens_per_step),
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        evaluations=Evaluations(
-            run, "eval_score", training.score, every=training.eval_every, patience=config.patience
-        ),
+        score=training.score,
+        headline="eval_score",
+        eval_every=training.eval_every,
+        patience=config.patience,
         profile=config.profile,
         tracer=Tracer(),
         wait=lambda: jax.block_until_ready(training.tree),

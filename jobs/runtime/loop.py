@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from contracts.errors import JobFailed
 from jobs.runtime import preemption
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.metrics import Metrics, Rates
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Tracer, read_steps
@@ -80,13 +80,17 @@ class Loop:
     """One process's loop over the steps of a training, which are counted from 1.
 
     steps: the last step. unit, per_step: what is counted, and how many of it a step has over all hosts. flops_per_step:
-    what the model's arithmetic of a step comes to, over all hosts. log_every: steps between two lines of metrics.
-    profile: the steps to trace, as A:B. wait: until the devices have computed all that they were given. read: makes the
-    numbers of a step of its results; called for steps that are written down, in all processes. notes: what each
-    checkpoint has to keep besides, of what JSON can hold. in_flight: steps whose results, jax.Arrays then, the host
-    does not wait for, so that the devices always have the next step at hand.
+    what the model's arithmetic of a step comes to, over all hosts. log_every, checkpoint_every, eval_every: steps
+    between two lines of metrics, checkpoints and evaluations. read: makes the numbers of a step of its results; called
+    for steps that are written down, in all processes. wait: until the devices have computed all that they were given.
+    notes: what each checkpoint has to keep besides, of what JSON can hold. in_flight: steps whose results, jax.Arrays
+    then, the host does not wait for, so that the devices always have the next step at hand.
+    score: evaluates the state, which is the one after that step. headline: its number that says how good a state is,
+    and `better`, which of two is the better one. patience: evaluations in a row without a better one after which
+    training ends. profile: the steps to trace, as A:B, by the framework's `tracer`.
 
-    done: the last step that was taken. exported_step: the step whose model `finish` has left in place.
+    done: the last step that was taken. best_step: the one with the best evaluation so far; 0 before the first.
+    exported_step: the one whose model `finish` has left in place.
     """
 
     run: Run
@@ -97,7 +101,11 @@ class Loop:
     flops_per_step: int | None = None
     checkpoint_every: int
     log_every: int = 1
-    evaluations: Evaluations | None = None
+    score: Callable[[int], dict[str, float]] | None = None
+    headline: str = ""
+    better: Literal["lower", "higher"] = "higher"
+    eval_every: int = 0
+    patience: int | None = None
     profile: str | None = None
     tracer: Tracer | None = None
     wait: Callable[[], object] = lambda: None
@@ -114,7 +122,9 @@ class Loop:
             flops_per_step=self.flops_per_step,
             peak_flops_per_s=self.run.environment.peak_flops_per_s,
         )
-        self.done = self.exported_step = self._resumed_step = self._saved_step = 0
+        self.done = self.best_step = self.exported_step = self._resumed_step = self._saved_step = 0
+        self._best_score, self._worse = -math.inf, 0
+        self._latest: tuple[int, dict[str, float]] | None = None
         self._is_held_back = False
         self._metrics: Metrics | None = None
         self._profile: Profile | None = None
@@ -133,9 +143,11 @@ class Loop:
             return {}
         step, notes = restored
         self.done = self._resumed_step = self._saved_step = step
-        if self.evaluations is not None:
-            self.evaluations.restore(notes)
-            self.checkpoints.best = self.best_step
+        # The notes of older code may say nothing of evaluations.
+        self.checkpoints.best = self.best_step = notes.get("best_step", 0)
+        self._worse = notes.get("worse", 0)
+        if notes.get("best_score") is not None:
+            self._best_score = notes["best_score"]
         if self.guard is not None:
             self.guard.restore(notes)
         self.run.say(f"resumed after step {step}")
@@ -155,13 +167,8 @@ class Loop:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step is left, or further ones are of no use."""
-        return self.done >= self.steps or (self.evaluations is not None and self.evaluations.is_over)
-
-    @property
-    def best_step(self) -> int:
-        """The step with the best evaluation so far; 0 before the first."""
-        return self.evaluations.best_step if self.evaluations is not None else 0
+        """Whether no step is left, or `patience` has run out."""
+        return self.done >= self.steps or self._is_out_of_patience()
 
     def start(self) -> None:
         """Open the metrics and the trace, and evaluate the restored state where it was left to do.
@@ -234,11 +241,28 @@ class Loop:
             self.run.heartbeat.say(None)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the state as it is, and write that down as of the last step."""
-        assert self.evaluations is not None
+        """Evaluate the state as it is, and write that down as of the last step; nothing where it cannot be evaluated.
+        What was the latest is not evaluated again."""
         self.start()
-        found = self.evaluations.evaluate(self.done, self._metrics, is_saved=self._saved_step == self.done)
-        self.checkpoints.best = self.best_step
+        if self.score is None:
+            return {}
+        if self._latest is not None and self._latest[0] == self.done:
+            return self._latest[1]
+        with self.run.time.part("evaluation"):
+            self.run.heartbeat.say("evaluating")
+            found = self.score(self.done)
+            if self._saved_step == self.done:  # only such a state can be brought back
+                self._compare(found[self.headline])
+            if self._metrics is not None:
+                self._metrics.write(self.done, found)
+            values = (f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+            self.run.say(f"step {self.done}: {', '.join(values)}")
+            if self._is_out_of_patience():
+                self.run.say(
+                    f"step {self.done}: {self.headline} is no better than at step {self.best_step}; training ends "
+                    f"(--patience {self.patience})"
+                )
+        self._latest = self.done, found
         return found
 
     def finish(self, *, best: bool = False) -> dict[str, Any]:
@@ -247,30 +271,37 @@ class Loop:
         self.start()
         self.run.time.enter("finish")
         self._save()
-        final = self.evaluate() if self.evaluations is not None else {}
+        final = self.evaluate()
         self.exported_step = self.done
-        if best and self.evaluations is not None and self.best_step != self.done:
+        if best and self.score is not None and self.best_step != self.done:
             self.exported_step = self.best_step
             self.checkpoints.restore_model(self.exported_step)
-            final = self.evaluations.score(self.exported_step)
+            final = self.score(self.exported_step)
         with self.run.time.part("checkpoint"):
             self.checkpoints.close()
         self._close()
         self.run.heartbeat.say("export")
         return {"steps": self.done, self.rates.name: self.rates.overall(), **final}
 
+    def _compare(self, score: float) -> None:
+        score = score if self.better == "higher" else -score
+        if score > self._best_score:
+            self._best_score, self._worse = score, 0
+            self.checkpoints.best = self.best_step = self.done
+        else:
+            self._worse += 1
+
+    def _is_out_of_patience(self) -> bool:
+        return self.patience is not None and self._worse >= self.patience
+
     def _steps_until_due(self, most: int) -> int:
         assert self._profile is not None
-        every = [
-            self.log_every,
-            self.checkpoint_every,
-            *([self.evaluations.every] if self.evaluations else []),
-        ]
-        due = [period - self.done % period for period in every]
+        periods = filter(None, (self.log_every, self.checkpoint_every, self.eval_every))
+        due = [period - self.done % period for period in periods]
         return self._profile.steps_together(self.done, min(most, *due))
 
     def _is_evaluation_due(self) -> bool:
-        return self.evaluations is not None and self.done % self.evaluations.every == 0
+        return self.eval_every > 0 and self.done % self.eval_every == 0
 
     def _is_doubtful(self) -> bool:
         return self.guard is not None and self.guard.holds_back
@@ -313,10 +344,10 @@ class Loop:
         """Begin a checkpoint of the state as it is."""
         with self.run.time.part("checkpoint"):
             self.run.begin_saving()
-            notes = {**self.notes}
-            for part in (self.evaluations, self.guard):
-                notes |= part.notes() if part is not None else {}
-            self.checkpoints.save(self.done, notes)
+            best = self._best_score if math.isfinite(self._best_score) else None  # JSON has no infinity
+            evaluated = {"best_score": best, "best_step": self.best_step, "worse": self._worse}
+            guarded = self.guard.notes() if self.guard is not None else {}
+            self.checkpoints.save(self.done, {**self.notes, **evaluated, **guarded})
             self._saved_step = self.done
             self.run.heartbeat.tick()
 

@@ -100,6 +100,12 @@ class Run:
         self.heartbeat.say(text)
 
 
+def train_of(module: str) -> Callable[[Run, Any], Final]:
+    """`train` of a job's module, which is imported when the group has formed: options are checked before the module
+    loads its framework."""
+    return lambda run, config: importlib.import_module(module).train(run, config)
+
+
 def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final]) -> None:
     """Read the environment and the options, join the group, train, write the result, and exit.
 

@@ -16,7 +16,6 @@ from contracts.errors import RequestError
 from contracts.run_directory import SAMPLES
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.loop import Loop, callback
 from jobs.runtime.process import Final, Run
 from jobs.runtime.tensorflow import distributed
@@ -81,7 +80,9 @@ def train(run: Run, config: Config) -> Final:
         per_step=training.step_pictures,
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        evaluations=Evaluations(run, "accuracy", training.score, every=training.eval_every),
+        score=training.score,
+        headline="accuracy",
+        eval_every=training.eval_every,
         profile=config.profile,
         tracer=Tracer(),
         wait=training.count_waiting,

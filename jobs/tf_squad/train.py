@@ -15,7 +15,6 @@ from contracts.errors import RequestError
 from contracts.run_directory import SAMPLES, RunDirectory
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.loop import Loop
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
@@ -78,7 +77,9 @@ def train(run: Run, config: Config) -> Final:
         flops_per_step=6 * training.parameters * config.batch_size * training.length,
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        evaluations=Evaluations(run, "f1", training.score, every=training.eval_every),
+        score=training.score,
+        headline="f1",
+        eval_every=training.eval_every,
         profile=config.profile,
         tracer=Tracer(),
         read=training.numbers,

@@ -1,17 +1,7 @@
 """One process of the job: `python -m jobs.torch_glue --epochs 3`, with the RUN_* variables set."""
 
-from __future__ import annotations
-
 from jobs.runtime import process
 from jobs.torch_glue.config import Config
 
-
-def train(run: process.Run, config: Config) -> process.Final:
-    # Imported when the group has formed: options are checked before torch and transformers are loaded.
-    from jobs.torch_glue.train import train
-
-    return train(run, config)
-
-
 if __name__ == "__main__":
-    process.main(Config, train)
+    process.main(Config, process.train_of("jobs.torch_glue.train"))

@@ -17,7 +17,6 @@ from jobs.glue.batches import Batch, in_order, make_batches
 from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.loop import Loop
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
@@ -78,13 +77,10 @@ def train(run: Run, config: Config) -> Final:
         flops_per_step=round(6 * training.parameters * batches.tokens_per_step),
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        evaluations=Evaluations(
-            run,
-            "eval_score",
-            training.score,
-            every=config.eval_every or batches.steps_per_epoch,
-            patience=config.patience,
-        ),
+        score=training.score,
+        headline="eval_score",
+        eval_every=config.eval_every or batches.steps_per_epoch,
+        patience=config.patience,
         profile=config.profile,
         tracer=Tracer(),
         wait=training.device.wait,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +17,6 @@ from contracts.errors import JobFailed
 from contracts.run_directory import RunDirectory
 from jobs.runtime import preemption, process
 from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.loop import Loop
 from jobs.runtime.preemption import Preempted
 from jobs.runtime.process import Run
@@ -73,15 +74,17 @@ def run(tmp_path: Path) -> Run:
 
 
 def loop_of(run: Run, saved: Saved, scores: Mapping[int, float], **options: Any) -> Loop:
-    every: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "steps": 12,
         "unit": "rows",
         "per_step": 2,
         "checkpoint_every": 3,
         "log_every": 5,
+        "score": lambda step: {"score": scores.get(step, 0.0)},
+        "headline": "score",
+        "eval_every": 4,
     }
-    evaluations = Evaluations(run, "score", lambda step: {"score": scores.get(step, 0.0)}, every=4)
-    return Loop(run=run, checkpoints=saved, evaluations=evaluations, **{**every, **options})
+    return Loop(run=run, checkpoints=saved, **{**usual, **options})
 
 
 def take_steps(loop: Loop) -> Iterator[int]:
@@ -163,6 +166,26 @@ def test_where_the_guard_ends_the_run_its_last_step_is_written_down(run: Run) ->
     with pytest.raises(JobFailed, match="step 7: enough"):
         list(take_steps(loop_of(run, Saved(), {}, guard=Doubtful(7, ends=7))))
     assert lines(run)[-1] == (7, "loss", "seen")
+
+
+def test_the_best_evaluation_is_known_after_a_resume_and_patience_counts_those_since(run: Run) -> None:
+    saved, known = Saved(), []
+    scores = dict(enumerate((math.nan, 0.25, 0.75, 0.75, math.nan, 1.0), 1))
+    for step in range(1, 6):
+        saved.notes = {
+            kept: json.loads(json.dumps(notes, allow_nan=False)) for kept, notes in saved.notes.items()
+        }
+        loop = loop_of(run, saved, scores, eval_every=1, patience=2)
+        steps = take_steps(loop)
+        assert next(steps) == step
+        with contextlib.suppress(StopIteration):
+            next(steps)  # which does what is due after the first
+        known.append((loop.best_step, loop.is_over))
+    assert known == [(0, False), (2, False), (3, False), (3, False), (3, True)]
+    resumed = loop_of(run, saved, scores, eval_every=1, patience=2)
+    assert [*take_steps(resumed)] == []
+    assert [line["step"] for line in run.directory.read_metrics() if "score" in line] == [1, 2, 3, 4, 5]
+    assert resumed.finish()["steps"] == 5
 
 
 class _Tracer:

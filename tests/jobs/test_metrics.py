@@ -6,7 +6,6 @@ import json
 import math
 import uuid
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -18,11 +17,9 @@ from jobs.runtime import metric_definitions as definitions
 from jobs.runtime import metrics as metrics_module
 from jobs.runtime import preemption
 from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import Metrics, Part, Rates, TimeSplit
 from jobs.runtime.process import Run
-from tests.jobs.groups import run_in
 
 
 @pytest.fixture
@@ -231,32 +228,3 @@ def test_a_share_is_compared_with_its_baseline_in_points() -> None:
     )
     said = declared.compared(score, {"f1": 0.339, "chance": 0.077})
     assert said == "33.9% of the words, 26.2 points above the chance of 7.7%"
-
-
-def test_the_best_evaluation_is_known_after_a_resume_and_patience_counts_those_since(
-    environment: ProcessEnvironment, directory: RunDirectory
-) -> None:
-    run, metrics = run_in(environment), Metrics(directory, 0)
-
-    accuracies = (math.nan, 0.25, 0.75, 0.75, 0.5, math.nan, 1.0, 2.0)
-
-    def resumed(notes: dict[str, Any]) -> Evaluations:
-        score = lambda step: {"accuracy": accuracies[step - 1]}  # noqa: E731
-        again = Evaluations(run, "accuracy", score, every=1, patience=2)
-        again.restore(json.loads(json.dumps(notes, allow_nan=False)))
-        return again
-
-    notes, known = dict[str, Any](), []
-    for step in range(1, 9):
-        evaluations = resumed(notes)
-        for _ in range(2):  # the same step is evaluated and counted once
-            # Of the last one there is no checkpoint, so that it cannot be brought back.
-            evaluations.evaluate(step, metrics, is_saved=step < 8)
-        known.append((evaluations.best_step, evaluations.is_over))
-        notes = evaluations.notes()
-    metrics.close()  # its thread would write into a folder that is gone
-    assert known == [
-        *[(0, False), (2, False), (3, False), (3, False), (3, True), (3, True)],
-        *[(7, False)] * 2,
-    ]
-    assert steps_of(directory) == [1, 2, 3, 4, 5, 6, 7, 8]
