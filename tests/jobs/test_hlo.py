@@ -55,6 +55,17 @@ def test_a_loops_operations_count_as_often_as_it_turns_and_those_within_a_fusion
     assert hlo.summary(program(said, before=LOOP), [(0, 0)]).all_cycles == 3 * 10
 
 
+def test_what_follows_a_kernel_counts_though_its_metadata_breaks_its_line() -> None:
+    metadata = 'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": 512}"\n}}'
+    kernel = (
+        f'  %kernel = f32[8,128]{{1,0}} custom-call(%p), custom_call_target="tpu_custom_call", {metadata}'
+    )
+    copy = f"  %copy = f32[8,128]{{1,0}} copy(%kernel), {metadata}, {ESTIMATE % 20}"
+    found = hlo.summary(program(kernel, copy, operation("after", 100)), [(0, 0)])
+    assert found.all_cycles == 120
+    assert found.without_estimate == {"tpu_custom_call": 1}
+
+
 PART_OF_A_STACK = """%take.1 (s: f32[12,8,128], i: s32[]) -> f32[8,128] {
   %s = f32[12,8,128]{2,1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)} parameter(1)

@@ -28,6 +28,8 @@ COPIES_BESIDE = ("copy-start", "slice-start")
 SLOW_WITHOUT_ESTIMATE = ("sort", "custom-call")
 """Operations that take time though the compiler estimates none."""
 
+_KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n(?:.*\n)*?\}")
+"""Breaks the line of an operation, and has braces at the beginning of a line, as the end of a computation has."""
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*)$")
 _ARRAY = re.compile(r"(pred|bf16|f8\w*|[sufc]\d+)\[([\d,]*)\]")
 _BESIDE_CORE = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)\}")
@@ -117,7 +119,7 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """The computations of a program by name, and the name of the one that it begins with."""
     found: dict[str, list[Instruction]] = {}
     entry = current = ""
-    for line in text.splitlines():
+    for line in _KERNEL_METADATA.sub("", text).splitlines():
         if not line.startswith(" ") and line.endswith("{") and "(" in line:
             words = line.removeprefix("ENTRY ").split()
             current = words[0].lstrip("%")
