@@ -143,7 +143,7 @@ class Corpus:
                         yield text
             except NotData as error:
                 if len(self.files) == 1:
-                    raise
+                    raise RequestError(f"--data {error}") from None
                 skipped.append(f"{file.path} ({error.reason})")
         if wrong:
             raise RequestError(f"{listing(wrong)}; mend or remove the rows")

@@ -255,7 +255,7 @@ def _fields(options: Options, columns: Sequence[str]) -> Fields:
     wrong = [
         f"no column {name!r} ({option})" if name else f"no column with a usual name for {option}"
         for option, name in (("--text-field", text), ("--pair-field", second), ("--label-field", label))
-        if name is not None and name not in columns
+        if name is not None and (not name or name not in columns)
     ]
     if wrong:
         raise RequestError(

@@ -354,8 +354,19 @@ def _are_quoted(plain: Sequence[Sequence[str]]) -> bool:
 
 # --- reading -----------------------------------------------------------------------------------------------
 
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("an object names a column twice")
+    return record
+
+
 _DECODER = json.JSONDecoder(
-    parse_int=Number, parse_float=Number, parse_constant=lambda name: None if name == "NaN" else Number(name)
+    object_pairs_hook=_object,
+    parse_int=Number,
+    parse_float=Number,
+    parse_constant=lambda name: None if name == "NaN" else Number(name),
 )
 """NaN is what programs write for a value that is missing."""
 

@@ -258,6 +258,7 @@ def test_what_looks_like_rows_is_rows_even_where_some_are_wrong(
         (f'{{"a": {"9" * 5_000}}}', [(1, {"a": "9" * 5_000})]),
         ('{"a": ' + "[" * 100_000, [(1, "nested too deeply")]),
         ('{\n "a": 1,\n "b" 2\n}', [(3, "not JSON")]),
+        ('{"a": 1, "a": 2}\n{"a": 3}', [(1, "an object names a column twice"), (2, {"a": "3"})]),
         ('{"a": 1}\r{"a":\r{"a": 3}', [(1, {"a": "1"}), (2, "not JSON (Expecting value at column"), (3, {"a": "3"})]),
         ("a\tb\r1\t2\r3\r", [(2, {"a": "1", "b": "2"}), (3, "1 columns, and the first line has 2")]),
         ('a\tb\n"1\t2"\n3\t"4\n', [(2, {"a": '"1', "b": '2"'}), (3, {"a": "3", "b": '"4'})]),

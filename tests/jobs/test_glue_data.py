@@ -143,6 +143,7 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("open.csv", 'text,label\na,0\n"b,1\nc,0\n', {}, "open.csv:3: a quote that opens in this row never closes"),
     ("long.csv", 'text,label\na,0\n"b,1\n' + "c,0\n" * 400_000, {}, "long.csv:3: a quote that opens in this row"),
     ("twice.tsv", "text\ttext\tlabel\na\tb\t0\n", {}, "twice.tsv:2: the first line names a column twice"),
+    ("sep.csv", "sep=;\ntext;label\na;1\nb;0\n", {}, "no column with a usual name for --text-field and no column with"),
     ("torn.csv", 'text,label\n"b"c,1\n', {}, "torn.csv:2: not CSV: ',' expected after '\"'"),
     ("latin.csv", "text,label\na,0\né,1\n".encode("latin-1"), {}, "latin.csv:3: 'text' is not UTF-8; convert the"),
     ("one.csv", many("t{0},yes"), {}, "one.csv: every row to train on has the label 'yes'; bring rows of another"),
