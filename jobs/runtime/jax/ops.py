@@ -213,13 +213,17 @@ def _splash_kernel(length: int, heads: int, block: int, interpret: bool) -> Any:
         make_splash_mha,
     )
 
+    # One block's gradients are computed together: scores and their gradient once and not twice. Of several blocks, the
+    # gradients of the queries would have to be kept for each and summed.
+    is_one = block == length
     sizes = BlockSizes(
         block_q=block,
         block_kv=block,
         block_q_dkv=block,
         block_kv_dkv=block,
-        block_q_dq=block,
-        block_kv_dq=block,
+        block_q_dq=None if is_one else block,
+        block_kv_dq=None if is_one else block,
+        use_fused_bwd_kernel=is_one,
     )
     with jax.ensure_compile_time_eval():
         return make_splash_mha(
