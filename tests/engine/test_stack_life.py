@@ -93,8 +93,9 @@ FAULTS: tuple[tuple[FaultKind, str], ...] = (
 )
 
 
-def test_a_slice_is_refused_previewed_made_kept_relabelled_replaced_and_destroyed(
-    engine: Engine, api: TpuApi, tmp_path: Path
+@pytest.mark.timeout(400)  # a dozen operations
+def test_a_slice_is_refused_previewed_made_kept_relabelled_lost_replaced_and_destroyed(
+    engine: Engine, api: TpuApi, new_engine: EngineFactory, tmp_path: Path
 ) -> None:
     engine.configure(
         configuration(slices=[a_slice(accelerator="v6e-12", capacity="cheap")], budget_usd_per_hour=-1)
@@ -145,40 +146,36 @@ def test_a_slice_is_refused_previewed_made_kept_relabelled_replaced_and_destroye
     (node,) = api.control.alive()["nodes"]
     assert node["labels"]["team"] == "nlp"
 
+    # A slice that is lost is drift that the next `up` repairs.
+    api.control.preempt(FULL_NAME, leave_nodes=True)
+    assert engine.refresh().ok
+    repaired = engine.up()
+    assert repaired.ok, repaired.text
+    assert alive(api) == ([NAME], [NAME]) and created(api) == 2
+    assert hosts(repaired.outputs) != hosts(first.outputs)
+    api.control.vanish(FULL_NAME)
+    in_one_command = engine.up(refresh=True)
+    assert in_one_command.ok and created(api) == 3, in_one_command.text
+
+    # Another stack that asks for one of the same name leaves it alone.
+    other = new_engine(declare, project_file=ROOT / "Pulumi.yaml", name="other")
+    other.configure(configuration())
+    refused = other.up()
+    assert not refused.ok and "not of this stack" in refused.text, refused.text
+    assert other.destroy().ok
+    assert alive(api) == ([NAME], [NAME])
+
     # There is room for only one of the two: the old one has to go before the new one is asked for.
     api.control.set_capacity(SPOT, 16)
     engine.configure(configuration(slices=[a_slice(accelerator="v5litepod-8")]))
     replaced = engine.up()
     assert replaced.ok and done(replaced, "delete-replaced") == ["main"], replaced.text
-    assert created(api) == 2
+    assert created(api) == 4
     assert len(hosts(replaced.outputs)) == 1
 
     api.control.inject("cut-before", "queuedResources.delete", times=1)
     assert engine.destroy().ok
     assert alive(api) == ([], []) and engine.resources() == [] and engine.world.things() == {}
-
-
-def test_a_lost_slice_is_drift_that_the_next_up_repairs_and_anothers_is_left_alone(
-    engine: Engine, api: TpuApi, new_engine: EngineFactory
-) -> None:
-    before = engine.up()
-    api.control.preempt(FULL_NAME, leave_nodes=True)
-    assert engine.refresh().ok
-    again = engine.up()
-    assert again.ok, again.text
-    assert alive(api) == ([NAME], [NAME]) and created(api) == 2
-    assert hosts(again.outputs) != hosts(before.outputs)
-    api.control.vanish(FULL_NAME)
-    in_one_command = engine.up(refresh=True)
-    assert in_one_command.ok and created(api) == 3, in_one_command.text
-    assert set(engine.up().changes) == {"same"}
-
-    other = new_engine(declare, project_file=ROOT / "Pulumi.yaml", name="other")
-    other.configure(configuration())
-    report = other.up()
-    assert not report.ok and "not of this stack" in report.text, report.text
-    assert other.destroy().ok
-    assert alive(api) == ([NAME], [NAME])
 
 
 def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(engine: Engine, api: TpuApi) -> None:

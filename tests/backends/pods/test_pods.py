@@ -131,6 +131,15 @@ def test_what_earlier_pods_said_is_not_of_those_that_were_started_again(
             pod(0, "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}),
             "ImagePullBackOff: no",
         ),
+        (
+            pod(
+                0,
+                "Pending",
+                None,
+                conditions=[{"type": "PodScheduled", "status": "False", "message": "no room"}],
+            ),
+            "no room",
+        ),
         (pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}}), None),
         (pod(0, "Succeeded", OK), None),
     ],
