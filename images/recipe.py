@@ -15,8 +15,8 @@ from launch.bundles import tar
 from launch.jobs import CHECKOUT, image_frameworks
 from launch.jobs import IMAGES as FOLDER
 
-Platform = Literal["tpu", "cpu"]
-PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+ImagePlatform = Literal["tpu", "cpu"]
+PLATFORMS: tuple[ImagePlatform, ...] = get_args(ImagePlatform)
 UV_LOCK = CHECKOUT / "requirements" / "uv.txt"
 REPOSITORY = "tpu-stack"
 HASH_LENGTH = 12
@@ -53,7 +53,7 @@ class Recipe:
     """
 
     framework: str
-    platform: Platform
+    platform: ImagePlatform
     base: str
     files: Mapping[str, bytes]
     cpu_wheels: bool = False
@@ -137,7 +137,7 @@ def chosen(option: str, text: str, folder: Path = FOLDER) -> tuple[str, ...]:
     return chosen_names or frameworks
 
 
-def image_platform(text: str) -> Platform:
+def image_platform(text: str) -> ImagePlatform:
     """Return the platform. Raises RequestError if there are no images for it."""
     for platform in PLATFORMS:
         if text == platform:
@@ -149,7 +149,7 @@ def image_platform(text: str) -> Platform:
 
 def read(
     framework: str,
-    platform: Platform,
+    platform: ImagePlatform,
     environ: Mapping[str, str],
     *,
     folder: Path = FOLDER,

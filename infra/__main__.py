@@ -2,12 +2,12 @@
 
 import sys
 
-from infra.pulumi_program import Refused, declare
+from infra.pulumi_program import ConfigurationRefused, declare
 
 LOGGED = 32
 """The exit code after which Pulumi's language host adds no error of its own."""
 
 try:
     declare()
-except Refused:
+except ConfigurationRefused:
     sys.exit(LOGGED)

@@ -33,7 +33,7 @@ class GatewayArgs:
     service_account: pulumi.Input[str] | None = None
 
 
-class Gateway(pulumi.ComponentResource):
+class GatewayServer(pulumi.ComponentResource):
     """Its data is on a disk of its own, so the VM can be replaced, and its address stays the same.
 
     It is made in two steps: first the disk, `data`, then, by `serve`, the VM. `share` is what a host mounts, `entry`
@@ -110,7 +110,7 @@ class Gateway(pulumi.ComponentResource):
             metadata={
                 **LOG_IN_METADATA,
                 "startup-script": startup.gateway_script(
-                    startup.Gateway(
+                    startup.GatewaySettings(
                         export=EXPORT,
                         clients=client_ranges(args.config),
                         uid=OWNER_ID,

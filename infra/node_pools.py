@@ -58,7 +58,7 @@ class Observed:
 UNKNOWN = Observed()
 
 
-class Gke:
+class GkeClient:
     """Google's API of clusters, for the one cluster of the stack. `cluster`: its full name, which is its id in Pulumi.
 
     Every method is over within the limit and raises offered.NotAskedError where it has no answer.
@@ -132,7 +132,7 @@ def observe(config: Config, setting: offered.Setting) -> Observed:
     if config.gke is None:
         return Observed()
     try:
-        return Observed(pools=Gke(config, config.gke, setting).pools())
+        return Observed(pools=GkeClient(config, config.gke, setting).pools())
     except Exception as error:  # whatever it is, it is said and stops nothing
         return Observed(not_asked=offered.describe_error(error))
 
@@ -175,7 +175,7 @@ def hooks(config: Config, setting: offered.Setting) -> Hooks | None:
     """To be made while a program runs. None where the stack makes no cluster."""
     if config.gke is None:
         return None
-    gke = Gke(config, config.gke, setting)
+    gke = GkeClient(config, config.gke, setting)
 
     async def name_is_free(args: pulumi.ResourceHookArgs) -> None:
         full_name = gke.cluster if args.type.endswith(":Cluster") else f"{gke.cluster}/nodePools/{args.name}"

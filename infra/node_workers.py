@@ -8,11 +8,10 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
+from contracts.aliases import Json
 from infra.cloud_tpu import plugin, workers
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import CloudTpuError
-
-Props = dict[str, Any]
 
 INPUTS = ("project", "zone", "node_id", "incarnation", "wait_s")
 OUTPUTS = ("state", "workers")
@@ -36,15 +35,15 @@ class NodeWorkersArgs:
 class NodeWorkersProvider(Provider):
     """Only reads. Deleting it deletes nothing."""
 
-    def create(self, props: Props) -> CreateResult:
+    def create(self, props: Json) -> CreateResult:
         with plugin.plain_errors():
             return CreateResult(_node_name(props), self._awaited(props))
 
-    def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
+    def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
         with plugin.plain_errors():
             return UpdateResult(self._awaited(_news))
 
-    def read(self, id_: str, props: Props) -> ReadResult:
+    def read(self, id_: str, props: Json) -> ReadResult:
         with plugin.plain_errors():
             client = self.require_session().client()
             node = client.node(_node_name(props))
@@ -52,14 +51,14 @@ class NodeWorkersProvider(Provider):
                 return ReadResult("", {})
             return ReadResult(id_, {**props, **_outputs(node, workers.read(client, node))})
 
-    def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
+    def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
         changed = [name for name in INPUTS if _olds.get(name) != _news.get(name)]
         return DiffResult(
             changes=bool(changed),
             replaces=[name for name in changed if name in ("project", "zone", "node_id")],
         )
 
-    def _awaited(self, props: Props) -> Props:
+    def _awaited(self, props: Json) -> Json:
         session = self.require_session()
         client = session.client()
         node = client.node(_node_name(props))
@@ -82,9 +81,9 @@ class NodeWorkers(Resource, module="tpu_stack", name="NodeWorkers"):
         super().__init__(NodeWorkersProvider(), name, inputs | dict.fromkeys(OUTPUTS), opts)
 
 
-def _node_name(props: Props) -> str:
+def _node_name(props: Json) -> str:
     return f"projects/{props['project']}/locations/{props['zone']}/nodes/{props['node_id']}"
 
 
-def _outputs(node: Props, node_workers: list[Props]) -> Props:
+def _outputs(node: Json, node_workers: list[Json]) -> Json:
     return {"state": node.get("state", ""), "workers": node_workers}

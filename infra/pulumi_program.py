@@ -119,18 +119,18 @@ def review(config: Config, observed: node_pools.Observed) -> policy.Review:
     return reviewed
 
 
-class Refused(pulumi.RunError):
+class ConfigurationRefused(pulumi.RunError):
     """Nothing is made, and why has been logged."""
 
 
-def _refused(title: str, reasons: Iterable[str]) -> Refused:
+def _refused(title: str, reasons: Iterable[str]) -> ConfigurationRefused:
     """Log the reasons as one message, and return what to raise.
 
     The engine prints the first line of a message when it comes, and all of it below "Diagnostics": a reason with a
     message of its own would be shown twice. What is raised an inline program shows twice too, so it is short.
     """
     pulumi.log.error("\n".join([f"{title}:", *reasons]))
-    return Refused("nothing was made")
+    return ConfigurationRefused("nothing was made")
 
 
 def _setting(key: str) -> str | None:

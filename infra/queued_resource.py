@@ -19,14 +19,13 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 from pulumi.runtime.rpc import contains_unknowns
 
+from contracts.aliases import Json
 from infra import lease
 from infra.cloud_tpu import plugin, request
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import DocumentsError, MissingError
-
-Props = dict[str, Any]
 
 OUTPUTS = ("state", "nodes", "create_time")
 
@@ -100,27 +99,27 @@ class QueuedResourceArgs:
 class QueuedResourceProvider(Provider):
     """What the engine calls. It is made anew from its name in the plugin's process, and configured once there."""
 
-    def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
+    def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
         return changes_between(_olds, _news)
 
-    def create(self, props: Props) -> CreateResult:
+    def create(self, props: Json) -> CreateResult:
         with self._exclusive(props, removed=False) as lifecycle:
             outputs = lifecycle.settled(lifecycle.create(props))
             zone = "-" if props.get("zones") else props["zone"]
-            return CreateResult(request.Spec.from_props({**props, "zone": zone}).name, outputs)
+            return CreateResult(request.SliceSpec.from_props({**props, "zone": zone}).name, outputs)
 
-    def read(self, id_: str, props: Props) -> ReadResult:
+    def read(self, id_: str, props: Json) -> ReadResult:
         with plugin.plain_errors():
             outputs = self.require_session().lifecycle().read(props)
             return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
 
-    def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
+    def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
         # One whose stack has no bucket any more may still be in the hands of somebody who has found its lease there.
         now, before = _news.get("lease_url"), _olds.get("lease_url")
         with self._exclusive({"lease_url": now or before}, removed=not now) as lifecycle:
             return UpdateResult(lifecycle.settled(lifecycle.update(_olds, _news)))
 
-    def delete(self, _id: str, _props: Props) -> None:
+    def delete(self, _id: str, _props: Json) -> None:
         """Without the lease where that cannot be had, as it costs money, and once more with it: see `infra.lease`."""
         say = self.require_session().backoff.say
         try:
@@ -142,7 +141,7 @@ class QueuedResourceProvider(Provider):
             say("There is no bucket with a lease, and nobody makes a slice again without one")
 
     @contextlib.contextmanager
-    def _exclusive(self, props: Props, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
+    def _exclusive(self, props: Json, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
         """Hold the lease of a slice. removed: mark the slice as removed, so that nobody makes it again.
 
         Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what others do then.
@@ -212,12 +211,12 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
         super().__init__(QueuedResourceProvider(), name, _initial_props(args), opts)
 
 
-def _initial_props(args: QueuedResourceArgs) -> Props:
+def _initial_props(args: QueuedResourceArgs) -> Json:
     """The inputs, and every output as None, since Pulumi needs their names."""
     return input_props(args) | dict.fromkeys(OUTPUTS)
 
 
-def input_props(args: QueuedResourceArgs) -> Props:
+def input_props(args: QueuedResourceArgs) -> Json:
     """The inputs that are set, by name. Once all values are known, `Lifecycle` takes them."""
     inputs = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     inputs["data_disks"] = [
@@ -227,7 +226,7 @@ def input_props(args: QueuedResourceArgs) -> Props:
     return {name: value for name, value in inputs.items() if value is not None}
 
 
-def changes_between(before: Props, now: Props) -> DiffResult:
+def changes_between(before: Json, now: Json) -> DiffResult:
     """From what Pulumi remembers to what is configured now: nothing, a change in place, or a replacement. Pure.
 
     before: the outputs of the last create, update or read.
@@ -257,7 +256,7 @@ def changes_between(before: Props, now: Props) -> DiffResult:
     )
 
 
-def _at(props: Props, zone: Any) -> Props:
+def _at(props: Json, zone: Any) -> Json:
     """What is different in each zone, as it is in this one."""
     subnetworks = props.get("subnetworks") or {}
     return {"zone": zone, "subnetwork": subnetworks[zone] if zone in subnetworks else props.get("subnetwork")}

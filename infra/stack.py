@@ -14,7 +14,7 @@ from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, Stora
 from infra.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_entry
 from infra.config import Config, NfsConfig
 from infra.control import Specification, SpecificationArgs
-from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
+from infra.file_server import Filestore, FilestoreArgs, GatewayArgs, GatewayServer
 from infra.iam import Access, AccessArgs, Identity
 from infra.keeper_access import KeeperAccount, KeeperAccountArgs
 from infra.network import Network
@@ -98,7 +98,7 @@ def declare_stack(
         if config.keeper and config.gateway and bucket and identity
         else None
     )
-    if isinstance(server, Gateway) and config.nfs:
+    if isinstance(server, GatewayServer) and config.nfs:
         _serve(server, config, config.nfs, network, keeper, after=[network, *stores])
     cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
     after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
@@ -159,7 +159,7 @@ def declare_stack(
 
 
 def _serve(
-    gateway: Gateway,
+    gateway: GatewayServer,
     config: Config,
     nfs: NfsConfig,
     network: Network,
@@ -181,14 +181,14 @@ def _serve(
 
 def _inventory(
     config: Config,
-    server: Gateway | Filestore | None,
+    server: GatewayServer | Filestore | None,
     slices: _Slices,
     granted: Sequence[int | None],
     cluster: Gke | None,
 ) -> pulumi.Output[inventory.Inventory]:
     parts = pulumi.Output.all(
         slices=list(slices),
-        gateway=server.entry if isinstance(server, Gateway) else None,
+        gateway=server.entry if isinstance(server, GatewayServer) else None,
         share=server.share if server else None,
         cluster=cluster.entry if cluster else None,
     )
@@ -260,10 +260,10 @@ def _cluster(
 
 def _file_server(
     config: Config, nfs: NfsConfig, network: Network, opts: pulumi.ResourceOptions
-) -> Gateway | Filestore:
+) -> GatewayServer | Filestore:
     if nfs.kind == "filestore":
         return Filestore("filestore", FilestoreArgs(config=config, nfs=nfs, network=network.network), opts)
-    return Gateway("gateway", config, nfs, opts)
+    return GatewayServer("gateway", config, nfs, opts)
 
 
 def _storage(config: Config, share: startup.TpuHost | None) -> inventory.Storage:

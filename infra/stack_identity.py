@@ -12,37 +12,35 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection
-from typing import Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
+from contracts.aliases import Json
 from infra import lease
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, NoServiceError
 from infra.documents import DocumentsError, MissingError
 
-Props = dict[str, Any]
-
 
 class StackIdentityProvider(Provider):
     """Made once; nothing changes the id. `zones` only grow: what was asked for in one may be there for good."""
 
-    def create(self, props: Props) -> CreateResult:
+    def create(self, props: Json) -> CreateResult:
         owner = uuid.uuid4().hex[:20]
         return CreateResult(owner, {**props, "owner": owner})
 
-    def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
+    def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
         is_new_zone = not {*_news.get("zones", ())} <= {*_olds.get("zones", ())}
         is_changed = any(_olds.get(name) != _news.get(name) for name in ("project", "control_url"))
         return DiffResult(changes=is_new_zone or is_changed)
 
-    def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
+    def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
         zones = sorted({*_olds.get("zones", ()), *_news.get("zones", ())})
         return UpdateResult({**_news, "zones": zones, "owner": _olds["owner"]})
 
-    def delete(self, _id: str, _props: Props) -> None:
+    def delete(self, _id: str, _props: Json) -> None:
         """Raises CloudTpuError where it cannot be seen that nothing is left: without the id nobody would know it again.
 
         A project that is deleted, or in which the API is switched off, has nothing.

@@ -30,7 +30,7 @@ NO_CAPACITY = re.compile(r"no more capacity|stock.?out|not enough (resources|cap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Offer:
+class ZoneOffer:
     """What was asked for. kind: `2 × v5litepod-16`, or generation and topology."""
 
     zone: str
@@ -66,7 +66,7 @@ def age_s(look: Look, now: datetime.datetime) -> float:
     return (now - datetime.datetime.fromisoformat(since)).total_seconds() if since else 0.0
 
 
-def remember(documents: Documents, offer: Offer, outcome: Outcome, now: datetime.datetime) -> None:
+def remember(documents: Documents, offer: ZoneOffer, outcome: Outcome, now: datetime.datetime) -> None:
     """Add this hour. Raises DocumentsError where the documents cannot be read or written."""
     key, hour = f"{offer.zone} {offer.capacity} {offer.kind}", utc_hour(now)
 
@@ -79,12 +79,12 @@ def remember(documents: Documents, offer: Offer, outcome: Outcome, now: datetime
     documents.change(NAME, added)
 
 
-def read(documents: Documents) -> dict[Offer, Hours]:
+def read(documents: Documents) -> dict[ZoneOffer, Hours]:
     """Everything that is known. Raises DocumentsError."""
     hours_by_offer = {}
     for key, hours in _parsed(documents.read(NAME).value, documents.url).items():
         zone, capacity, kind = key.split(" ", 2)
-        offer = Offer(zone=zone, kind=kind, capacity=capacity)
+        offer = ZoneOffer(zone=zone, kind=kind, capacity=capacity)
         hours_by_offer[offer] = Hours(out=tuple(hours.get("out", ())), served=tuple(hours.get("served", ())))
     return hours_by_offer
 

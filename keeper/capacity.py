@@ -13,7 +13,7 @@ from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
 from infra import stock_outs
 from infra.documents import DocumentsError
-from infra.stock_outs import Hours, Offer
+from infra.stock_outs import Hours, ZoneOffer
 from keeper.stack import documents_for
 from launch import targets
 from launch.output import table
@@ -53,7 +53,7 @@ def capacity(console: Console, wanted: targets.Wanted, *, days: int, as_json: bo
     return 0
 
 
-def capacity_table(hours_by_offer: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:
+def capacity_table(hours_by_offer: Mapping[ZoneOffer, Hours], *, days: int, now: datetime.datetime) -> Table:
     """Return a row for each zone, type and capacity, of the hours of the last days. Pure."""
     since = stock_outs.utc_hour(now - datetime.timedelta(days=days))
     recent = {

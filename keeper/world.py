@@ -388,7 +388,7 @@ def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callab
         ),
         "",
     )
-    spec = request.Spec.from_props(stack.slices[name])
+    spec = request.SliceSpec.from_props(stack.slices[name])
     if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in looks) > 1:
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":

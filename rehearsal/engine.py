@@ -37,7 +37,7 @@ from rehearsal.gcp_stand_in.world import World
 from tools.pulumi_cli import PulumiCli
 
 Program = Callable[[], None]
-Kind = Literal["preview", "up", "refresh", "destroy"]
+OperationKind = Literal["preview", "up", "refresh", "destroy"]
 
 OPERATION_LIMIT_S = 300.0
 PROC = Path("/proc")
@@ -159,12 +159,12 @@ class Report:
         return [message for level, message in self.diagnostics if level == severity]
 
 
-class Operation:
+class EngineOperation:
     """A running operation, with its output and steps so far, collected from several threads."""
 
     def __init__(
         self,
-        kind: Kind,
+        kind: OperationKind,
         stack: automation.Stack,
         command: EngineCommand,
         say: Say | None,
@@ -365,9 +365,9 @@ class Engine:
         """As `pulumi destroy`, without running the program."""
         return self.begin("destroy", **options).report()
 
-    def begin(self, kind: Kind, *, say: Say | None = None, **options: Any) -> Operation:
+    def begin(self, kind: OperationKind, *, say: Say | None = None, **options: Any) -> EngineOperation:
         """Start it and come back at once, to interrupt or kill it. say: is handed every line as it comes."""
-        return Operation(kind, self._stack, self._command, say, options)
+        return EngineOperation(kind, self._stack, self._command, say, options)
 
     def type(self, *arguments: str) -> tuple[bool, str]:
         """What a user types behind `pulumi`, without a terminal: whether it succeeded, and all that it said."""

@@ -244,7 +244,7 @@ SAME_MOMENT_S = 3.0
 """A standstill is seen at each look, a second apart, and told with each ping, two seconds apart."""
 
 
-class Host:
+class HostState:
     def __init__(self, now: float) -> None:
         self.state = "absent"
         self.heard = self.away_since = now
@@ -267,7 +267,7 @@ class Group:
         assemble_s: float = ASSEMBLE_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self.hosts = [Host(now) for _ in range(size)]
+        self.hosts = [HostState(now) for _ in range(size)]
         self.order: Json | None = None
         self._assemble_s, self._silence_s = assemble_s, silence_s
         self._grace_s = silence_s * GRACE_SHARE

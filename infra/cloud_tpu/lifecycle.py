@@ -14,7 +14,7 @@ from contracts.aliases import Json
 from contracts.durations import spoken
 from infra import stock_outs
 from infra.cloud_tpu import request, workers
-from infra.cloud_tpu.request import Look, Spec
+from infra.cloud_tpu.request import Look, Props, SliceSpec
 from infra.cloud_tpu.retry import (
     AbandonedError,
     Backoff,
@@ -30,7 +30,6 @@ from infra.documents import Documents, DocumentsError
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client, Listing
 
-Props = Mapping[str, Any]
 
 GUEST_LIMIT_S = 300.0
 PATCH_LIMIT_S = 300.0
@@ -77,7 +76,7 @@ class Lifecycle:
 
         lost: called with the reason before anything is deleted.
         """
-        placed = self._existing(Spec.from_props(props))
+        placed = self._existing(SliceSpec.from_props(props))
         if placed is not None and placed.look.kind == "active" and not placed.other_zones:
             return self._outputs(props, placed, before=())
         if placed is not None and placed.look.kind == "lost":
@@ -96,7 +95,9 @@ class Lifecycle:
         """The outputs of a creation or change, once the zones in `others` have had time to withdraw what they have."""
         if not (other_zones := outputs.get("others")):
             return outputs
-        return outputs | {"others": list(self._search(Spec.from_props(outputs), outputs).settle(other_zones))}
+        return outputs | {
+            "others": list(self._search(SliceSpec.from_props(outputs), outputs).settle(other_zones))
+        }
 
     def read(self, props: Props) -> Json | None:
         """The outputs as they are; None where there is no such thing of ours. What is dead stays, in its state.
@@ -105,7 +106,7 @@ class Lifecycle:
         next `up` (delete and make again, see `changes`) or `destroy`. Raises where Google gives no answer: that says
         nothing about the resource.
         """
-        placed = self._existing(Spec.from_props(props))
+        placed = self._existing(SliceSpec.from_props(props))
         if placed is None:
             return None
         spec, look = placed.spec, placed.look
@@ -124,7 +125,7 @@ class Lifecycle:
 
         Raises CloudTpuError if something may be left, after deleting all that could be deleted.
         """
-        home_spec = Spec.from_props(props)
+        home_spec = SliceSpec.from_props(props)
         troubles: list[CloudTpuError] = []
         listing = self._client.queued_resources(home_spec.project) if home_spec.zones else None
         stray_specs = strays(listing, home_spec, home_spec.zones) if listing else []
@@ -138,7 +139,7 @@ class Lifecycle:
         if troubles:
             raise CloudTpuError("\n".join(map(str, troubles)), troubles[0].status)
 
-    def _delete(self, spec: Spec, listing: Listing | None) -> None:
+    def _delete(self, spec: SliceSpec, listing: Listing | None) -> None:
         """listing: of all zones; it shows whether a zone that denies access has the slice."""
         try:
             queued_resource = self._client.queued_resource(spec.name)
@@ -159,13 +160,13 @@ class Lifecycle:
 
     def _placed(self, props: Props, before: Props | None) -> Placed:
         """Active, or still waiting. before: as the state has it; None: the state does not know of it."""
-        spec, is_recorded = Spec.from_props(props), before is not None
+        spec, is_recorded = SliceSpec.from_props(props), before is not None
         if spec.zones or (before is not None and before.get("zones")):
             return self._search(spec, before).run()
         operation = self.ask(spec, is_recorded=is_recorded)
         return Placed(spec=spec, look=self._wait(spec, operation))
 
-    def _existing(self, spec: Spec) -> Placed | None:
+    def _existing(self, spec: SliceSpec) -> Placed | None:
         if spec.zones:
             return self._search(spec, None).observed()
         queued_resource = self._client.queued_resource(spec.name)
@@ -175,12 +176,12 @@ class Lifecycle:
             return None
         return Placed(spec=spec, look=self.look(spec, queued_resource))
 
-    def _search(self, spec: Spec, before: Props | None) -> Search:
+    def _search(self, spec: SliceSpec, before: Props | None) -> Search:
         return Search(
-            self, self._client, self._backoff, spec, None if before is None else Spec.from_props(before)
+            self, self._client, self._backoff, spec, None if before is None else SliceSpec.from_props(before)
         )
 
-    def remember(self, spec: Spec, look: Look, *, is_new: bool = False) -> None:
+    def remember(self, spec: SliceSpec, look: Look, *, is_new: bool = False) -> None:
         """Record in the stack's store, if it has one, whether there was capacity. is_new: it has just become ACTIVE.
 
         A record that cannot be written is only a warning.
@@ -193,7 +194,7 @@ class Lifecycle:
         try:
             stock_outs.remember(
                 Documents(spec.store_url, patience_s=STORE_PATIENCE_S),
-                stock_outs.Offer(zone=spec.zone, kind=spec.kind, capacity=spec.capacity),
+                stock_outs.ZoneOffer(zone=spec.zone, kind=spec.kind, capacity=spec.capacity),
                 outcome,
                 self._client.now(),
             )
@@ -202,7 +203,7 @@ class Lifecycle:
 
     # --- to have a request ------------------------------------------------------------------------------------------
 
-    def ask(self, spec: Spec, *, is_recorded: bool) -> str | None:
+    def ask(self, spec: SliceSpec, *, is_recorded: bool) -> str | None:
         """Make sure that the slice is requested. Returns the operation's name if this call made the request.
 
         is_recorded: Pulumi's state has the request, so it differs at most in what can be changed in place.
@@ -266,7 +267,7 @@ class Lifecycle:
             "ALREADY_EXISTS",
         )
 
-    def _require_ours(self, spec: Spec, queued_resource: Json) -> None:
+    def _require_ours(self, spec: SliceSpec, queued_resource: Json) -> None:
         if not request.is_owned(request.requested_node(queued_resource), spec.owner):
             raise CloudTpuError(
                 f"{spec.name}: there is one already, and it is not of this stack; it is left alone."
@@ -275,7 +276,7 @@ class Lifecycle:
                 "ALREADY_EXISTS",
             )
 
-    def _clear_nodes(self, spec: Spec) -> None:
+    def _clear_nodes(self, spec: SliceSpec) -> None:
         """Remove our dead nodes of these names. Raises CloudTpuError where there are others."""
         for node_id in spec.node_ids:
             node = self._client.node(f"{spec.parent}/nodes/{node_id}")
@@ -295,7 +296,7 @@ class Lifecycle:
 
     # --- to have it -------------------------------------------------------------------------------------------------
 
-    def _wait(self, spec: Spec, operation: str | None) -> Look:
+    def _wait(self, spec: SliceSpec, operation: str | None) -> Look:
         """Wait until the slice is active, at most wait_s. Raises CloudTpuError if it is lost, after deleting the rest.
 
         A request that is served and shows no node may be an old answer: it is not given back for that.
@@ -331,7 +332,9 @@ class Lifecycle:
         current = request.look(look.queued_resource, fresh)
         return self._shown(props, dataclasses.replace(placed, look=current), worker_lists)
 
-    def _patched(self, spec: Spec, nodes: Sequence[Json], before: Sequence[Mapping[str, Any]]) -> list[Json]:
+    def _patched(
+        self, spec: SliceSpec, nodes: Sequence[Json], before: Sequence[Mapping[str, Any]]
+    ) -> list[Json]:
         """Change nodes in place to what the spec says, and return them as they are then. before: see `request.patch`.
 
         Each node by itself: the API has no change of a queued resource, and only those of its nodes can change.
@@ -373,7 +376,7 @@ class Lifecycle:
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
-    def look(self, spec: Spec, queued_resource: Json) -> Look:
+    def look(self, spec: SliceSpec, queued_resource: Json) -> Look:
         """Return the state of a request and its nodes. A node counts as missing after a minute of looking for it."""
         until = self._backoff.now() + LATE_S
         while True:
@@ -383,7 +386,7 @@ class Lifecycle:
             self._backoff.pause(poll_pause_s(0.0))
             queued_resource = self._client.queued_resource(spec.name) or queued_resource
 
-    def _until_active(self, spec: Spec, operation: str | None) -> Look:
+    def _until_active(self, spec: SliceSpec, operation: str | None) -> Look:
         """Wait until the slice is active or lost, at most wait_s. operation: the one that has just requested it.
 
         Raises CloudTpuError if the request is gone, and AbandonedError if nobody waits any more. Nothing else: the
@@ -436,7 +439,7 @@ class Lifecycle:
         if current is not None and "error" in current:
             raise CloudTpuError(f"{operation['name']}: {current['error'].get('message', 'it has failed')}")
 
-    def _once(self, spec: Spec, queued_resource: Json) -> Look:
+    def _once(self, spec: SliceSpec, queued_resource: Json) -> Look:
         nodes: dict[str, Json | None] = {}
         if request.resource_state(queued_resource) == request.ACTIVE:
             nodes = {
@@ -445,7 +448,7 @@ class Lifecycle:
             }
         return request.look(queued_resource, nodes)
 
-    def require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None:
+    def require_pending(self, spec: SliceSpec, operation: str | None, waited_s: float) -> None:
         """It is not there: not yet, or not any more? Raises GoneError for the latter."""
         pending = self._client.operation(operation) if operation else None
         error = (pending or {}).get("error", {})
@@ -484,7 +487,7 @@ class Lifecycle:
             name, ours, lambda node: str(node.get("state")), lambda: self._client.delete_node(name)
         )
 
-    def _remove_orphans(self, spec: Spec) -> None:
+    def _remove_orphans(self, spec: SliceSpec) -> None:
         """Nodes that the queued resource has left behind, be they ours by label and by name."""
         for node_id in spec.node_ids:
             name = f"{spec.parent}/nodes/{node_id}"
@@ -548,10 +551,10 @@ class Lifecycle:
             self._backoff.pause(LOOK_AGAIN_S)
 
 
-def _in_order(spec: Spec, look: Look) -> list[Json]:
+def _in_order(spec: SliceSpec, look: Look) -> list[Json]:
     return [look.nodes[node_id] for node_id in spec.node_ids if node_id in look.nodes]
 
 
-def _name(spec: Spec, node: Json) -> str:
+def _name(spec: SliceSpec, node: Json) -> str:
     """With the project as we call it: Google may write its number."""
     return f"{spec.parent}/nodes/{node['name'].rpartition('/')[2]}"

@@ -1,8 +1,8 @@
-"""What a queued resource is to be, the bodies that ask for it, and what Google's answers say of it. Pure.
+"""The desired state of a queued resource, the bodies that request it, and what Google's answers mean. Pure.
 
-`Spec` is read from Pulumi's properties, which the configuration's reader has checked. `Look` is what the states of a
-queued resource and of its nodes come to: waiting, active, or lost for good. A queued resource that has been preempted
-is SUSPENDED and never queued again, so the only way on is to delete it and to make it anew
+`SliceSpec` is read from Pulumi's properties, which the configuration's reader has checked. `Look` sums up the states of
+a queued resource and its nodes: waiting, active, or lost for good. A queued resource that has been preempted is
+SUSPENDED and never queued again, so the only way on is to delete it and make it again
 (https://cloud.google.com/tpu/docs/queued-resources#queued_resource_states).
 """
 
@@ -17,7 +17,7 @@ from contracts.aliases import Json
 from infra import naming
 
 Props = Mapping[str, Any]
-Kind = Literal["waiting", "active", "lost"]
+LookKind = Literal["waiting", "active", "lost"]
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 """What a host may do is up to its account's roles."""
@@ -46,7 +46,7 @@ class Disk:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spec:
+class SliceSpec:
     """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's.
 
     With several `zones`, `zone` is where the slice is, as far as that is known; `per_zone` has a spec for each.
@@ -83,7 +83,7 @@ class Spec:
     store_url: str
 
     @property
-    def per_zone(self) -> tuple[Spec, ...]:
+    def per_zone(self) -> tuple[SliceSpec, ...]:
         """This spec for each of its zones, in their order; only itself if it names one zone."""
         return tuple(
             dataclasses.replace(self, zone=zone, subnetwork=self.subnetworks.get(zone, self.subnetwork))
@@ -125,7 +125,7 @@ class Spec:
         )
 
     @classmethod
-    def from_props(cls, props: Props) -> Spec:
+    def from_props(cls, props: Props) -> SliceSpec:
         """Read properties that are all known. An absent one is empty, zero or false."""
         values = {
             field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
@@ -151,7 +151,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 # --- the bodies of requests ---------------------------------------------------------------------------------------
 
 
-def queued_resource(spec: Spec) -> Json:
+def queued_resource(spec: SliceSpec) -> Json:
     """The body of queuedResources.create. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources
 
     Tier: spot, or a reservation, or neither (on-demand); `guaranteed` asks for a minimum of time and is not said
@@ -177,7 +177,7 @@ def queued_resource(spec: Spec) -> Json:
     return body
 
 
-def _node(spec: Spec) -> Json:
+def _node(spec: SliceSpec) -> Json:
     network: Json = {"enableExternalIps": spec.external_addresses}
     if spec.network:
         network["network"] = spec.network
@@ -235,13 +235,13 @@ def is_owned(node: Json, owner: str) -> bool:
     return bool(owner) and node.get("labels", {}).get(naming.OWNER_LABEL) == owner
 
 
-def belongs_to(node: Json, spec: Spec) -> bool:
+def belongs_to(node: Json, spec: SliceSpec) -> bool:
     """Whether a node was made by the queued resource. Google may write the project as a number: ends are compared."""
     tail = f"/locations/{spec.zone}/queuedResources/{spec.queued_resource_id}"
     return str(node.get("queuedResource", "")).endswith(tail)
 
 
-def differences(spec: Spec, queued_resource: Json, *, waiting: bool) -> tuple[str, ...]:
+def differences(spec: SliceSpec, queued_resource: Json, *, waiting: bool) -> tuple[str, ...]:
     """The properties in which a queued resource differs from the spec, without those that can be changed in place.
 
     Only names are compared where Google may write a full path. What we leave to Google (no network, no account) is not
@@ -289,7 +289,7 @@ def differences(spec: Spec, queued_resource: Json, *, waiting: bool) -> tuple[st
     return tuple(found_names)
 
 
-def patch(spec: Spec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[str, Json]:
+def patch(spec: SliceSpec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[str, Json]:
     """(updateMask, body) of the nodes.patch that makes a node as its spec; ("", {}) where it is.
 
     `before`: labels and metadata that were ours, as {"labels": …, "metadata": …}; what of it is not in the spec any
@@ -339,7 +339,7 @@ def _valid_until_s(queued_resource: Json) -> float:
     return _seconds(policy.get("validUntilDuration"))
 
 
-def _disks_asked_for(spec: Spec) -> list[tuple[str, str]]:
+def _disks_asked_for(spec: SliceSpec) -> list[tuple[str, str]]:
     return sorted((_last(disk.source_disk), MODES[disk.mode]) for disk in spec.data_disks)
 
 
@@ -354,7 +354,7 @@ def _disks(disks: Sequence[Json]) -> list[tuple[str, str]]:
 class Look:
     """The state of a queued resource when it was read. `state`: its own; if it is ACTIVE, that of its worst node."""
 
-    kind: Kind
+    kind: LookKind
     state: str
     reason: str
     queued_resource: Json
@@ -371,7 +371,7 @@ def look(queued_resource: Json, nodes: Mapping[str, Json | None]) -> Look:
     """nodes: by id, None where there is none; only needed if the resource is ACTIVE."""
     state = resource_state(queued_resource)
     present = {node_id: node for node_id, node in nodes.items() if node is not None}
-    kind: Kind = "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
+    kind: LookKind = "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
     reason = _reason(queued_resource, state) if kind == "lost" else ""
     if kind == "active":
         lost = [
@@ -391,7 +391,7 @@ def resource_state(queued_resource: Json) -> str:
     return str(queued_resource.get("state", {}).get("state", "STATE_UNSPECIFIED"))
 
 
-def state_kind(state: object) -> Kind:
+def state_kind(state: object) -> LookKind:
     """The kind of an output `state` in Pulumi's state."""
     return "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from contracts.durations import spoken
 from infra import stock_outs
 from infra.cloud_tpu import request
-from infra.cloud_tpu.request import Look, Spec
+from infra.cloud_tpu.request import Look, SliceSpec
 from infra.cloud_tpu.retry import (
     AbandonedError,
     Backoff,
@@ -56,17 +56,17 @@ NOT_YET = ("ACCEPTED", "WAITING_FOR_RESOURCES")
 class Placed:
     """A request and its state. other_zones: zones that still have a request of ours, which should be gone."""
 
-    spec: Spec
+    spec: SliceSpec
     look: Look
     other_zones: tuple[str, ...] = ()
 
 
-def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
+def is_over(spec: SliceSpec, look: Look, now: datetime.datetime) -> bool:
     """Whether a request has had its time in its zone. One that is being served may take as long as that takes."""
     return look.state in NOT_YET and stock_outs.age_s(look, now) >= spec.zone_wait_s
 
 
-def shown(listing: Listing, spec: Spec) -> list[str]:
+def shown(listing: Listing, spec: SliceSpec) -> list[str]:
     """The zones in which a listing shows it. A project may be called by its number there."""
     ours = [
         queued_resource
@@ -77,7 +77,7 @@ def shown(listing: Listing, spec: Spec) -> list[str]:
     return [name[3] for name in names if name[5] == spec.queued_resource_id]
 
 
-def strays(listing: Listing, spec: Spec, known_zones: Collection[str]) -> list[Spec]:
+def strays(listing: Listing, spec: SliceSpec, known_zones: Collection[str]) -> list[SliceSpec]:
     """The spec of each request in a zone that is not known: an `up` was cut off, and then the zones changed.
 
     A zone that Google could not ask may have it too; the end of the stack looks again (`Lifecycle.remove_all`).
@@ -85,7 +85,7 @@ def strays(listing: Listing, spec: Spec, known_zones: Collection[str]) -> list[S
     return [dataclasses.replace(spec, zone=zone) for zone in shown(listing, spec) if zone not in known_zones]
 
 
-def require_empty(listing: Listing, spec: Spec, refusal: CloudTpuError) -> None:
+def require_empty(listing: Listing, spec: SliceSpec, refusal: CloudTpuError) -> None:
     """A zone that refuses to be looked at, such as one that the project may not use, has nothing of it.
 
     Raises CloudTpuError where the listing of all zones shows it there all the same, or could not ask that zone.
@@ -99,10 +99,10 @@ def require_empty(listing: Listing, spec: Spec, refusal: CloudTpuError) -> None:
 class OneZone(Protocol):
     """What is done in one zone, as `infra.cloud_tpu.lifecycle.Lifecycle` has it."""
 
-    def ask(self, spec: Spec, *, is_recorded: bool) -> str | None: ...
-    def look(self, spec: Spec, queued_resource: dict[str, Any]) -> Look: ...
-    def remember(self, spec: Spec, look: Look, *, is_new: bool = False) -> None: ...
-    def require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None: ...
+    def ask(self, spec: SliceSpec, *, is_recorded: bool) -> str | None: ...
+    def look(self, spec: SliceSpec, queued_resource: dict[str, Any]) -> Look: ...
+    def remember(self, spec: SliceSpec, look: Look, *, is_new: bool = False) -> None: ...
+    def require_pending(self, spec: SliceSpec, operation: str | None, waited_s: float) -> None: ...
 
 
 class Search:
@@ -112,7 +112,12 @@ class Search:
     """
 
     def __init__(
-        self, lifecycle: OneZone, client: Client, backoff: Backoff, desired: Spec, before: Spec | None
+        self,
+        lifecycle: OneZone,
+        client: Client,
+        backoff: Backoff,
+        desired: SliceSpec,
+        before: SliceSpec | None,
     ) -> None:
         self._lifecycle = lifecycle
         self._client = client
@@ -357,7 +362,7 @@ class Search:
                 left.append(zone)
         return left
 
-    def _delete(self, spec: Spec, limit_s: float) -> bool:
+    def _delete(self, spec: SliceSpec, limit_s: float) -> bool:
         """Delete a request. Returns whether there was one."""
         until = self._backoff.now() + limit_s
         while True:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from infra.config import Config
 from infra.policy import costs, grant, risks
-from infra.policy.costs import Cost
+from infra.policy.costs import HourlyCost
 from infra.policy.findings import Finding, error, warning
 from infra.policy.grant import GrantUse
 
@@ -22,7 +22,7 @@ class Review:
     """findings: in the order of the rules, and within one of the slices. covered_chips: of each slice by a grant."""
 
     findings: tuple[Finding, ...]
-    cost: Cost
+    cost: HourlyCost
     grant_use: tuple[GrantUse, ...]
     covered_chips: tuple[int, ...]
 
@@ -55,7 +55,7 @@ def review(config: Config, *, today: datetime.date) -> Review:
     )
 
 
-def _budget(config: Config, cost: Cost, least_usd_per_hour: float) -> Iterator[Finding]:
+def _budget(config: Config, cost: HourlyCost, least_usd_per_hour: float) -> Iterator[Finding]:
     """least_usd_per_hour: with what TPUs cost elsewhere in place of a price that is not known."""
     budget, billed = config.budget_usd_per_hour, cost.usd_per_hour
     missing = ", ".join(cost.not_known)

@@ -50,7 +50,7 @@ class Rate:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cost:
+class HourlyCost:
     """`assumptions`: what has to be known to read the figures rightly."""
 
     lines: tuple[CostLine, ...]
@@ -75,7 +75,7 @@ class Cost:
         )
 
 
-def table(cost: Cost) -> str:
+def table(cost: HourlyCost) -> str:
     """Aligned columns for a terminal below a title: each line, both totals, the rates and what was assumed."""
     rows = [("what", "quantity", "USD/hour", "USD/day", "")]
     rows += [
@@ -108,7 +108,7 @@ def _total(lines: Iterable[CostLine]) -> float:
     return math.fsum(line.usd_per_hour for line in lines if line.usd_per_hour is not None)
 
 
-def stack_cost(config: Config, covered_chips: Sequence[int]) -> Cost:
+def stack_cost(config: Config, covered_chips: Sequence[int]) -> HourlyCost:
     """covered_chips: how many chips of each slice a grant covers, in the order of `config.slices`."""
     slices = [
         line
@@ -117,7 +117,7 @@ def stack_cost(config: Config, covered_chips: Sequence[int]) -> Cost:
         for line in _slice_lines(slice_config, covered)
     ]
     nat = tuple(_nat_lines(config))
-    return Cost(
+    return HourlyCost(
         lines=(
             *slices,
             *_cluster_lines(config.gke),

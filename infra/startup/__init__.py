@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gateway:
+class GatewaySettings:
     """What the gateway serves. `disk`: the device name under which the disk is attached to the VM.
 
     clients: address ranges (CIDR) that may mount. uid, gid: whom all files belong to, whoever writes them.
@@ -51,7 +51,7 @@ class TpuHost:
     root: RootIs = "squashed"
 
 
-def gateway_script(gateway: Gateway) -> str:
+def gateway_script(gateway: GatewaySettings) -> str:
     """The start-up script of the gateway."""
     return script(
         "gateway.sh",

@@ -27,7 +27,7 @@ from rehearsal.daemon.fault_commands import COMMANDS, FaultRequest
 from rehearsal.engine import MARK, end_marked
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.guardian import remove_everything
-from rehearsal.machines.host_image import Kind
+from rehearsal.machines.host_image import HostKind
 from rehearsal.state import RehearsalError, State
 
 OWNER_VARIABLE = "TPU_STACK_REHEARSAL_OWNER"
@@ -52,7 +52,7 @@ READY_AS_CLUSTER = (
     "the rehearsal is up, as a cluster. Now: fab train --job flax_mlm --stack rehearsal; and play: fab rehearsal acts."
     " It goes by itself after a day; fab rehearsal down ends it"
 )
-READY_WORDS: Mapping[Kind, str] = {
+READY_WORDS: Mapping[HostKind, str] = {
     "plain": READY,
     "docker": READY_FOR_IMAGES,
     "kubernetes": READY_AS_CLUSTER,
@@ -65,7 +65,7 @@ class UpRequest:
     gateway that starts it. slices, queue: of a cluster; queue: the name of a Kueue queue, empty for none."""
 
     hosts: int = 1
-    kind: Kind = "plain"
+    kind: HostKind = "plain"
     keeper: bool = False
     slices: int = 1
     queue: str = ""

@@ -22,7 +22,7 @@ from rehearsal.daemon.fault_commands import (
     chosen_name,
     require,
 )
-from rehearsal.kubernetes.cluster import NAMESPACE, Cluster
+from rehearsal.kubernetes.cluster import NAMESPACE, RehearsalCluster
 from rehearsal.kubernetes.nodes import CHIPS
 from rehearsal.machines.docker_engine import MachinesError, asking
 from rehearsal.machines.machines import Machines
@@ -40,7 +40,7 @@ QUOTA = "chips"
 class ClusterFaults:
     """The faults of one cluster. close: what was to come later does not."""
 
-    def __init__(self, *, cluster: Cluster, machines: Machines, say: Say) -> None:
+    def __init__(self, *, cluster: RehearsalCluster, machines: Machines, say: Say) -> None:
         self._cluster, self._say = cluster, say
         self.common_faults = CommonFaults(cluster.faults, machines.freeze_bucket)
         self._core = kubernetes.client.CoreV1Api(cluster.api)

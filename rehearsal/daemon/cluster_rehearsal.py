@@ -17,10 +17,10 @@ from infra.catalogue import Accelerator
 from rehearsal.daemon.cluster_faults import POOL_LABEL, ClusterFaults
 from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, default_zone
 from rehearsal.kubernetes import controllers
-from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, Cluster
+from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, RehearsalCluster
 from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT
-from rehearsal.kubernetes.control_plane import Name as ProgramName
-from rehearsal.kubernetes.nodes import Node
+from rehearsal.kubernetes.control_plane import ProgramName as ProgramName
+from rehearsal.kubernetes.nodes import ClusterNode
 from rehearsal.machines.machines import Machines
 from rehearsal.state import SLICE, STACK
 
@@ -28,7 +28,7 @@ CLUSTER = "rehearsal"
 ANSWER_LIMIT_S = 30
 
 
-def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> list[Node]:
+def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> list[ClusterNode]:
     """Nodes as GKE makes them for spot slices of that type, one for each address, slice after slice. Pure."""
     assert accelerator.node_kind is not None and accelerator.machine_type is not None
     labels = {
@@ -42,7 +42,7 @@ def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> lis
         return SLICE if slices == 1 else f"{SLICE}-{index // accelerator.hosts}"
 
     return [
-        Node(
+        ClusterNode(
             index=index,
             name=f"node-{index}",
             address=address,
@@ -57,7 +57,7 @@ def inventory(
     accelerator: Accelerator,
     slices: int,
     bucket: str,
-    cluster: Cluster,
+    cluster: RehearsalCluster,
     pod_environment: Mapping[str, str],
 ) -> str:
     """As `pulumi up` would export it: spot slices of a node pool each, and a bucket. Pure."""
@@ -100,7 +100,7 @@ def inventory(
     )
 
 
-def added(slices: int, queue: str) -> tuple[controllers.Name, ...]:
+def added(slices: int, queue: str) -> tuple[controllers.ControllerName, ...]:
     """The controllers that runs on several slices and in queues need, beside Kubernetes' own. Pure."""
     return (*(("jobset",) if slices > 1 else ()), *(("kueue",) if queue else ()))
 
@@ -132,7 +132,7 @@ class ClusterRehearsal:
     ) -> None:
         addresses = machines.network.addresses(accelerator.hosts * slices)
         self._accelerator, self._slices, self._machines, self._say = accelerator, slices, machines, say
-        self.cluster = Cluster(
+        self.cluster = RehearsalCluster(
             folder=folder,
             machines=machines,
             programs=programs,

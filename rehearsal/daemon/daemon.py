@@ -29,15 +29,15 @@ from rehearsal.daemon import rehearsal_stack
 from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, UpRequest
 from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
-from rehearsal.daemon.gateway import Gateway
+from rehearsal.daemon.gateway import KeeperGateway
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
 from rehearsal.daemon.rehearsal_stack import RehearsalStack
 from rehearsal.gcp_stand_in import bucket_server
 from rehearsal.kubernetes.control_plane import find_or_build as find_or_build_programs
 from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.host_image import DEVICE, PYTHON, USER, Kind, require_base
+from rehearsal.machines.host_image import DEVICE, PYTHON, USER, HostKind, require_base
 from rehearsal.machines.machines import Machines
-from rehearsal.machines.servers import Registry
+from rehearsal.machines.servers import RegistryServer
 from rehearsal.state import RehearsalError, State
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
@@ -84,9 +84,11 @@ class Daemon:
         self.done = threading.Event()
         self.faults: FaultCommands | ClusterFaults | None = None
         self.cluster: ClusterRehearsal | None = None
-        self.registry: Registry | None = None
+        self.registry: RegistryServer | None = None
         self.gateway = (
-            Gateway(environ=self._keeper_environment, log=folder / KEEPER_LOG) if request.keeper else None
+            KeeperGateway(environ=self._keeper_environment, log=folder / KEEPER_LOG)
+            if request.keeper
+            else None
         )
         self.hosts: NodeMachines | None = None
         self.stack: RehearsalStack | None = None
@@ -424,7 +426,7 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--kind", choices=get_args(Kind), default="plain", help="of the hosts")
+    parser.add_argument("--kind", choices=get_args(HostKind), default="plain", help="of the hosts")
     parser.add_argument("--keeper", action="store_true", help="with a gateway that starts the keeper")
     parser.add_argument("--slices", type=int, default=1, help="of a cluster, of as many hosts each")
     parser.add_argument("--queue", default="", help="of a cluster: a queue of Kueue")

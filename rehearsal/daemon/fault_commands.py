@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rehearsal.daemon.gateway import Gateway
+from rehearsal.daemon.gateway import KeeperGateway
 from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.faults import Faults
@@ -152,7 +152,7 @@ class FaultCommands:
         pool: str,
         chips: int,
         freeze_bucket: Callable[..., None],
-        gateway: Gateway | None = None,
+        gateway: KeeperGateway | None = None,
     ) -> None:
         """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
         self.common_faults, self.faults, self._gateway = CommonFaults(faults, freeze_bucket), faults, gateway
@@ -205,7 +205,7 @@ class FaultCommands:
         self._require_gateway().power_on()
         return "the gateway is on, and its timer starts the keeper"
 
-    def _require_gateway(self) -> Gateway:
+    def _require_gateway(self) -> KeeperGateway:
         if self._gateway is None:
             raise RehearsalError(
                 "this rehearsal has no keeper; `fab rehearsal up --keeper` makes one that has"

@@ -20,7 +20,7 @@ PERIOD_S = 5.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Gateway:
+class KeeperGateway:
     """Starts one pass of the keeper after the other, as systemd does, while it is on.
 
     environ: gives the environment of a pass. log: what the passes say. period_s: as PERIOD_S.

@@ -19,10 +19,10 @@ import asyncssh
 from rehearsal.machines.machines import Machine, Machines
 from rehearsal.tpu_api import Node, NoHardware
 
-Place = Literal["up", "down", "gone"]
+MachineState = Literal["up", "down", "gone"]
 
 # Where its machines belong when a node is in a state; in the states that are not here they stay where they are.
-PLACES: Mapping[str, Place] = {
+PLACES: Mapping[str, MachineState] = {
     "READY": "up",
     "PREEMPTED": "gone",
     "TERMINATED": "gone",
@@ -37,8 +37,8 @@ class Worker:
     """One machine: where it belongs and where it is. `busy` is held by who is bringing it there."""
 
     machine: Machine
-    belongs: Place
-    stands: Place = "gone"
+    belongs: MachineState
+    stands: MachineState = "gone"
     busy: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
@@ -98,7 +98,7 @@ class NodeMachines:
 
     # --- one machine ---------------------------------------------------------------------------------------------
 
-    def move(self, name: str, place: Place) -> None:
+    def move(self, name: str, place: MachineState) -> None:
         """A machine belongs there from now on; one that was removed stays so."""
         with self._guard:
             worker = self._workers.get(name)
@@ -128,7 +128,7 @@ class NodeMachines:
         """Their addresses, by name."""
         return {name: self._addresses[name] for name in self.names()}
 
-    def stands(self, name: str) -> Place:
+    def stands(self, name: str) -> MachineState:
         """Where a machine is now."""
         with self._guard:
             worker = self._workers.get(name)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, get_args
 from contracts.aliases import Say
 from infra import catalogue
 from infra.pulumi_program import declare
-from rehearsal.engine import ROOT, Engine, Kind, Report
+from rehearsal.engine import ROOT, Engine, OperationKind, Report
 from rehearsal.machines.host_image import SHARE
 from rehearsal.state import SLICE, STACK, RehearsalError
 from tools.pulumi_cli import PulumiCli
@@ -106,7 +106,7 @@ class RehearsalStack:
         self._engine.configure(configuration(accelerator, keeper=keeper))
         self._busy = threading.Lock()
 
-    def carry_out(self, kind: Kind, say: Say, has_left: HasLeft, **options: Any) -> Report:
+    def carry_out(self, kind: OperationKind, say: Say, has_left: HasLeft, **options: Any) -> Report:
         """has_left: whether the client has hung up; the operation is then interrupted, as by Ctrl-C.
 
         Raises:
@@ -178,7 +178,7 @@ def shown_outputs(outputs: Mapping[str, Any], options: Mapping[str, Any]) -> str
 class PulumiCommand:
     """kind: an operation of the engine with its options, "output", or "other", for the command line itself."""
 
-    kind: Kind | Literal["output", "other"]
+    kind: OperationKind | Literal["output", "other"]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     arguments: tuple[str, ...] = ()
 
@@ -193,8 +193,8 @@ class _Parser(argparse.ArgumentParser):
 def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
     """Raises RehearsalError, in Pulumi's own words where it has some."""
     is_output = list(arguments[:2]) == ["stack", "output"]
-    kind: Kind | None = next(
-        (operation for operation in get_args(Kind) if arguments[:1] == [operation]), None
+    kind: OperationKind | None = next(
+        (operation for operation in get_args(OperationKind) if arguments[:1] == [operation]), None
     )
     if kind is None and not is_output:
         return PulumiCommand(kind="other", arguments=tuple(arguments))

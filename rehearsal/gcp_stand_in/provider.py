@@ -10,7 +10,7 @@ from typing import Any
 from contracts.aliases import Json
 from rehearsal.gcp_stand_in import arguments, bucket_server
 from rehearsal.gcp_stand_in.arguments import Mistake
-from rehearsal.gcp_stand_in.table import KINDS, Kind, label_outputs
+from rehearsal.gcp_stand_in.table import KINDS, ResourceKind, label_outputs
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
 from rehearsal.gcp_stand_in.world import HalfMadeError, Thing, World, WorldError, same, short
 
@@ -229,7 +229,7 @@ def merged(before: Any, after: Any) -> Any:
     return {name: merged(before.get(name), after.get(name)) for name in {**before, **after}}
 
 
-def resource_kind(type_token: str) -> Kind:
+def resource_kind(type_token: str) -> ResourceKind:
     """The kind of a type. Raises WorldError for a type that the stand-in does not know."""
     if type_token not in KINDS:
         known_types = ", ".join(short(type_name) for type_name in sorted(KINDS))

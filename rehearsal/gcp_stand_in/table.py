@@ -22,7 +22,7 @@ COMPUTE = "https://www.googleapis.com/compute/v1/"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
+class ResourceKind:
     """id: a template of the inputs. in_place: inputs, or paths in them, that an update takes; any other makes the
     resource again.
 
@@ -152,8 +152,8 @@ def _pool(inputs: Json, _number: int) -> Json:
     return {"version": "1.35.4-gke.1000000", "nodeCount": count, "initialNodeCount": count}
 
 
-def _member(resource: str) -> Kind:
-    return Kind(
+def _member(resource: str) -> ResourceKind:
+    return ResourceKind(
         id=f"{resource}/{{role}}/{{member}}",
         fill=lambda _inputs, number: {"etag": f"BwY{number:09d}="},
         is_binding=True,
@@ -165,38 +165,38 @@ _REGION = "projects/{project}/regions/{region}"
 _ZONE = "projects/{project}/zones/{zone}"
 _PLACE = "projects/{project}/locations/{location}"
 
-KINDS: Mapping[str, Kind] = {
-    "gcp:compute/network:Network": Kind(
+KINDS: Mapping[str, ResourceKind] = {
+    "gcp:compute/network:Network": ResourceKind(
         id="projects/{project}/global/networks/{name}",
         names_itself=True,
         defaults={"autoCreateSubnetworks": True, "mtu": 1460, "routingMode": "REGIONAL"},
         fill=lambda _inputs, number: {"networkId": str(number), "gatewayIpv4": ""},
     ),
-    "gcp:compute/subnetwork:Subnetwork": Kind(
+    "gcp:compute/subnetwork:Subnetwork": ResourceKind(
         id=f"{_REGION}/subnetworks/{{name}}",
         names_itself=True,
         in_place="privateIpGoogleAccess",
         defaults={"purpose": "PRIVATE", "stackType": "IPV4_ONLY"},
         fill=lambda inputs, number: {"subnetworkId": number, "gatewayAddress": _first(inputs["ipCidrRange"])},
     ),
-    "gcp:compute/router:Router": Kind(id=f"{_REGION}/routers/{{name}}", names_itself=True),
-    "gcp:compute/routerNat:RouterNat": Kind(
+    "gcp:compute/router:Router": ResourceKind(id=f"{_REGION}/routers/{{name}}", names_itself=True),
+    "gcp:compute/routerNat:RouterNat": ResourceKind(
         id="{project}/{region}/{router}/{name}",
         names_itself=True,
         in_place="natIpAllocateOption sourceSubnetworkIpRangesToNat logConfig minPortsPerVm maxPortsPerVm "
         "enableDynamicPortAllocation enableEndpointIndependentMapping",
         defaults={"endpointTypes": ["ENDPOINT_TYPE_VM"], "type": "PUBLIC"},
     ),
-    "gcp:compute/firewall:Firewall": Kind(
+    "gcp:compute/firewall:Firewall": ResourceKind(
         id="projects/{project}/global/firewalls/{name}",
         names_itself=True,
         in_place="allows description sourceRanges sourceTags targetTags",
         defaults={"direction": "INGRESS", "priority": 1000},
     ),
-    "gcp:compute/address:Address": Kind(
+    "gcp:compute/address:Address": ResourceKind(
         id=f"{_REGION}/addresses/{{name}}", names_itself=True, in_place="labels", fill=_address
     ),
-    "gcp:compute/disk:Disk": Kind(
+    "gcp:compute/disk:Disk": ResourceKind(
         id=f"{_ZONE}/disks/{{name}}",
         names_itself=True,
         in_place="labels size",
@@ -204,7 +204,7 @@ KINDS: Mapping[str, Kind] = {
         defaults={"type": "pd-standard", "physicalBlockSizeBytes": 4096},
         fill=_disk,
     ),
-    "gcp:compute/instance:Instance": Kind(
+    "gcp:compute/instance:Instance": ResourceKind(
         id=f"{_ZONE}/instances/{{name}}",
         names_itself=True,
         in_place="labels metadata tags machineType attachedDisks shieldedInstanceConfig allowStoppingForUpdate "
@@ -212,7 +212,7 @@ KINDS: Mapping[str, Kind] = {
         defaults={"canIpForward": False, "deletionProtection": False},
         fill=_instance,
     ),
-    "gcp:storage/bucket:Bucket": Kind(
+    "gcp:storage/bucket:Bucket": ResourceKind(
         id="{name}",
         names_itself=True,
         in_place="forceDestroy labels lifecycleRules publicAccessPrevention softDeletePolicy storageClass "
@@ -220,28 +220,28 @@ KINDS: Mapping[str, Kind] = {
         fill=_bucket,
     ),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _member("b/{bucket}"),
-    "gcp:storage/bucketObject:BucketObject": Kind(
+    "gcp:storage/bucketObject:BucketObject": ResourceKind(
         id="{bucket}-{name}",
         names_itself=True,
         in_place="content contentType",
         secrets="content",
         fill=lambda _inputs, number: {"generation": number},
     ),
-    "gcp:serviceaccount/account:Account": Kind(
+    "gcp:serviceaccount/account:Account": ResourceKind(
         id="projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com",
         in_place="displayName",
         fill=_account,
     ),
     "gcp:serviceaccount/iAMMember:IAMMember": _member("serviceAccounts/{serviceAccountId}"),
-    "gcp:projects/service:Service": Kind(id="{project}/{service}", in_place="disableOnDestroy"),
+    "gcp:projects/service:Service": ResourceKind(id="{project}/{service}", in_place="disableOnDestroy"),
     "gcp:projects/iAMMember:IAMMember": _member("{project}"),
-    "gcp:projects/iAMCustomRole:IAMCustomRole": Kind(
+    "gcp:projects/iAMCustomRole:IAMCustomRole": ResourceKind(
         id="projects/{project}/roles/{roleId}",
         in_place="title description permissions",
         fill=lambda inputs, _number: {"name": inputs["id"], "deleted": False},
     ),
     "gcp:secretmanager/secretIamMember:SecretIamMember": _member("projects/{project}/secrets/{secretId}"),
-    "gcp:artifactregistry/repository:Repository": Kind(
+    "gcp:artifactregistry/repository:Repository": ResourceKind(
         id=f"{_PLACE}/repositories/{{repositoryId}}",
         in_place="description labels cleanupPolicies cleanupPolicyDryRun",
         defaults={"mode": "STANDARD_REPOSITORY"},
@@ -251,10 +251,10 @@ KINDS: Mapping[str, Kind] = {
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
         f"{_PLACE}/repositories/{{repository}}"
     ),
-    "gcp:compute/resourcePolicy:ResourcePolicy": Kind(
+    "gcp:compute/resourcePolicy:ResourcePolicy": ResourceKind(
         id=f"{_REGION}/resourcePolicies/{{name}}", names_itself=True
     ),
-    "gcp:container/cluster:Cluster": Kind(
+    "gcp:container/cluster:Cluster": ResourceKind(
         id=f"{_PLACE}/clusters/{{name}}",
         names_itself=True,
         in_place="controlPlaneEndpointsConfig masterAuthorizedNetworksConfig releaseChannel workloadIdentityConfig "
@@ -263,14 +263,14 @@ KINDS: Mapping[str, Kind] = {
         secrets="masterAuth.clientKey",
         completed="controlPlaneEndpointsConfig masterAuth",
     ),
-    "gcp:container/nodePool:NodePool": Kind(
+    "gcp:container/nodePool:NodePool": ResourceKind(
         id=f"{_CLUSTER}/nodePools/{{name}}",
         names_itself=True,
         in_place="autoscaling management nodeConfig.resourceLabels nodeCount nodeLocations",
         computed="initialNodeCount nodeCount",
         fill=_pool,
     ),
-    "gcp:filestore/instance:Instance": Kind(
+    "gcp:filestore/instance:Instance": ResourceKind(
         id=f"{_PLACE}/instances/{{name}}",
         names_itself=True,
         in_place="description labels fileShares",
@@ -278,7 +278,7 @@ KINDS: Mapping[str, Kind] = {
         fill=_filestore,
     ),
     # Made through the Cloud TPU API, not in the world file: tpu_vm.py.
-    "gcp:tpu/v2Vm:V2Vm": Kind(
+    "gcp:tpu/v2Vm:V2Vm": ResourceKind(
         id="projects/{project}/locations/{zone}/nodes/{name}",
         names_itself=True,
         in_place="description dataDisks metadata tags labels",

@@ -40,7 +40,7 @@ REPORTED_FIELDS = (
 )
 
 
-class Refusal(Exception):
+class TpuApiError(Exception):
     """An answer of the API that is no success."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -61,7 +61,7 @@ class TpuVms:
         path = f"{parent}/nodes?nodeId={urllib.parse.quote(node_id)}"
         try:
             operation = self._insist("POST", path, deadline, body(inputs))
-        except Refusal as refusal:
+        except TpuApiError as refusal:
             raise WorldError(f"Error creating Vm: {refusal}") from None
         self._wait(operation, deadline, "create")
 
@@ -69,7 +69,7 @@ class TpuVms:
         """The node's outputs; None where there is none."""
         try:
             return outputs(self._insist("GET", own_id, time.monotonic() + REQUEST_LIMIT_S))
-        except Refusal as refusal:
+        except TpuApiError as refusal:
             if refusal.code == 404:
                 return None
             raise WorldError(f"Error when reading or editing TpuV2Vm: {refusal}") from None
@@ -82,7 +82,7 @@ class TpuVms:
                 f"projects/{project}/locations/-/nodes?pageSize=1000",
                 time.monotonic() + REQUEST_LIMIT_S,
             )
-        except Refusal as refusal:
+        except TpuApiError as refusal:
             raise WorldError(f"Error when listing nodes: {refusal}") from None
         return list(answer.get("nodes", []))
 
@@ -92,7 +92,7 @@ class TpuVms:
         deadline = time.monotonic() + (limit_s or DEFAULT_LIMIT_S)
         try:
             operation = self._insist("PATCH", f"{own_id}?updateMask={mask}", deadline, body(inputs))
-        except Refusal as refusal:
+        except TpuApiError as refusal:
             raise WorldError(f"Error updating Vm {own_id!r}: {refusal}") from None
         self._wait(operation, deadline, "update")
 
@@ -101,7 +101,7 @@ class TpuVms:
         deadline = time.monotonic() + (limit_s or DEFAULT_LIMIT_S)
         try:
             operation = self._insist("DELETE", own_id, deadline)
-        except Refusal as refusal:
+        except TpuApiError as refusal:
             if refusal.code == 404:
                 return
             raise WorldError(f"Error when reading or editing Vm: {refusal}") from None
@@ -116,7 +116,7 @@ class TpuVms:
             time.sleep(POLL_S)
             try:
                 operation = self._insist("GET", operation["name"], deadline)
-            except Refusal as refusal:
+            except TpuApiError as refusal:
                 raise WorldError(f"Error waiting to {verb} Vm: {refusal}") from None
         if "error" in operation:
             error = operation["error"]
@@ -128,7 +128,7 @@ class TpuVms:
         while True:
             try:
                 return self._send(method, path, content)
-            except Refusal as refusal:
+            except TpuApiError as refusal:
                 end = deadline + (IN_FLIGHT_S if refusal.code == 429 else 0)
                 if refusal.code not in AGAIN or time.monotonic() + gap_s > end:
                     raise
@@ -148,7 +148,7 @@ class TpuVms:
                 return reply
         except urllib.error.HTTPError as error:
             with error:
-                raise Refusal(error.code, _message(error.read())) from None
+                raise TpuApiError(error.code, _message(error.read())) from None
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
             raise WorldError(f"the Cloud TPU API at {self.endpoint} does not answer: {error}") from None
 

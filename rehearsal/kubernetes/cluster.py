@@ -32,14 +32,14 @@ from rehearsal.kubernetes.control_plane import (
     CONTROLLER_PROGRAMS,
     READY_LIMIT_S,
     Layout,
-    Name,
+    ProgramName,
     answers,
     arguments,
     corefile,
     write_credentials,
 )
 from rehearsal.kubernetes.controllers import KUEUE_METRICS
-from rehearsal.kubernetes.nodes import CREDENTIALS, DATA, IMAGES, KUBELET, MEMORY_MIB, Node
+from rehearsal.kubernetes.nodes import CREDENTIALS, DATA, IMAGES, KUBELET, MEMORY_MIB, ClusterNode
 from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
 from rehearsal.machines.faults import Faults
 from rehearsal.machines.host_image import ROOT
@@ -51,7 +51,7 @@ SERVICE_ACCOUNT = "tpu-stack-runs"
 PAGE = ROOT / "docs" / "kubernetes.md"
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAM = "/opt/tpu-stack/program"
-COMPONENTS: tuple[Name, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS, "coredns")
+COMPONENTS: tuple[ProgramName, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS, "coredns")
 # To enter a container whose processes are not root's, as `exec` and probes do, takes one right more.
 NODE_RIGHTS = {**DOCKER_RIGHTS, "cap_add": [*DOCKER_RIGHTS["cap_add"], "SYS_PTRACE"]}
 NODE_LIMIT_S = 120.0
@@ -62,7 +62,7 @@ IMAGE_PREFIX = "tpu-stack/"
 IMAGE_VERSION = "cpu-"
 
 
-class Cluster:
+class RehearsalCluster:
     """From `with` to the end of its block. folder: a new one, for files that nobody else may read.
 
     machines: of the same rehearsal, for its network and its guardian. user: whom its kubeconfig is for. images:
@@ -75,11 +75,11 @@ class Cluster:
         *,
         folder: Path,
         machines: Machines,
-        programs: Mapping[Name, Path],
-        pool: Sequence[Node],
+        programs: Mapping[ProgramName, Path],
+        pool: Sequence[ClusterNode],
         user: str,
         say: Say,
-        added: Sequence[controllers.Name] = (),
+        added: Sequence[controllers.ControllerName] = (),
         queue: str = "",
     ) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Cluster:
         self._say = say
         self._exits = contextlib.ExitStack()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> RehearsalCluster:
         """Returns when every node is ready and has the images. Raises MachinesError."""
         try:
             self._open()
@@ -155,7 +155,7 @@ class Cluster:
         files[f"{CREDENTIALS}/Corefile"] = (corefile(self.layout).encode(), 0o644)
         return archive(files)
 
-    def _start_component(self, name: Name) -> Container:
+    def _start_component(self, name: ProgramName) -> Container:
         with asking(f"starting {name}"):
             container = self.client.containers.create(
                 self._machines.image, name=self._container_name(name), entrypoint=[PROGRAM],
@@ -186,7 +186,7 @@ class Cluster:
                 else:
                     custom.create_cluster_custom_object(*version, plural, queue_object)
 
-    def _network_settings(self, name: Name) -> dict[str, Any]:
+    def _network_settings(self, name: ProgramName) -> dict[str, Any]:
         """etcd has the address, and the others are in its network: so they may come and go."""
         first = self._container_name("etcd")
         if name != "etcd":
@@ -217,14 +217,14 @@ class Cluster:
             rights.create_namespaced_role(NAMESPACE, role)
             rights.create_namespaced_role_binding(NAMESPACE, binding)
 
-    def component(self, name: Name) -> Container:
+    def component(self, name: ProgramName) -> Container:
         """Raises MachinesError where it is gone."""
         with asking(name):
             return self.client.containers.get(self._container_name(name))
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
-    def _make_node(self, node: Node) -> None:
+    def _make_node(self, node: ClusterNode) -> None:
         machines = self._machines
         network, name = machines.network, node.name
         path = self.folder / "credentials" / f"{name}.kubeconfig"

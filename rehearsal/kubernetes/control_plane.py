@@ -33,7 +33,7 @@ from rehearsal.kubernetes.credentials import Authority
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.servers import GoProgram, find_or_build_program, manifests_beside
 
-Name = Literal[
+ProgramName = Literal[
     "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "coredns", "jobset", "kueue"
 ]  # fmt: skip
 
@@ -60,7 +60,7 @@ def _kubernetes_program(name: str, title: str) -> GoProgram:
     )
 
 
-PROGRAMS: Mapping[Name, GoProgram] = {
+PROGRAMS: Mapping[ProgramName, GoProgram] = {
     "etcd": GoProgram(title="etcd", folder="etcd", package="go.etcd.io/etcd/server/v3"),
     "kube-apiserver": _kubernetes_program("kube-apiserver", "the API server of Kubernetes"),
     "kube-controller-manager": _kubernetes_program(
@@ -71,15 +71,15 @@ PROGRAMS: Mapping[Name, GoProgram] = {
     "coredns": GoProgram(title="CoreDNS", folder="coredns", package="github.com/coredns/coredns"),
     **{name: controller.program for name, controller in CONTROLLERS.items()},
 }
-API_PROGRAMS: tuple[Name, ...] = ("etcd", "kube-apiserver")
-CONTROLLER_PROGRAMS: tuple[Name, ...] = ("kube-controller-manager", "kube-scheduler")
-TEST_PROGRAMS: tuple[Name, ...] = (*API_PROGRAMS, "jobset")
-CLUSTER_PROGRAMS: tuple[Name, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS, "kubelet", "coredns")
+API_PROGRAMS: tuple[ProgramName, ...] = ("etcd", "kube-apiserver")
+CONTROLLER_PROGRAMS: tuple[ProgramName, ...] = ("kube-controller-manager", "kube-scheduler")
+TEST_PROGRAMS: tuple[ProgramName, ...] = (*API_PROGRAMS, "jobset")
+CLUSTER_PROGRAMS: tuple[ProgramName, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS, "kubelet", "coredns")
 
 
 def find_or_build(
-    environ: Mapping[str, str], say: Say, names: Sequence[Name] = API_PROGRAMS
-) -> dict[Name, Path]:
+    environ: Mapping[str, str], say: Say, names: Sequence[ProgramName] = API_PROGRAMS
+) -> dict[ProgramName, Path]:
     """Where these programs are; 4 minutes the first time, for all of them. Raises MachinesError."""
     return {name: find_or_build_program(PROGRAMS[name], environ, say) for name in names}
 
@@ -103,7 +103,7 @@ class Layout:
     def server(self) -> str:
         return f"https://{self.address}:{self.port}"
 
-    def controller_port(self, name: controllers.Name) -> int:
+    def controller_port(self, name: controllers.ControllerName) -> int:
         """The port of a controller's webhooks."""
         return self.webhook_port + CONTROLLERS[name].offset
 
@@ -128,7 +128,7 @@ def write_credentials(folder: Path, layout: Layout) -> Authority:
     return authority
 
 
-def arguments(name: Name, layout: Layout) -> list[str]:
+def arguments(name: ProgramName, layout: Layout) -> list[str]:
     """What a component is told, but for its program. Pure."""
     return _ARGUMENTS[name](layout)
 
@@ -180,7 +180,7 @@ def _dns(layout: Layout) -> list[str]:
     return ["-conf", f"{layout.credentials}/Corefile"]
 
 
-def _controller(name: controllers.Name) -> Callable[[Layout], list[str]]:
+def _controller(name: controllers.ControllerName) -> Callable[[Layout], list[str]]:
     def arguments(layout: Layout) -> list[str]:
         at = layout.credentials
         return [f"--config={at}/{name}.json", f"--kubeconfig={at}/{name}.kubeconfig"]
@@ -188,7 +188,7 @@ def _controller(name: controllers.Name) -> Callable[[Layout], list[str]]:
     return arguments
 
 
-_ARGUMENTS: Mapping[Name, Callable[[Layout], list[str]]] = {
+_ARGUMENTS: Mapping[ProgramName, Callable[[Layout], list[str]]] = {
     "etcd": _etcd,
     "kube-apiserver": _api_server,
     "kube-controller-manager": _controllers,
@@ -234,7 +234,11 @@ class LocalControlPlane:
     """
 
     def __init__(
-        self, *, folder: Path, programs: Mapping[Name, Path], added: Sequence[controllers.Name] = ()
+        self,
+        *,
+        folder: Path,
+        programs: Mapping[ProgramName, Path],
+        added: Sequence[controllers.ControllerName] = (),
     ) -> None:
         ports = _free_ports(4)
         self.layout = Layout(
@@ -250,7 +254,7 @@ class LocalControlPlane:
         self.kubeconfig = folder / "kubeconfig"
         self._folder = folder
         self.programs = programs
-        self.running: dict[Name, subprocess.Popen[bytes]] = {}
+        self.running: dict[ProgramName, subprocess.Popen[bytes]] = {}
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> LocalControlPlane:
@@ -275,7 +279,7 @@ class LocalControlPlane:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def _install(self, name: controllers.Name) -> None:
+    def _install(self, name: controllers.ControllerName) -> None:
         import kubernetes.config  # a second
 
         text = manifests_beside(self.programs[name]).read_text(encoding="utf-8")
@@ -290,7 +294,7 @@ class LocalControlPlane:
                 lambda: self.start(name),
             )
 
-    def start(self, name: Name) -> None:
+    def start(self, name: ProgramName) -> None:
         """Starts a component, again after `end`."""
         log: IO[bytes] = (self._folder / f"{name}.log").open("ab")
         with log:
@@ -301,7 +305,7 @@ class LocalControlPlane:
         self.running[name] = process
         self._exits.callback(self.end, name)
 
-    def end(self, name: Name) -> None:
+    def end(self, name: ProgramName) -> None:
         """Ends a component; nothing where it has ended."""
         process = self.running.pop(name, None)
         if process is None:

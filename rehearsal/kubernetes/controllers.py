@@ -23,7 +23,7 @@ from rehearsal.machines.servers import GoProgram
 if TYPE_CHECKING:
     import kubernetes.client
 
-Name = Literal["jobset", "kueue"]
+ControllerName = Literal["jobset", "kueue"]
 Object = dict[str, Any]
 
 READY_LIMIT_S = 60.0
@@ -49,7 +49,7 @@ class Controller:
     offset: int
 
 
-CONTROLLERS: Mapping[Name, Controller] = {
+CONTROLLERS: Mapping[ControllerName, Controller] = {
     "jobset": Controller(
         program=GoProgram(
             title="JobSet's controller",
@@ -83,7 +83,7 @@ CONTROLLERS: Mapping[Name, Controller] = {
 }
 
 
-def settings(name: Name, credentials: str, address: str, first_port: int) -> Object:
+def settings(name: ControllerName, credentials: str, address: str, first_port: int) -> Object:
     """A controller's configuration file. credentials: a folder with tls.crt and tls.key. Pure."""
     controller = CONTROLLERS[name]
     return {
@@ -97,7 +97,9 @@ def settings(name: Name, credentials: str, address: str, first_port: int) -> Obj
     }
 
 
-def declarations(name: Name, text: str, url: str, authority: bytes) -> tuple[list[Object], list[Object]]:
+def declarations(
+    name: ControllerName, text: str, url: str, authority: bytes
+) -> tuple[list[Object], list[Object]]:
     """The definitions of a controller's kinds, which it needs before it starts, and its webhooks, which the API server
     asks as soon as they are declared. text: the YAML of its module. url: where its webhooks are. Pure."""
     documents = [document for document in yaml.safe_load_all(text) if document]
@@ -122,7 +124,7 @@ def declarations(name: Name, text: str, url: str, authority: bytes) -> tuple[lis
 
 def install(
     api: kubernetes.client.ApiClient,
-    name: Name,
+    name: ControllerName,
     text: str,
     address: tuple[str, int],
     authority: bytes,

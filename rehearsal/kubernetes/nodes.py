@@ -13,7 +13,7 @@ from typing import Any
 
 from rehearsal.kubernetes.control_plane import DOMAIN
 from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.servers import Network
+from rehearsal.machines.servers import HostNetwork
 
 CHIPS = "google.com/tpu"
 CREDENTIALS = "/etc/kubernetes"
@@ -28,7 +28,7 @@ MEMORY_MIB = 8192
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Node:
+class ClusterNode:
     """index: of the nodes of one cluster. labels: as a node pool of GKE has them."""
 
     index: int
@@ -38,7 +38,7 @@ class Node:
     labels: Mapping[str, str]
 
 
-def pod_addresses(network: Network, index: int) -> tuple[str, str]:
+def pod_addresses(network: HostNetwork, index: int) -> tuple[str, str]:
     """The first and the last address of a node's pods. Pure. Raises MachinesError where there are too many nodes."""
     subnet = ipaddress.ip_network(network.subnet)
     if index >= MOST_NODES or subnet.num_addresses < SHARES * 16:
@@ -51,7 +51,9 @@ def pod_addresses(network: Network, index: int) -> tuple[str, str]:
     return str(first + 1), str(first + size - 2)
 
 
-def files(node: Node, network: Network, kubeconfig: bytes, authority: bytes) -> dict[str, tuple[bytes, int]]:
+def files(
+    node: ClusterNode, network: HostNetwork, kubeconfig: bytes, authority: bytes
+) -> dict[str, tuple[bytes, int]]:
     """Path → (content, mode) of what a node is told. Pure."""
     first, last = pod_addresses(network, node.index)
     return {
@@ -63,7 +65,7 @@ def files(node: Node, network: Network, kubeconfig: bytes, authority: bytes) -> 
     }
 
 
-def kubelet_settings(network: Network) -> dict[str, Any]:
+def kubelet_settings(network: HostNetwork) -> dict[str, Any]:
     """A KubeletConfiguration, of a kubelet in a container. Pure."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -92,7 +94,7 @@ def kubelet_settings(network: Network) -> dict[str, Any]:
     }
 
 
-def kubelet_arguments(node: Node) -> list[str]:
+def kubelet_arguments(node: ClusterNode) -> list[str]:
     """Pure."""
     return [
         f"--config={CREDENTIALS}/kubelet.json", f"--kubeconfig={CREDENTIALS}/kubelet.kubeconfig",
@@ -101,7 +103,7 @@ def kubelet_arguments(node: Node) -> list[str]:
     ]  # fmt: skip
 
 
-def control_plane_address(network: Network) -> str:
+def control_plane_address(network: HostNetwork) -> str:
     """Of the API server and of DNS: beside the other servers. Pure."""
     return str(ipaddress.ip_address(network.registry_address) - 1)
 

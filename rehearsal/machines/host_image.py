@@ -69,11 +69,11 @@ STEP_WIDTH = 110
 # Colours and whatever else would move a terminal's cursor.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
-Kind = Literal["plain", "docker", "kubernetes"]
+HostKind = Literal["plain", "docker", "kubernetes"]
 """A stage of the Dockerfile: a host without Docker, or with a daemon of its own, or a node of a cluster."""
 
 
-def require_base(environ: Mapping[str, str], kind: Kind) -> None:
+def require_base(environ: Mapping[str, str], kind: HostKind) -> None:
     """Before anything is built that takes minutes: Docker answers, and the image is there, or its base is, or the base
     can be fetched. Raises MachinesError within seconds.
     """
@@ -81,7 +81,7 @@ def require_base(environ: Mapping[str, str], kind: Kind) -> None:
         _require_base(client, environ, kind)
 
 
-def _require_base(client: docker.DockerClient, environ: Mapping[str, str], kind: Kind) -> None:
+def _require_base(client: docker.DockerClient, environ: Mapping[str, str], kind: HostKind) -> None:
     contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
     chosen = environ.get(BASE_VARIABLE) or None
     base = chosen or official_base(contents["Dockerfile"].decode())
@@ -107,7 +107,7 @@ def official_base(dockerfile: str) -> str:
     return match[1]
 
 
-def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say, kind: Kind) -> str:
+def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say, kind: HostKind) -> str:
     """The image's name with its tag; minutes the first time. Raises MachinesError with the build's last lines."""
     contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
     base = environ.get(BASE_VARIABLE) or None
@@ -126,13 +126,13 @@ def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: 
             )  # fmt: skip
             follow(answers, say)
         for name in remove_old(
-            client, keep={image_name(contents, base, host_kind) for host_kind in get_args(Kind)}
+            client, keep={image_name(contents, base, host_kind) for host_kind in get_args(HostKind)}
         ):
             say(f"removed {name}, an older image of the hosts")
     return tag
 
 
-def image_name(contents: Mapping[str, bytes], base: str | None, kind: Kind) -> str:
+def image_name(contents: Mapping[str, bytes], base: str | None, kind: HostKind) -> str:
     """Repository and tag, which is a hash of all that goes in. Pure."""
     digest = hashlib.sha256(repr((base, kind, sorted(contents.items()))).encode())
     return f"{REPOSITORY}:{digest.hexdigest()[:16]}"

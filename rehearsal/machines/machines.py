@@ -35,16 +35,16 @@ from rehearsal.machines.host_image import (
     SHARE,
     SPARE_SHARE,
     USER,
-    Kind,
+    HostKind,
     find_or_build,
 )
 from rehearsal.machines.servers import (
     BUCKET_SERVER,
     REGISTRY_PORT,
     REGISTRY_SERVER,
-    Network,
-    Registry,
-    Storage,
+    HostNetwork,
+    RegistryServer,
+    StorageServer,
     find_or_build_program,
     make_network,
     share_at,
@@ -90,7 +90,7 @@ class Standing:
     state: str
 
 
-def container_options(rehearsal: str, machine: Machine, registry: Registry | None) -> dict[str, Any]:
+def container_options(rehearsal: str, machine: Machine, registry: RegistryServer | None) -> dict[str, Any]:
     """The options of a machine's container, without image, name and network. Pure.
 
     registry: set if the machine has Docker.
@@ -138,13 +138,13 @@ class Machines:
     """
 
     image: str
-    network: Network
-    storage: Storage
-    registry: Registry | None = None  # where the hosts have Docker
+    network: HostNetwork
+    storage: StorageServer
+    registry: RegistryServer | None = None  # where the hosts have Docker
     faults: Faults
 
     def __init__(
-        self, *, name: str, say: Say, environ: Mapping[str, str] = os.environ, kind: Kind = "plain"
+        self, *, name: str, say: Say, environ: Mapping[str, str] = os.environ, kind: HostKind = "plain"
     ) -> None:
         """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts.
 

@@ -62,7 +62,7 @@ VERSION_SYMBOL = "k8s.io/component-base/version.gitVersion"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Network:
+class HostNetwork:
     """subnet: as 172.18.0.0/16; laptop_address: this machine's in it; storage_address: the bucket server's;
     registry_address: the image registry's, where there is one."""
 
@@ -88,14 +88,14 @@ class Network:
         return addresses
 
 
-def described_network(attributes: dict[str, object]) -> Network:
+def described_network(attributes: dict[str, object]) -> HostNetwork:
     """Read Docker's description of a network. Pure. Raises MachinesError if it has no IPv4 subnet."""
     ipam = attributes["IPAM"]
     assert isinstance(ipam, dict)
     for config in ipam.get("Config") or []:
         subnet = ipaddress.ip_network(config["Subnet"])
         if subnet.version == 4 and subnet.num_addresses >= 16:
-            return Network(
+            return HostNetwork(
                 name=str(attributes["Name"]),
                 subnet=str(subnet),
                 laptop_address=config.get("Gateway") or str(subnet[1]),
@@ -108,7 +108,7 @@ def described_network(attributes: dict[str, object]) -> Network:
     )
 
 
-def make_network(client: docker.DockerClient, rehearsal: str) -> Network:
+def make_network(client: docker.DockerClient, rehearsal: str) -> HostNetwork:
     """The rehearsal's network, tried again where another rehearsal took its subnet. Raises MachinesError."""
     with asking(f"the network of rehearsal {rehearsal}"):
         for left in reversed(range(NETWORK_TRIES)):
@@ -138,7 +138,7 @@ def _make_network(client: docker.DockerClient, rehearsal: str) -> dict[str, obje
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Storage:
+class StorageServer:
     """address and PORT: of the bucket server, the same for hosts and this machine."""
 
     address: str
@@ -195,10 +195,10 @@ def share_at(rehearsal: str, path: str) -> docker.types.Mount:
 
 
 def start_storage(
-    client: docker.DockerClient, rehearsal: str, network: Network, image: str, program: Path
-) -> Storage:
+    client: docker.DockerClient, rehearsal: str, network: HostNetwork, image: str, program: Path
+) -> StorageServer:
     """The server, answering. Raises MachinesError."""
-    storage = Storage(address=network.storage_address)
+    storage = StorageServer(address=network.storage_address)
     options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={SHARE_MIB}m,mode=1777"}
     with asking(f"the storage of rehearsal {rehearsal}"):
         client.volumes.create(volume_name(rehearsal), driver_opts=options, labels=labels(rehearsal))
@@ -214,7 +214,7 @@ def start_storage(
     return storage
 
 
-def _bucket_arguments(storage: Storage) -> list[str]:
+def _bucket_arguments(storage: StorageServer) -> list[str]:
     """The addresses are those that it gives clients for what they fetch or send in parts. Pure."""
     return [
         "-scheme", "http", "-host", "0.0.0.0", "-port", str(PORT), "-backend", "memory", "-log-level", "warn",
@@ -226,7 +226,7 @@ def _bucket_arguments(storage: Storage) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Registry:
+class RegistryServer:
     """address: in the machines' network. port: of loopback, here and on every host."""
 
     address: str
@@ -243,8 +243,8 @@ def registry_name(rehearsal: str) -> str:
 
 
 def start_registry(
-    client: docker.DockerClient, rehearsal: str, network: Network, image: str, program: Path
-) -> Registry:
+    client: docker.DockerClient, rehearsal: str, network: HostNetwork, image: str, program: Path
+) -> RegistryServer:
     """The registry, answering and empty; its images go with its container. Raises MachinesError."""
     address = network.registry_address
     with asking(f"the image registry of rehearsal {rehearsal}"):
@@ -263,7 +263,7 @@ def start_registry(
         }
         _start(container, files, address, REGISTRY_PORT, "/v2/")
         container.reload()
-        return Registry(address=address, port=published_port(container.attrs))
+        return RegistryServer(address=address, port=published_port(container.attrs))
 
 
 def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:

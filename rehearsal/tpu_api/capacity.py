@@ -14,7 +14,7 @@ OFFERED_GENERATIONS = [generation for generation in catalogue.GENERATIONS if gen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pool:
+class ChipPool:
     """Chips that can stand for one another: us-central1-a:v5litepod:spot. tier: on-demand, spot or reserved."""
 
     zone: str
@@ -25,13 +25,15 @@ class Pool:
         return f"{self.zone}:{self.prefix}:{self.tier}"
 
     @classmethod
-    def parse(cls, text: str) -> "Pool":
+    def parse(cls, text: str) -> "ChipPool":
         """From ZONE:PREFIX:TIER. Raises ValueError."""
         zone, prefix, tier = text.split(":")
         return cls(zone=zone, prefix=prefix, tier=tier)
 
 
-def first_over(limits: Mapping[Pool, int], requested: Counter[Pool], held: Counter[Pool]) -> Pool | None:
+def first_over(
+    limits: Mapping[ChipPool, int], requested: Counter[ChipPool], held: Counter[ChipPool]
+) -> ChipPool | None:
     """The first pool that what is wanted would overdraw beside what is held; None: it fits. A pool that has no limit is
     without end."""
     over = (pool for pool, chips in requested.items() if pool in limits and chips + held[pool] > limits[pool])
@@ -41,7 +43,7 @@ def first_over(limits: Mapping[Pool, int], requested: Counter[Pool], held: Count
 class Offers:
     """What each zone offers: those of the catalogue, and those of further pools."""
 
-    def __init__(self, pools: Iterable[Pool]) -> None:
+    def __init__(self, pools: Iterable[ChipPool]) -> None:
         self._pools = {(pool.zone, pool.prefix) for pool in pools}
         listed = {zone for generation in OFFERED_GENERATIONS for zone in generation.zones}
         self.zones = sorted(listed | {zone for zone, _ in self._pools})

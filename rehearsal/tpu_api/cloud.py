@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from rehearsal.tpu_api.api_error import ApiError, missing, unready
-from rehearsal.tpu_api.capacity import Pool, first_over
+from rehearsal.tpu_api.capacity import ChipPool, first_over
 from rehearsal.tpu_api.resources import (
     EMPTY,
     NODE_EDGES,
@@ -79,8 +79,8 @@ class Cloud:
         *,
         clock: Clock,
         delays: Delays,
-        capacity: dict[Pool, int],
-        quota: dict[Pool, int],
+        capacity: dict[ChipPool, int],
+        quota: dict[ChipPool, int],
         hardware: Hardware,
     ) -> None:
         self.lock = threading.RLock()
@@ -136,11 +136,11 @@ class Cloud:
         waiting = (qr for qr in self.queued_resources.values() if qr.state in QUEUED)
         return name in self.nodes or any(plan.name == name for qr in waiting for plan in qr.plans)
 
-    def held(self) -> collections.Counter[Pool]:
+    def held(self) -> collections.Counter[ChipPool]:
         """The chips that are taken now."""
         return chips_by_pool(node for node in self.nodes.values() if node.placed)
 
-    def asked_for(self, project: str) -> collections.Counter[Pool]:
+    def asked_for(self, project: str) -> collections.Counter[ChipPool]:
         """What counts against a project's quota: every queued resource until it is deleted, and nodes without one."""
         inside = f"projects/{project}/"
         plans = [plan for qr in self.queued_resources.values() for plan in qr.plans]
@@ -404,9 +404,9 @@ class Cloud:
             self._suspend(owner, "USER", leave_nodes=False)
 
 
-def chips_by_pool(nodes: Iterable[Node]) -> collections.Counter[Pool]:
+def chips_by_pool(nodes: Iterable[Node]) -> collections.Counter[ChipPool]:
     """The chips of nodes, by pool."""
-    total: collections.Counter[Pool] = collections.Counter()
+    total: collections.Counter[ChipPool] = collections.Counter()
     for node in nodes:
         total[node.pool] += node.accelerator.chips
     return total
@@ -416,7 +416,7 @@ def _deleted(node: Node) -> ApiError:
     return ApiError("CANCELLED", f"'{node.name}' was deleted meanwhile")
 
 
-def _stock_out(pool: Pool) -> ApiError:
+def _stock_out(pool: ChipPool) -> ApiError:
     """What a node hears for which there are no chips, in the API's words (code 8)."""
     return ApiError(
         "RESOURCE_EXHAUSTED",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from contracts.aliases import Json
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Pool
+from rehearsal.tpu_api.capacity import ChipPool
 from rehearsal.tpu_api.cloud import Cloud, Entry
 from rehearsal.tpu_api.resources import Node, QueuedResource
 
@@ -62,13 +62,13 @@ class Control:
     def set_capacity(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER from now on. Fewer than are held take nothing from anybody: `preempt` does."""
         with self._now():
-            self._cloud.capacity[Pool.parse(pool)] = chips
+            self._cloud.capacity[ChipPool.parse(pool)] = chips
             self._cloud.capacity_may_have_changed()
 
     def set_quota(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER that a project may ask for from now on."""
         with self._now():
-            self._cloud.quota[Pool.parse(pool)] = chips
+            self._cloud.quota[ChipPool.parse(pool)] = chips
 
     # --- what happens to nodes and queued resources ---------------------------------------------------------------
 

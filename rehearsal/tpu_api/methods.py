@@ -11,7 +11,7 @@ from typing import Any
 from contracts.aliases import Json
 from infra.catalogue import generations
 from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
-from rehearsal.tpu_api.capacity import Offers, Pool, accelerator_config, first_over
+from rehearsal.tpu_api.capacity import ChipPool, Offers, accelerator_config, first_over
 from rehearsal.tpu_api.cloud import Cloud, chips_by_pool
 from rehearsal.tpu_api.discovery import Call
 from rehearsal.tpu_api.resources import Node, QueuedResource
@@ -139,7 +139,7 @@ class Methods:
             name=name,
             spec=spec,
             accelerator=accelerator,
-            pool=Pool(zone=zone, prefix=accelerator.generation.type_prefix, tier=tier),
+            pool=ChipPool(zone=zone, prefix=accelerator.generation.type_prefix, tier=tier),
             created=cloud.moment,
             incarnation=cloud.number(),
         )
@@ -209,7 +209,7 @@ class Methods:
 
     # --- quota, operations ------------------------------------------------------------------------------------
 
-    def _require_quota(self, parent: str, requested: Counter[Pool]) -> None:
+    def _require_quota(self, parent: str, requested: Counter[ChipPool]) -> None:
         """Raises ApiError RESOURCE_EXHAUSTED, in the API's words, where a project asks for more than its quota."""
         quota = self._cloud.quota
         over = first_over(quota, requested, self._cloud.asked_for(parent.split("/")[1]))

@@ -13,7 +13,7 @@ from typing import Protocol
 from contracts.aliases import Json
 from infra.catalogue import Accelerator
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Pool, accelerator_config
+from rehearsal.tpu_api.capacity import ChipPool, accelerator_config
 from rehearsal.tpu_api.discovery import timestamp
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
@@ -138,7 +138,7 @@ class Node:
     name: str
     spec: Json
     accelerator: Accelerator
-    pool: Pool
+    pool: ChipPool
     created: float
     incarnation: int
     queued_resource: str | None = None

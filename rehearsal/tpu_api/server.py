@@ -13,7 +13,7 @@ from types import TracebackType
 from contracts.aliases import Json
 from rehearsal.tpu_api import discovery
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Offers, Pool
+from rehearsal.tpu_api.capacity import ChipPool, Offers
 from rehearsal.tpu_api.cloud import Clock, Cloud, Delays
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.methods import PREFIX, Methods
@@ -39,8 +39,8 @@ class TpuApi:
         clock: Clock | None = None,
         hardware: Hardware | None = None,
     ) -> None:
-        has = {Pool.parse(pool): chips for pool, chips in (capacity or {}).items()}
-        may = {Pool.parse(pool): chips for pool, chips in (quota or {}).items()}
+        has = {ChipPool.parse(pool): chips for pool, chips in (capacity or {}).items()}
+        may = {ChipPool.parse(pool): chips for pool, chips in (quota or {}).items()}
         self.cloud = Cloud(
             clock=clock or Clock(),
             delays=delays or Delays(),

@@ -17,7 +17,7 @@ import pytest
 
 from images.build import Builder
 from images.docker_client import buildkit, connect
-from images.recipe import BASE_VARIABLE, INDEXES, LOCK_LABEL, PROXIES, Platform, read
+from images.recipe import BASE_VARIABLE, INDEXES, LOCK_LABEL, PROXIES, ImagePlatform, read
 from launch.jobs import image_frameworks
 from tools import stand_in_base
 
@@ -38,7 +38,7 @@ def environ() -> Mapping[str, str]:
     [*(pytest.param(name, "tpu", marks=pytest.mark.nightly) for name in image_frameworks()), ("jax", "cpu")],
 )
 def test_every_image_builds_and_passes_its_smoke_test(
-    framework: str, platform: Platform, environ: Mapping[str, str]
+    framework: str, platform: ImagePlatform, environ: Mapping[str, str]
 ) -> None:
     recipe = read(framework, platform, environ)
     client = connect(environ)

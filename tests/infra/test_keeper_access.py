@@ -9,7 +9,7 @@ import pytest
 
 from contracts import inventory
 from infra import control
-from infra.cloud_tpu.request import Spec
+from infra.cloud_tpu.request import SliceSpec
 from tests.infra.conftest import BOTH_KINDS, SHAPES, Declare, Declared, Resource
 
 KEEPER = "serviceAccount:tpu-stack-dev-keeper@my-project.iam.gserviceaccount.com"
@@ -127,7 +127,7 @@ def test_the_specification_has_what_a_slice_is_made_of_and_depends_on_no_slice(
     found = json.loads(described.inputs["content"]["value"])
     queued = declared.one("QueuedResource")
     assert list(found["slices"]) == ["q"]
-    assert Spec.from_props(found["slices"]["q"]) == Spec.from_props(queued.inputs)
+    assert SliceSpec.from_props(found["slices"]["q"]) == SliceSpec.from_props(queued.inputs)
     assert found["slices"]["q"]["lease_url"] == "gs://my-project-dev-tpu-stack/control/leases/q.json"
     assert found["owner"] == "0123abcd"
     mail = {"TPU_STACK_SMTP": "secret:projects/my-project/secrets/mail"}

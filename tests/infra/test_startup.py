@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from infra import startup
 
-GATEWAY = startup.Gateway(export="/srv/share", clients=("10.0.0.0/20", "10.4.0.0/20"), uid=4242, gid=4343)
+GATEWAY = startup.GatewaySettings(
+    export="/srv/share", clients=("10.0.0.0/20", "10.4.0.0/20"), uid=4242, gid=4343
+)
 HOST = startup.TpuHost(server="10.0.0.5", export="/srv/share", mount="/mnt/share")
 SCRIPTS = {"gateway": startup.gateway_script(GATEWAY), "tpu-host": startup.tpu_host_script(HOST)}
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))

@@ -14,18 +14,18 @@ from contracts import inventory
 from contracts.errors import RequestError
 from infra import stock_outs
 from infra.documents import Documents
-from infra.stock_outs import Hours, Offer
+from infra.stock_outs import Hours, ZoneOffer
 from keeper.capacity import capacity, capacity_table
 from launch.targets import Wanted
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
 
 NOW = datetime.datetime(2026, 11, 23, 14, 30, tzinfo=datetime.UTC)
 A, B, C = (
-    Offer(zone=zone, kind="v5litepod-16", capacity="spot") for zone in ("us-a1-a", "us-b1-b", "us-c1-c")
+    ZoneOffer(zone=zone, kind="v5litepod-16", capacity="spot") for zone in ("us-a1-a", "us-b1-b", "us-c1-c")
 )
 
 
-def printed(found: dict[Offer, Hours], days: int = 30) -> list[str]:
+def printed(found: dict[ZoneOffer, Hours], days: int = 30) -> list[str]:
     console = Console(width=160)
     with console.capture() as shown:
         console.print(capacity_table(found, days=days, now=NOW))

@@ -14,7 +14,7 @@ import pytest
 from infra import naming
 from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.cloud_tpu.request import Spec
+from infra.cloud_tpu.request import SliceSpec
 from infra.documents import Documents
 from infra.lease import Lease, held
 from keeper import commands, queue_commands
@@ -83,7 +83,7 @@ def test_one_that_waits_in_vain_gets_the_next_zone_and_one_that_two_zones_serve_
     lab.later(700.0)
     lab.later(600.0)
     assert lab.states() == {ZONES[1]: ACTIVE} and lab.is_running
-    properties = Spec.from_props(wanted_props(**TWO_ZONES))
+    properties = SliceSpec.from_props(wanted_props(**TWO_ZONES))
     lab.set_capacity(64, 64)
     Lifecycle(lab.cloud.client, lab.cloud.session.backoff).ask(properties, is_recorded=False)
     lab.cloud.control.advance(600.0)

@@ -13,7 +13,7 @@ from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.inventory import Slice, to_json
 from infra import naming
-from infra.cloud_tpu.request import Spec, queued_resource
+from infra.cloud_tpu.request import SliceSpec, queued_resource
 from infra.cloud_tpu.retry import Backoff
 from keeper import zombies
 from keeper.zombies import limits, parse_export
@@ -61,7 +61,7 @@ def make(api: TpuApi) -> Callable[..., None]:
 
     def ask(own_id: str, zone: str = ZONE, owner: str = OWNER, stack: str = "dev", **more: Any) -> None:
         labels = naming.labels(stack) if stack else {}
-        spec = Spec.from_props(
+        spec = SliceSpec.from_props(
             {
                 "project": "grant", "zone": zone, "queued_resource_id": own_id, "owner": owner, "labels": labels,
                 "accelerator_type": "v5litepod-16", "runtime_version": "v2-alpha-tpuv5-lite", "capacity": "spot",
@@ -186,7 +186,7 @@ def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ou
     known = parse_export("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE])))
 
     def queued(zone: str, at: str, owner: str = OWNER) -> dict[str, Any]:
-        spec = Spec.from_props(
+        spec = SliceSpec.from_props(
             {
                 "project": "grant", "zone": zone, "queued_resource_id": "q", "owner": owner, "capacity": "spot",
                 "accelerator_type": "v5litepod-16", "runtime_version": "r",

@@ -68,7 +68,7 @@ class Gateway:
 
     def with_disk(self, name: str) -> Ended:
         """The gateway's script for another disk, as if that were the one attached."""
-        other = startup.Gateway(
+        other = startup.GatewaySettings(
             export="/srv/other", clients=("10.0.2.0/24",), uid=UID, gid=GID, disk=name, disk_wait_s=2
         )
         self.guest.put("/root/other", startup.gateway_script(other))
@@ -103,7 +103,9 @@ def running(folder: Path, *, installed: bool = False) -> Iterator[Gateway]:
         started(debian.image(installed=installed), (share, swap, scribbled), folder) as guest,
     ):
         metadata = f"10.0.2.2:{port}"
-        serve = startup.Gateway(export=EXPORT, clients=("10.0.2.0/24", "10.9.0.0/16"), uid=UID, gid=GID)
+        serve = startup.GatewaySettings(
+            export=EXPORT, clients=("10.0.2.0/24", "10.9.0.0/16"), uid=UID, gid=GID
+        )
         guest.put("/opt/startup/gateway", startup.gateway_script(serve))
         mount = startup.TpuHost(server=ADDRESS, export=EXPORT, mount=MOUNT)
         guest.put("/opt/startup/tpu-host", startup.tpu_host_script(mount))

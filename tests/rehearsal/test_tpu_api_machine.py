@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rehearsal.tpu_api import ApiError, Clock, Delays, NoHardware
-from rehearsal.tpu_api.capacity import Offers, Pool
+from rehearsal.tpu_api.capacity import ChipPool, Offers
 from rehearsal.tpu_api.cloud import Cloud
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.discovery import shipped
@@ -15,7 +15,7 @@ from rehearsal.tpu_api.methods import Methods
 from rehearsal.tpu_api.resources import NODE_EDGES, QUEUE_EDGES, QUEUED
 
 ZONE = "/v2/projects/grant/locations/us-central1-a"
-SPOT = Pool(zone="us-central1-a", prefix="v5litepod", tier="spot")
+SPOT = ChipPool(zone="us-central1-a", prefix="v5litepod", tier="spot")
 IDS = st.sampled_from(["a", "b", "c"])
 SIZES = st.sampled_from([1, 8, 16, 32])
 

@@ -10,7 +10,7 @@ from pulumi.output import Unknown
 
 from infra import queued_resource
 from infra.cloud_tpu import request
-from infra.cloud_tpu.request import Spec
+from infra.cloud_tpu.request import SliceSpec
 from infra.queued_resource import QueuedResourceArgs
 from rehearsal.tpu_api import discovery
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
@@ -34,8 +34,8 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def spec(**more: Any) -> Spec:
-    return Spec.from_props(wanted_props(**more))
+def spec(**more: Any) -> SliceSpec:
+    return SliceSpec.from_props(wanted_props(**more))
 
 
 def test_a_body_with_everything_is_as_the_api_documents_it() -> None:

@@ -15,7 +15,7 @@ from infra.catalogue import zones
 from infra.config import Config, NetworkConfig
 from infra.policy import billing, costs
 from infra.policy.billing import ListPrice
-from infra.policy.costs import Cost, CostLine
+from infra.policy.costs import CostLine, HourlyCost
 from tests.infra.policy.stacks import ZONE, a_disk, a_slice, a_stack, an_nfs
 
 # --- list prices ------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ lines = st.builds(
 def test_a_total_is_the_sum_of_its_lines_in_any_order_and_only_what_is_billed_can_be_of_unknown_price(
     made: list[CostLine],
 ) -> None:
-    cost, backwards = (Cost(lines=tuple(each), rates=(), assumptions=()) for each in (made, made[::-1]))
+    cost, backwards = (HourlyCost(lines=tuple(each), rates=(), assumptions=()) for each in (made, made[::-1]))
     billed = [each for each in made if not each.covered_by_grant]
     assert cost.usd_per_hour == backwards.usd_per_hour
     assert cost.usd_per_hour == pytest.approx(math.fsum(each.usd_per_hour or 0 for each in billed))
@@ -115,7 +115,7 @@ TWO_REGIONS = a_stack(a_slice("a"), a_slice("b", zone="europe-west4-b", count=20
 IN_EUROPE = a_stack(region="europe-west4")
 
 
-def cost(config: Config, *covered: int) -> Cost:
+def cost(config: Config, *covered: int) -> HourlyCost:
     return costs.stack_cost(config, covered or (0,) * len(config.slices))
 
 
