@@ -77,8 +77,8 @@ def cause(
 
 
 def lines_before(exit_code: int) -> int:
-    """How many of the last lines of a log may be about the end of its process: a signal's are followed by the stack
-    traces of all threads. exit_code: negative for a signal's number."""
+    """How many of the last lines of a log may be about the end of its process: after a signal, the stack traces of all
+    threads follow. exit_code: negative for a signal's number."""
     return 400 if exit_code < 0 else 20
 
 

@@ -37,20 +37,20 @@ class Files(Protocol):
     """
 
     def read(self, paths: Sequence[str]) -> builtins.list[bytes | None]:
-        """What each of several files holds; asked for together, where that saves a journey."""
+        """The contents of several files, read in one request where that is possible; None for a missing file."""
         ...
 
     def read_from(self, path: str, offset: int) -> tuple[bytes, int] | None:
-        """What the file holds from byte `offset` on (negative: from so far before its end), and where that begins.
+        """The contents from byte `offset` on (negative: counted from the end), and the offset where they begin.
 
-        An offset behind the end means that the file is another one now: it is read from its beginning.
+        An offset beyond the end means that the file was replaced: it is read from its beginning.
         """
         ...
 
     def read_inside(
         self, places: Sequence[tuple[str, str]], offsets: Sequence[int], limit_bytes: int
     ) -> builtins.list[Piece | None]:
-        """At most `limit_bytes` of each of several files that nobody vouches for, by folder and path in it.
+        """At most `limit_bytes` of each of several untrusted files, by folder and path in it.
 
         Links that lead out of the folder are not followed. Offsets are as in `read_from`, but one behind the end
         gives nothing. A file that cannot be read does not keep the others from it.

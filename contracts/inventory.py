@@ -29,7 +29,7 @@ class InventoryError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-    """One worker. `index` is its place in worker order; `reach` how a launcher gets to it (local: no SSH at all)."""
+    """One worker. `index`: its place in worker order. `reach`: how a launcher connects to it (local: without SSH)."""
 
     index: int
     name: str
@@ -58,7 +58,7 @@ class NodePool:
 
     @property
     def chips_per_node(self) -> int:
-        """What a pod asks for as google.com/tpu: 4 of ct5lp-hightpu-4t. For TPU7x it is half of the devices.
+        """The value of google.com/tpu in a pod's request: 4 for ct5lp-hightpu-4t; for TPU7x, half of the devices.
 
         Raises:
             InventoryError: the machine type does not end in a number of chips.
@@ -108,7 +108,7 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Where runs and data live: a bucket, an NFS mount, both or none."""
+    """The storage of runs and data: a bucket, an NFS mount, both or none."""
 
     bucket_url: str | None
     bucket_region: str | None

@@ -34,7 +34,7 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many there are on all hosts."""
+        """The number of ranks on all hosts."""
         return len(self.hosts) * self.per_host
 
     def addresses(self) -> list[str]:
@@ -65,7 +65,7 @@ class Spec:
     progress: str | None = None
 
     def encoded(self) -> str:
-        """As one command-line argument, for `decoded`."""
+        """The value as one command-line argument, which `decoded` reads."""
         return json.dumps(dataclasses.asdict(self))
 
 

@@ -105,7 +105,7 @@ ENDED = {
     "hung": "hung",
     "lost": "was lost",
 }
-"""What is said of a run in a state that it does not leave, after "it"."""
+"""Describes a run in a final state, after "it"."""
 ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
 FINISHING_LIMIT_S = 10.0
 """Seconds after its processes ended in which a run's result may still be on its way."""
@@ -113,7 +113,7 @@ SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a process on a host that does not answer counts as gone. The liveness
 server of the run has by then stopped whatever was left of it."""
 CLOCKS_DIFFER_S = 3600.0
-"""By how much the clocks of a launcher, a host and whoever looks at a run may differ."""
+"""How much the clocks of a launcher, a host and a reader of a run may differ."""
 PIECE_BYTES = 4 * 2**20
 """Of metrics.jsonl that are read at once."""
 COMMITTED = "commit_success.txt"
@@ -139,7 +139,7 @@ def unfinished(attempt: int, name: str) -> str:
 
 
 def tracker(name: str) -> str:
-    """What is known of the run's mirror in one tracker, relative to the run directory."""
+    """The file about the run's mirror in one tracker, relative to the run directory."""
     return f"trackers/{name}.json"
 
 
@@ -159,7 +159,7 @@ def log(attempt: int, process_id: int) -> str:
 
 
 def stacks(attempt: int, process_id: int) -> str:
-    """What one process of an attempt that hung was doing, relative to the run directory."""
+    """The file with the stack traces of one process of a hung attempt, relative to the run directory."""
     return f"{STACKS}/{attempt}/host-{process_id}.txt"
 
 
@@ -197,7 +197,7 @@ def result(
 
 
 def out_of_budget(reason: str) -> Json:
-    """What a result has besides, of a run that was stopped because it had spent what it may."""
+    """The extra fields of the result of a run that was stopped because its budget was spent."""
     return {"out_of_budget": True, "reason": reason}
 
 
@@ -224,7 +224,7 @@ def state(
     knowing: int = 0,
     now_s: float,
 ) -> State:
-    """What a run is doing, from its directory and from what the agents say of its latest attempt's processes.
+    """The state of a run, from its directory and from the agents' answers about its latest attempt's processes.
 
     started_s: when the attempt was started. result, heartbeats: of the latest attempt, None where there is none yet.
     processes: the agents' status entries of that attempt. unanswered: hosts that could not be asked; what they do is

@@ -25,9 +25,9 @@ RUN = "run.json"
 RUN_VERSION = 1
 """Of run.json."""
 OWN_COMMAND = "command"
-"""What run.json has as the job of a command of the user's own."""
+"""The `job` in run.json for a command of the user's."""
 MOMENT = "%Y-%m-%dT%H:%M:%SZ"
-"""How run.json writes a moment, in UTC."""
+"""The format of a time in run.json, in UTC."""
 METRICS = "metrics.jsonl"
 LARGEST_JSON_BYTES = 2**20
 """Of run.json and its like, which have some thousand bytes; a larger one is not read."""
@@ -277,7 +277,7 @@ def _checked(value: Json, rules: dict[str, Rule], name: str) -> tuple[Json, str 
 
 
 def metrics(lines: Sequence[bytes], unread: Unread | None = None) -> list[Json]:
-    """What lines of metrics.jsonl measure.
+    """The measurements in lines of metrics.jsonl.
 
     Of each: `step`, a number of at least 0 (whole, unless its script counts parts of steps); `time`, in Unix seconds;
     and its other numbers, None where one is not finite. What is no number is left out; null is no mistake. A number
@@ -323,7 +323,7 @@ def without_retaken(
 
 
 def retaken_message(steps: Sequence[float]) -> list[str]:
-    """What is said of steps that were measured again."""
+    """The message about steps that were measured again."""
     if not steps:
         return []
     first, last = min(steps), max(steps)

@@ -269,7 +269,7 @@ SMOKE_LIMIT_S = 1800
 LARGEST_ID = 2**31 - 1
 LINES_OF_ERROR = 20
 GOING = (404, 409)
-"""What Docker answers who removes a container that is gone, or being removed."""
+"""Docker's answers to the removal of a container that is gone or being removed."""
 DEATHS = {137: "killed, most likely for want of memory", 139: "a crash in a library"}
 
 

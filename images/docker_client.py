@@ -21,7 +21,7 @@ from contracts.errors import RequestError
 ANSWER_LIMIT_S = 60
 END_LIMIT_S = 20
 LAST_BYTES = 8192
-"""Of what Docker said, for the reason of a failure."""
+"""How much of Docker's output is kept, for the reason of a failure."""
 SOCKET = "/var/run/docker.sock"
 OLDEST_ENGINE = (20, 10)
 """From there on an engine's BuildKit has cache mounts without a frontend from a registry."""
@@ -210,5 +210,5 @@ def short(error: BaseException) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what would move a terminal's cursor."""
+    """The text without the control sequences that move a terminal's cursor."""
     return CONTROL.sub("", text)

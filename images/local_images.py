@@ -291,7 +291,7 @@ def used_by(names: Iterable[str], known_runs: Sequence[Run]) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """As Docker says it: 1.25 GB."""
+    """A size as Docker writes it: 1.25 GB."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 

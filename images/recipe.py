@@ -23,7 +23,7 @@ HASH_LENGTH = 12
 OUR_TAG = re.compile(
     r"(?:.*/)?(?P<framework>[a-z][a-z0-9_]*):(?P<platform>tpu|cpu)-(?P<hash>[0-9a-f]{12})(?P<failed>-failed)?"
 )
-"""How images of ours are called, here and in every registry."""
+"""The name of our images, here and in every registry."""
 
 BASE_FILE = FOLDER / "base.txt"
 BASE_VARIABLE = "TPU_STACK_BASE_IMAGE"
@@ -42,7 +42,7 @@ PLATFORM_LABEL = "tpu-stack.platform"
 RECIPE_LABEL = "tpu-stack.recipe"
 LOCK_LABEL = "tpu-stack.lock"
 SMOKE_LABEL = "tpu-stack.smoke"
-"""Of the container in which an image is tried; its value is the recipe's hash."""
+"""The label of the container that tests an image; its value is the recipe's hash."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class Recipe:
 
     @property
     def tag(self) -> str:
-        """Its name on this machine."""
+        """The image's name on this machine."""
         return f"{REPOSITORY}/{self.framework}:{self.version}"
 
     @property
     def failed_tag(self) -> str:
-        """Of one whose smoke test failed, kept to look into."""
+        """The name of an image whose smoke test failed, kept for inspection."""
         return f"{self.tag}-failed"
 
     @property

@@ -122,9 +122,9 @@ class StackObjectsProvider(Provider):
 
 
 class StackObjects(Resource, module="tpu_stack", name="StackObjects"):
-    """What the stack itself keeps in its bucket (leases, what zones had to offer), which goes before the bucket does.
+    """The stack's own objects in its bucket (leases, stock-outs), which are removed before the bucket.
 
-    Whatever writes it must depend on this. protect: nothing is removed, as the bucket stays.
+    Everything that writes them must depend on this. protect: nothing is removed, since the bucket stays.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StackObjects(Resource, module="tpu_stack", name="StackObjects"):
 
 
 def bucket_condition(config: Config, role: str) -> storage.BucketIAMMemberConditionArgs | None:
-    """What hosts and jobs may not touch: the control documents decide which TPUs are made and what runs on them."""
+    """Excludes the control documents, which decide which TPUs are made and what runs on them, from hosts and jobs."""
     if config.bucket is None or role != READ_AND_WRITE:
         return None
     control = f"projects/_/buckets/{config.bucket.name}/objects/{CONTROL}/"

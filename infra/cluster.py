@@ -182,7 +182,7 @@ def entry(
 
 
 def _endpoints(cluster: ClusterConfig) -> container.ClusterControlPlaneEndpointsConfigArgs:
-    """By a DNS name, where IAM judges before anything reaches the API server, or by an address that few may reach."""
+    """Access by a DNS name, where IAM decides before the API server is reached, or by an address for few networks."""
     by_address = bool(cluster.authorized_networks)
     return container.ClusterControlPlaneEndpointsConfigArgs(
         dns_endpoint_config=container.ClusterControlPlaneEndpointsConfigDnsEndpointConfigArgs(
@@ -240,7 +240,7 @@ def _let_pods_use_the_bucket(
     gke_cluster: container.Cluster,
     opts: pulumi.ResourceOptions,
 ) -> None:
-    """To the pods' service account itself, by Workload Identity, with no account of Google's between
+    """Grant the pods' service account access by Workload Identity, without an account of Google's in between
     (https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity).
     Its pool is there once a cluster is.
     """
@@ -382,7 +382,7 @@ def slice_entry(config: Config, slice_config: SliceConfig) -> inventory.Slice:
 
 
 def _placement(args: PoolsArgs, opts: pulumi.ResourceOptions) -> container.NodePoolPlacementPolicyArgs | None:
-    """How the nodes of a slice are wired; one node alone is a slice by itself."""
+    """The placement that wires the nodes of a slice together; None for one node."""
     slice_config, kind = args.slice_config, args.slice_config.accelerator.node_kind
     if slice_config.accelerator.hosts == 1 or kind is None:
         return None

@@ -54,10 +54,10 @@ class SpecificationArgs:
 
 
 class Specification(pulumi.ComponentResource):
-    """What the stack's slices are made of, in the bucket.
+    """The specification of the stack's slices, in the bucket.
 
-    It depends on no slice and no slice on it: it is there as soon as `pulumi up` has begun, and it goes as soon as
-    `pulumi destroy` has, so that a keeper that looks before it makes something makes nothing that is being destroyed.
+    It depends on no slice and no slice on it: `pulumi up` makes it first and `pulumi destroy` removes it first, so that
+    a keeper, which reads it before it makes a slice, makes none that is being destroyed.
     """
 
     def __init__(

@@ -35,10 +35,10 @@ STAND_IN = "STORAGE_EMULATOR_HOST"
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 ANSWER_LIMIT_S = 10.0
 PATIENCE_S = 20.0
-"""For how long a request is tried again that may get better; the longest pause between two tries is LONGEST_PAUSE_S."""
+"""How long a request that may succeed later is retried; the longest pause between two tries is LONGEST_PAUSE_S."""
 LONGEST_PAUSE_S = 4.0
 CHANGES = 30
-"""How often `change` begins anew when others write at the same time."""
+"""How often `change` starts again when others write at the same time."""
 FOLDERS_AT_ONCE = 100
 """In one pattern, which is a part of a request's URL."""
 LOCK_LIMIT_S = 20.0

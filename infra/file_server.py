@@ -34,7 +34,7 @@ class GatewayArgs:
 
 
 class GatewayServer(pulumi.ComponentResource):
-    """Its data is on a disk of its own, so the VM can be replaced, and its address stays the same.
+    """A small NFS server. Its data is on a separate disk, so the VM can be replaced, and its address stays the same.
 
     It is made in two steps: first the disk, `data`, then, by `serve`, the VM. `share` is what a host mounts, `entry`
     what the inventory says of the VM.

@@ -48,8 +48,8 @@ LEASES = (
     ("leases", "roles/storage.objectUser", f"{CONTROL}/{lease.FOLDER}/"),
     ("hosts", "roles/storage.objectViewer", f"{CONTROL}/{RECORDED}"),
 )
-"""Of the bucket, so that people can launch where runs are on a share: role, and which objects it is for. They may take
-the lease of a slice and see which hosts it has now; who writes more of the control documents decides what runs."""
+"""Roles on the bucket and their objects, so that people can launch where runs are on a share. They may take a slice's
+lease and see its current hosts, no more: who can write the control documents decides what runs."""
 
 ALWAYS = 'request.time > timestamp("2020-01-01T00:00:00Z")'
 """A condition that holds. OS Login is asked about machines whose names are Google's own, so no name is in it."""

@@ -26,10 +26,10 @@ from infra.documents import ABSENT, ChangedError, Documents, DocumentsError, Mis
 RENEW_S = 15.0
 STALE_S = 60.0
 SURE_S = 10.0
-"""For so long after a renewal the holder acts without another one."""
+"""How long after a renewal the holder may act without another one."""
 LOOK_S = 5.0
 OUTAGE_LIMIT_S = 900.0
-"""For so long a holder waits for documents that do not answer before it gives up."""
+"""How long a holder waits for documents that do not answer."""
 PATIENCE_S = 3600.0
 """Of `pulumi`, for a keeper to end what it has begun: it prepares hosts and starts a run."""
 FOLDER = "leases"

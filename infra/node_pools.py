@@ -86,7 +86,7 @@ class GkeClient:
         return Pool(status=status, reason=reason)
 
     def _get(self, path: str) -> Json | None:
-        """None where there is no such thing, and where a cloud on this machine has no such API."""
+        """The answer; None if there is no such thing, or if a cloud on this machine has no such API."""
         # Loading Google's client takes half a second, and most stacks have no cluster.
         import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
 
@@ -128,7 +128,7 @@ def operation_error(operations: Sequence[Json], pool: str) -> str:
 
 
 def observe(config: Config, setting: offered.Setting) -> Observed:
-    """Never raises."""
+    """Ask GKE for the stack's node pools. Never raises."""
     if config.gke is None:
         return Observed()
     try:
@@ -138,7 +138,7 @@ def observe(config: Config, setting: offered.Setting) -> Observed:
 
 
 def findings(observed: Observed) -> Iterator[Finding]:
-    """What is wrong with pools that are there. Pure."""
+    """What is wrong with existing pools. Pure."""
     for name, pool in observed.pools.items():
         reason = pool.reason or "GKE gives no reason"
         if pool.status == FAILED:
@@ -165,14 +165,14 @@ class ExistsError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What Pulumi calls around the making of the cluster and of a pool."""
+    """The hooks that Pulumi calls around the creation of the cluster and of a pool."""
 
     cluster: pulumi.ResourceHookBinding
     pool: pulumi.ResourceHookBinding
 
 
 def hooks(config: Config, setting: offered.Setting) -> Hooks | None:
-    """To be made while a program runs. None where the stack makes no cluster."""
+    """The hooks, to be made while a program runs; None if the stack makes no cluster."""
     if config.gke is None:
         return None
     gke = GkeClient(config, config.gke, setting)
@@ -198,7 +198,7 @@ def hooks(config: Config, setting: offered.Setting) -> Hooks | None:
 
 
 async def _unless_unknown[Answer](question: Callable[[], Answer]) -> Answer | None:
-    """None where GKE gives no answer: the provider asks it too, and will say so."""
+    """Call a function; None if GKE does not answer: the provider asks it too and reports that."""
     try:
         return await asyncio.to_thread(question)
     except Exception:
@@ -206,7 +206,7 @@ async def _unless_unknown[Answer](question: Callable[[], Answer]) -> Answer | No
 
 
 def refusal(name: str, pool: Pool | None) -> str:
-    """Of a pool that GKE has made without its nodes."""
+    """The message about a pool that GKE has made without its nodes."""
     reason = pool.reason if pool is not None and pool.reason else "GKE gives no reason"
     return (
         f'node pool "{name}": GKE could not make its nodes ({reason}); the next `pulumi up` deletes the pool and asks '
@@ -215,7 +215,7 @@ def refusal(name: str, pool: Pool | None) -> str:
 
 
 def adoption(config: Config, urn: str, full_name: str) -> str:
-    """What to do about a thing that an interrupted `pulumi up` has made. urn: of what Pulumi would make."""
+    """The remedy for a resource that an interrupted `pulumi up` has left. urn: the one that Pulumi would give it."""
     stack, project, types, name = urn.split("::", 3)
     parent_type, _, own_type = types.rpartition("$")
     slice_by_pool = {

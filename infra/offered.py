@@ -46,7 +46,7 @@ class Organisation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offered:
-    """By zone, where it could be asked. machine_type: None where that could not. not_asked: why something could not."""
+    """What Google offers, by zone. machine_type: None if unknown. not_asked: why something is unknown."""
 
     accelerators: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     runtimes: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
@@ -152,7 +152,7 @@ def _zone_findings(
 
 
 def _externals(config: Config, organisation: Organisation | None) -> Iterator[Finding]:
-    """Whom OS Login does not let in without a role that only an organisation can give, not a project's stack.
+    """Warn of users who need a role that only an organisation can grant, not a project's stack, to log in by OS Login.
 
     https://cloud.google.com/compute/docs/oslogin/set-up-oslogin (users from outside the organisation): their login
     names begin with ext_.
@@ -227,14 +227,14 @@ def together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
 
 
 def endpoint(setting: Setting, name: str, google: str, *, ours: bool) -> str | None:
-    """Where an API is, as the gcp provider finds it. ours: a cloud on this machine has only those that are named."""
+    """The URL of an API, found as the gcp provider does. ours: a cloud on this machine has only named endpoints."""
     variable = re.sub(r"(?=[A-Z])", "_", name).upper()
     custom = setting(f"gcp:{name}CustomEndpoint") or os.environ.get(f"GOOGLE_{variable}_CUSTOM_ENDPOINT")
     return str(custom).rstrip("/") if custom else None if ours else google
 
 
 class Api:
-    """One request after the other of a thread; each has a connection of its own, as httplib2 wants it."""
+    """Requests to Google's APIs; each has its own connection, since httplib2's are not thread-safe."""
 
     def __init__(self, credentials: Any) -> None:
         self._credentials = credentials

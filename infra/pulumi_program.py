@@ -120,7 +120,7 @@ def review(config: Config, observed: node_pools.Observed) -> policy.Review:
 
 
 class ConfigurationRefused(pulumi.RunError):
-    """Nothing is made, and why has been logged."""
+    """The configuration is refused: nothing is made, and the reasons have been logged."""
 
 
 def _refused(title: str, reasons: Iterable[str]) -> ConfigurationRefused:

@@ -52,7 +52,7 @@ class DataDiskArgs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QueuedResourceArgs:
-    """What is asked for.
+    """The inputs of a queued resource.
 
     owner: the stack's, from `infra.stack_identity`; what does not carry it is never touched.
     accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
@@ -97,7 +97,7 @@ class QueuedResourceArgs:
 
 
 class QueuedResourceProvider(Provider):
-    """What the engine calls. It is made anew from its name in the plugin's process, and configured once there."""
+    """The provider that the engine calls. The plugin's process makes it from its name, and configures it once."""
 
     def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
         return changes_between(_olds, _news)
@@ -120,7 +120,7 @@ class QueuedResourceProvider(Provider):
             return UpdateResult(lifecycle.settled(lifecycle.update(_olds, _news)))
 
     def delete(self, _id: str, _props: Json) -> None:
-        """Without the lease where that cannot be had, as it costs money, and once more with it: see `infra.lease`."""
+        """Delete the slice; without its lease if that is not available, as a slice costs money, and then once more."""
         say = self.require_session().backoff.say
         try:
             with self._exclusive(_props, removed=True) as lifecycle:
@@ -227,7 +227,7 @@ def input_props(args: QueuedResourceArgs) -> Json:
 
 
 def changes_between(before: Json, now: Json) -> DiffResult:
-    """From what Pulumi remembers to what is configured now: nothing, a change in place, or a replacement. Pure.
+    """The changes from Pulumi's state to the configuration: none, a change in place, or a replacement. Pure.
 
     before: the outputs of the last create, update or read.
 
@@ -257,13 +257,13 @@ def changes_between(before: Json, now: Json) -> DiffResult:
 
 
 def _at(props: Json, zone: Any) -> Json:
-    """What is different in each zone, as it is in this one."""
+    """The properties that differ by zone, for this zone."""
     subnetworks = props.get("subnetworks") or {}
     return {"zone": zone, "subnetwork": subnetworks[zone] if zone in subnetworks else props.get("subnetwork")}
 
 
 def _plain(value: Any) -> Any:
-    """Without the difference between what is absent, empty, zero or false, between 1 and 1.0, and of order in tags."""
+    """A value for comparison: absent, empty, zero and false are equal, as are 1 and 1.0, and tags in any order."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None} or None
     if isinstance(value, list | tuple):

@@ -222,7 +222,7 @@ async def _speak_while_made(node: pulumi.CustomResource, named: str, say: Callab
 
 
 def still_waiting(named: str, waited_s: float) -> str:
-    """What a person should know after so long, with the two commands that tell the cases apart."""
+    """The message after so long a wait, with the two commands that show the cause."""
     _, project, _, zone, _, node = named.split("/")
     return (
         f"{named} is not ready after {waited_s / 60:.0f} min. If "

@@ -31,7 +31,7 @@ NO_CAPACITY = re.compile(r"no more capacity|stock.?out|not enough (resources|cap
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ZoneOffer:
-    """What was asked for. kind: `2 × v5litepod-16`, or generation and topology."""
+    """What was requested. kind: `2 × v5litepod-16`, or generation and topology."""
 
     zone: str
     kind: str
@@ -40,7 +40,9 @@ class ZoneOffer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hours:
-    """In which an offer was out, and in which it was served, as 2026-11-23T09 (UTC), in order. Both may have one."""
+    """The hours in which an offer was out and in which it was served, in order, as 2026-11-23T09 (UTC).
+
+    Both may have the same hour."""
 
     out: tuple[str, ...] = ()
     served: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ def utc_hour(moment: datetime.datetime) -> str:
 
 
 def seen_in(look: Look, now: datetime.datetime, *, is_new: bool) -> Outcome | None:
-    """What a look at a request says of the zone; None: nothing. is_new: an ACTIVE one was not so before. Pure."""
+    """What the state of a request shows about the zone; None: nothing. is_new: it has just become ACTIVE. Pure."""
     if look.kind == "active":
         return "served" if is_new else None
     if look.kind == "lost":
@@ -61,7 +63,7 @@ def seen_in(look: Look, now: datetime.datetime, *, is_new: bool) -> Outcome | No
 
 
 def age_s(look: Look, now: datetime.datetime) -> float:
-    """For how long a request has been there, by Google's clock at both ends; 0 where it does not say."""
+    """The age of a request, by Google's clock at both ends; 0 if the request has no creation time."""
     since = look.queued_resource.get("createTime")
     return (now - datetime.datetime.fromisoformat(since)).total_seconds() if since else 0.0
 

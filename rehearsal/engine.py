@@ -72,7 +72,7 @@ class EngineCommand(PulumiCommand):
         on_output: OnOutput | None = None,
         on_error: OnOutput | None = None,
     ) -> CommandResult:
-        """As the parent's. Raises a CommandError where the command fails or is killed."""
+        """As the parent's method. Raises CommandError if the command fails or is killed."""
         process = subprocess.Popen(
             [self.command, "--non-interactive", *args],
             cwd=cwd,
@@ -104,9 +104,9 @@ class EngineCommand(PulumiCommand):
         return result
 
     def signal(self, number: signal.Signals) -> None:
-        """To the command that runs now and its process group. The plugins are in groups of their own and hear nothing.
+        """Signal the running command and its process group; the plugins, in groups of their own, get nothing.
 
-        Raises ProcessLookupError where none runs."""
+        Raises ProcessLookupError if none runs."""
         if self._process is None or self._process.poll() is not None:
             raise ProcessLookupError("no pulumi command is running")
         os.killpg(self._process.pid, number)
@@ -139,7 +139,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """One operation. changes: counts by create, update, same, delete, replace; empty where it did not get so far.
+    """The result of one operation. changes: counts by create, update, same, delete, replace; empty if it ended before.
 
     diagnostics: severity (info, info#err, warning or error) and message. outputs: as `pulumi stack output` shows them.
     """
@@ -195,7 +195,7 @@ class EngineOperation:
                 )
 
     def interrupt(self) -> None:
-        """One Ctrl-C."""
+        """Interrupt the operation, as one Ctrl-C does."""
         self._command.signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -277,7 +277,7 @@ class EngineOperation:
 
 
 class Engine:
-    """One stack. `world`: what the stand-in has made. folder: a new one; everything is in it, to be thrown away after.
+    """One stack. `world`: what the stand-in has made. folder: a new one for everything, to be removed afterwards.
 
     project_file: a Pulumi.yaml whose name holds here too; None: a bare project tpu-stack.
     tpu_url: of the simulated Cloud TPU API. variables: of the environment of the engine and its plugins. plugins: a
@@ -370,7 +370,7 @@ class Engine:
         return EngineOperation(kind, self._stack, self._command, say, options)
 
     def type(self, *arguments: str) -> tuple[bool, str]:
-        """What a user types behind `pulumi`, without a terminal: whether it succeeded, and all that it said."""
+        """Run a `pulumi` command without a terminal. Returns whether it succeeded, and its output."""
         lines: list[str] = []
         directory, home = str(self.folder / "work"), str(self.folder / "home")
         try:

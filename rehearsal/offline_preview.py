@@ -29,7 +29,7 @@ ENGINES_OWN = "pulumi:providers:"
 STACK_KEYS = frozenset({"encryptionsalt", "encryptedkey", "secretsprovider"})
 
 Change = tuple[int, int, str]
-"""From, to, and what is to stand there instead."""
+"""Start, end, and the replacement."""
 
 
 class PreviewError(Exception):
@@ -68,7 +68,7 @@ def stack_name(path: Path) -> str:
 
 
 def tree(steps: Sequence[Step]) -> list[str]:
-    """One line a resource, below what it belongs to. Providers are left out."""
+    """The tree of resources: one line each, below its parent. Providers are left out."""
     shown = {step.urn: step for step in steps if not step.type.startswith(ENGINES_OWN)}
     children: dict[str, list[Step]] = {}
     for step in shown.values():

@@ -99,7 +99,7 @@ class Story:
         return took_s
 
     def answer(self, line: str) -> str:
-        """What a command prints, whether it succeeds or not."""
+        """The output of a command, whether it succeeds or not."""
         done = subprocess.run(
             shlex.split(line), env=self.environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -402,7 +402,7 @@ def rehearse(hosts: int, environ: Mapping[str, str], say: Say, *, kubernetes: bo
 
 
 def environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Of the commands: a rehearsal of their own that ends with this process, and this checkout's `fab` first."""
+    """The commands' environment: a rehearsal of their own that ends with this process, and this checkout's `fab`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
     return {
         **environ,

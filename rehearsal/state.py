@@ -59,7 +59,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenRehearsal:
-    """What a launching command takes of a rehearsal. environment: to be put into its own, PATH included."""
+    """What launching needs of a rehearsal. environment: to be added to the command's own, PATH included."""
 
     inventory_json: str
     environment: Mapping[str, str]
@@ -85,7 +85,7 @@ def rehearsal_name(folder: Path) -> str:
 
 
 def write(folder: Path, state: State) -> None:
-    """For the user only."""
+    """Write the state file, readable by the user only."""
     atomic.write(folder / FILE, json.dumps(dataclasses.asdict(state), indent=1) + "\n", mode=0o600)
 
 
@@ -141,7 +141,7 @@ def require(folder: Path) -> State:
 
 
 def open_rehearsal(environ: Mapping[str, str] | None = None) -> OpenRehearsal:
-    """What launching needs of the rehearsal that is up.
+    """Return what launching needs of the rehearsal that is up.
 
     Raises:
         RehearsalError: there is none, or it is not ready.

@@ -51,7 +51,7 @@ class ContainerStart:
         )
 
     def wait(self, client: int, log_path: str) -> None:
-        """Until Docker has made the container. client: the pid of what was run.
+        """Wait until Docker has made the container. client: the pid of the `docker` process.
 
         Raises:
             Failed: it could not, or took too long.
@@ -191,7 +191,7 @@ def sweep(root: str, docker: str) -> None:
 
 
 SAVE_LIMIT_S = 60
-"""How long a daemon that is told to end, as at a shutdown, lets a job save."""
+"""How long a job may save after Docker's daemon was told to end, as at a shutdown."""
 CID = "container.id"
 """The file, in the control directory, that is there once Docker has made the container."""
 # Of the host's environment: how a job gets out, where its buckets are, and what its framework is set to.
@@ -286,7 +286,7 @@ def _field(text: str) -> str:
 
 
 def named(names: Iterable[str]) -> list[str]:
-    """By name alone: the client takes the values from its own environment, and no command line shows them."""
+    """Arguments that name variables: the client takes their values from its environment; no command line shows them."""
     return [word for name in sorted(set(names)) for word in ("--env", name)]
 
 
@@ -403,7 +403,7 @@ def _user(user: str, groups: Sequence[int]) -> list[str]:
 
 
 def privileged(platform: str) -> Access:
-    """The same for `--container-access privileged`, where the devices alone do not do: all that the host's root may."""
+    """The same for `--container-access privileged`, if devices alone are not enough: all rights of the host's root."""
     gpus = ["--gpus", "all"] if platform == "gpu" else []
     note = "the container is privileged and runs as the host's root, whose the files are that it makes"
     return Access(["--user", "0:0", "--privileged", *gpus], True, note, [])

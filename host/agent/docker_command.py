@@ -41,7 +41,7 @@ READ_BY_CLIENT = re.compile("HOME|PATH|LANG|DOCKER_.*|XDG_.*|SSH_AUTH_SOCK")
 
 
 class Answer:
-    """What the command said. It is no success where `code` is not 0; None: there was no answer within the limit."""
+    """The output of the command. code: 0 is success; None: there was no answer within the limit."""
 
     def __init__(self, code: int | None, out: str, complaint: str) -> None:
         self.code, self.out, self.complaint = code, out, complaint
@@ -69,7 +69,7 @@ def required_program() -> str:
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of this agent's environment the client needs, and none of the host's other secrets."""
+    """The part of this agent's environment that the client needs, without the host's other secrets."""
     return {name: value for name, value in environ.items() if READ_BY_CLIENT.fullmatch(name)}
 
 
@@ -103,7 +103,7 @@ def ask(arguments: list[str], limit_s: float = ANSWER_LIMIT_S, docker: str | Non
 
 
 def core(complaint: str) -> str:
-    """What is wrong, in one line, without the command's own introduction and its warnings."""
+    """The error in one line, without the command's introduction and warnings."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     relevant = [line for line in lines if not re.match("WARNING|DEPRECATED|See '|Run '|time=", line)] or lines
     joined = " ".join(relevant[-3:])
@@ -111,7 +111,7 @@ def core(complaint: str) -> str:
 
 
 def docker_remedy(complaint: str, user: str, otherwise: str = STARTING) -> str:
-    """What to do about a complaint. Pure."""
+    """The remedy for a complaint of Docker's. Pure."""
     for pattern, remedy in REMEDIES:
         if re.search(pattern, complaint, re.IGNORECASE | re.DOTALL):
             return remedy.format(user=user)

@@ -148,7 +148,7 @@ def move_file(request: Json) -> Json:
 
 
 def list_names(request: Json) -> Json:
-    """What is in a directory; nothing where there is none."""
+    """The names in a directory; none if it does not exist."""
     try:
         return {"names": sorted(os.listdir(request["path"]))}
     except (FileNotFoundError, NotADirectoryError):
@@ -169,7 +169,7 @@ def remove_file(request: Json) -> Json:
 
 
 def folder_bytes(request: Json) -> Json:
-    """How many bytes the files in a directory have."""
+    """The size of the files in a directory, in bytes."""
     from contracts.files import DiskFiles
 
     return {"bytes": DiskFiles().folder_bytes(request["path"])}
@@ -184,7 +184,7 @@ def remove_folder(request: Json) -> Json:
 
 
 def torn_bytes(data: bytes) -> int:
-    """How many bytes at the end are the beginning of a UTF-8 character."""
+    """The number of bytes at the end that are an incomplete UTF-8 character."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte < 0x80:
@@ -211,8 +211,8 @@ def whole_lines(data: bytes, limit: int, ended: bool) -> bytes:
 
 
 def beginning(offset: int, before: bytes, after: bytes) -> int:
-    """Where to begin instead of at `offset`: back where its line starts, if `before` reaches so far, else on
-    at the next whole character."""
+    """Where to begin instead of at `offset`: at the start of its line, if `before` reaches so far back, else at the
+    next whole character."""
     newline = before.rfind(b"\n")
     if newline >= 0 or len(before) == offset:
         return offset - len(before) + newline + 1

@@ -85,7 +85,7 @@ def docker_words(arguments: list[str]) -> list[str]:
 
 
 def inspected(kind: list[str], names: list[str]) -> list[Json]:
-    """What Docker knows of each; one that has gone meanwhile is left out."""
+    """Docker's details of each; one that is gone meanwhile is left out."""
     if not names:
         return []
     answer = docker_command.ask([*kind, "inspect", *names])
@@ -105,7 +105,7 @@ def remove(details: Json) -> bool:
 
 
 def data_root() -> str:
-    """Where Docker keeps images. Raises Failed: it does not answer."""
+    """The folder where Docker keeps images. Raises Failed if Docker does not answer."""
     answer = docker_command.ask(["info", "--format", "{{.DockerRootDir}}"])
     if not answer.is_good:
         raise docker_command.failure("Docker's directory is not known", answer.complaint)
@@ -113,7 +113,7 @@ def data_root() -> str:
 
 
 def free_bytes(place: str) -> int:
-    """Of the file system on which Docker keeps images; its directory itself may be closed to this user."""
+    """The free bytes of the file system on which Docker keeps images; the folder itself may be closed to this user."""
     while not os.path.exists(place):
         place = os.path.dirname(place)
     room = os.statvfs(place)
@@ -202,7 +202,7 @@ def pull(request: Json) -> Json:
 
 
 def final_remedy(problem: str) -> str | None:
-    """What to do about a problem that no further attempt would end; None: another one may. Pure."""
+    """The remedy for a problem that another attempt cannot solve; None: another attempt may help. Pure."""
     if re.search(PERMISSION, problem, re.IGNORECASE):
         return docker_command.docker_remedy(problem, user_name())
     for pattern, remedy in FINAL:
@@ -212,10 +212,10 @@ def final_remedy(problem: str) -> str | None:
 
 
 def make_room(image: str, needed_bytes: int) -> list[Json]:
-    """Where the disk is short, remove our own images that nobody needs; which those were.
+    """If the disk is too full, remove our own unneeded images. Returns those removed.
 
     Raises:
-        Failed: it is short all the same, or Docker does not answer.
+        Failed: the disk is still too full, or Docker does not answer.
     """
     place = data_root()
     before = free_bytes(place)

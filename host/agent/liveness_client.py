@@ -62,7 +62,7 @@ class LivenessClient:
         self._thread.start()
 
     def progress(self, progress: Json) -> None:
-        """How the process fares; goes with the next ping."""
+        """Set the progress of the process, which the next ping sends."""
         self._progress = progress
 
     def tell(self, message: Json) -> None:
@@ -316,7 +316,7 @@ class Watchdog:
 
     @property
     def limit_s(self) -> float:
-        """How long the process may stand still in what it is doing now."""
+        """How long the process may make no progress in its current phase."""
         if self.beat.get("hangs_at_floor"):
             return self._floor_s
         is_measured = self.beat.get("state") == "stepping" and _phase(self.beat) in self._progressed
@@ -331,7 +331,7 @@ class Watchdog:
         return bool(self.beat) and (self.stood_s > self.limit_s or self.silent_s > self._heartbeat_limit_s)
 
     def progress(self) -> Json:
-        """What is told of this process to the others."""
+        """The progress of this process, as the others are told."""
         return {
             "step": int(_number(self.beat, "step")),
             "state": self.beat.get("state"),
@@ -349,7 +349,7 @@ def _progress(beat: Json) -> tuple[object, object]:
 
 
 def _phase(beat: Json) -> Phase:
-    """What a process is doing: a first evaluation is compiled, though the steps before it were quick."""
+    """The phase of a process: a first evaluation is compiled, although the steps before it were quick."""
     return beat.get("state"), beat.get("message")
 
 

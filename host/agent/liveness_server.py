@@ -250,7 +250,7 @@ class HostState:
         self.heard = self.away_since = now
         self.progress: Json = {}
         self.report: Json = {}
-        """How its process ended, or why the host counts as lost; `at` is when, by the server's clock."""
+        """How its process ended, or why the host counts as lost; `at`: when, by the server's clock."""
 
     @property
     def is_over(self) -> bool:
@@ -391,7 +391,7 @@ class Group:
             self._ordered = now
 
     def has_to_leave(self, now: float) -> bool:
-        """Whether whoever is still here is to be told to stop, as others were who have left."""
+        """Whether the remaining hosts are to be told to stop, as those that have left were."""
         return self._saved is not None and self.order is None and now - self._saved > LEAVE_TOGETHER_S
 
     def is_over(self, now: float) -> bool:

@@ -152,7 +152,7 @@ class Pod:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
 
     def _stop(self, *_: object) -> None:
-        """As a host's shutdown would: the process saves and leaves, and the run is to be resumed."""
+        """Stop as at a host's shutdown: the process saves and ends, and the run can be resumed."""
         self._must_stop.set()
         # A second SIGTERM would cut short the saving that whoever asked for a stop has told it to do.
         if self._process is not None and not os.path.exists(self._process.stop_path):

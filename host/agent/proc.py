@@ -20,7 +20,7 @@ def parse_stat(text: str) -> tuple[str, int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When `pid` began, which tells it from a later process of the same number; None when it has ended."""
+    """When `pid` was started, which distinguishes it from a later process of that number; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state, ticks = parse_stat(file.read())
@@ -30,7 +30,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def children(parent: int) -> list[int]:
-    """The processes that `parent` has started, whoever's they are."""
+    """The child processes of `parent`, of any user."""
     child_pids = []
     for pid in pids():
         try:
@@ -78,7 +78,7 @@ NO_MEMORY = "the kernel killed it for want of memory (OOMKilled)"
 
 
 def oom_kills(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """How many processes of this one's control group, which a pod has to itself, were killed for want of memory."""
+    """How many processes of this one's control group, which is a pod's own, the kernel killed for lack of memory."""
     counters = [
         f"{root}/memory/memory.oom_control"
     ]  # of version 1, where a container sees only its own group
@@ -93,7 +93,7 @@ def oom_kills(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> 
 
 
 def holders(targets: Iterable[str]) -> dict[str, list[int]]:
-    """Who has each target open: a path, or socket:[inode]. Other users' processes show to root alone."""
+    """The processes that have each target open: a path, or socket:[inode]. Only root sees other users' processes."""
     pids_by_target: dict[str, list[int]] = {target: [] for target in targets}
     for pid in pids():
         if pid == os.getpid():

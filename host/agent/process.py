@@ -31,7 +31,7 @@ CONTAINER_START_LIMIT_S = 40.0
 
 
 class Process:
-    """One process of one attempt, by what is on disk: its directory is also the job's RUN_CONTROL_DIR."""
+    """One process of one attempt, read from its directory, which is also the job's RUN_CONTROL_DIR."""
 
     def __init__(self, root: str, run_id: str, attempt: int, process_id: int) -> None:
         self.run_id, self.attempt, self.process_id = run_id, attempt, process_id
@@ -52,7 +52,7 @@ class Process:
 
     @property
     def container(self) -> Container | None:
-        """What Docker may still have of it; None where it is bare, or all of it has been removed."""
+        """The container that Docker may still have; None if the process is bare or its container has been removed."""
         return recorded_container(self.dir)
 
     def pid(self) -> int | None:
@@ -186,12 +186,12 @@ def signal_name(signum: int) -> str:
 
 
 def status(request: Json) -> Json:
-    """What became of each process that the request means."""
+    """The state of each process that the request selects."""
     return {"processes": [entry(process) for process in processes(request)]}
 
 
 def entry(process: Process) -> Json:
-    """One process: what is on record of it, its state, and its last heartbeat on this host's disk."""
+    """One process: its record, its state, and its last heartbeat on this host's disk."""
     state, ended = process.state()
     return {
         **{name: getattr(process, name) for name in ("run_id", "attempt", "process_id")},

@@ -42,7 +42,7 @@ class RunFiles:
         self.url: str = self.dir or request["env"].get("RUN_DIR", "")
         self.request = request
         self.superseded: str | None = None
-        """What to say once a newer attempt has begun; then nothing is written any more."""
+        """The message once a newer attempt has begun; nothing is written after that."""
         self.is_remote = self.dir is None and "://" in self.url
         self._log_bytes = 0
         self._ended = threading.Event()
@@ -63,7 +63,7 @@ class RunFiles:
         return True
 
     def look(self) -> str | None:
-        """What to say if a newer attempt has begun. On a disk it is looked up; of a bucket the last delivery tells."""
+        """The message if a newer attempt has begun, or None: from the disk, or from the last delivery to a bucket."""
         attempt = self.request["attempt"]
         newer = run_directory.token(attempt + 1)
         if self.dir is not None and os.path.exists(os.path.join(self.dir, newer)):

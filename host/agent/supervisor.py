@@ -341,7 +341,7 @@ class Attempt:
         return self._verdict_without_host_0(ending)
 
     def verdict(self) -> Json | None:
-        """How the attempt ended for all its processes, where this is process 0 and it did not end well."""
+        """How the attempt ended for all its processes; None except on process 0 of an attempt that ended badly."""
         return None if self._server is None else self._group.verdict()
 
     def _verdict_of_all(self, beat_of_host_0: Json) -> Json | None:

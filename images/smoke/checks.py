@@ -116,7 +116,7 @@ def checkpoint(case: Case) -> str:
 
 
 def run(case: Case, state: State, numbers: range) -> tuple[State, list[float]]:
-    """Those steps, one after the other."""
+    """Run steps one after the other. Returns the state and the losses."""
     losses = []
     for number in numbers:
         case.doing(f"step {number}")

@@ -38,13 +38,13 @@ def main(arguments: list[str]) -> int:
 
 
 def all_checks(framework: Framework) -> Mapping[str, Callable[[Case], str]]:
-    """Those of every framework, then its own."""
+    """The checks of every framework, then this framework's own."""
     own = {name: lambda _, check=check: check() for name, check in framework.CHECKS.items()}
     return {**checks.SHARED, **own}
 
 
 def everything(framework: Framework, platform: Platform) -> int:
-    """Also after a check that failed, for a person who has to mend the image; but only on the platform asked for."""
+    """Run all checks, also after one has failed, to show all faults of an image; but only on the requested platform."""
     started_s = time.monotonic()
     verdicts = [show(apart.run_here("entry point", signals.entry_point))]
     if platform == "tpu":

@@ -36,7 +36,7 @@ PRICES_READ_IN = prices.READ_IN
 
 
 class CatalogueError(ValueError):
-    """Not in the catalogue; the message names the value, the rule and what there is instead."""
+    """A value is not in the catalogue; the message names it, the rule and the valid choices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,17 +74,17 @@ class Accelerator:
 
     @property
     def peak_bf16_flops_per_s(self) -> float:
-        """Of all chips together."""
+        """The peak of all chips together."""
         return self.chips * self.generation.peak_bf16_flops_per_s_per_chip
 
     @property
     def node_kind(self) -> NodeKind | None:
-        """What its hosts are as nodes of a cluster; None where GKE has none of its generation."""
+        """The kind of its hosts as nodes of a cluster; None if GKE has none of its generation."""
         return NODE_KINDS.get(self.generation.name)
 
     @property
     def machine_type(self) -> str | None:
-        """Of those nodes, such as ct6e-standard-4t."""
+        """The machine type of those nodes, such as ct6e-standard-4t."""
         return f"{self.node_kind.prefix}-{self.chips_per_host}t" if self.node_kind else None
 
     @property
@@ -121,7 +121,7 @@ ACCELERATORS = {name: tpu for name, tpu in _ALL.items() if tpu.generation.offere
 """Type name → accelerator, in order of generation and size: all that the Cloud TPU API offers."""
 
 Offer = Literal["cloud-tpu", "gke", "any"]
-"""Of whom an accelerator is asked for: the Cloud TPU API (the default), GKE, or either of them."""
+"""Who offers an accelerator: the Cloud TPU API (the default), GKE, or either of them."""
 
 OFFERS: dict[Offer, dict[str, Accelerator]] = {
     "cloud-tpu": ACCELERATORS,
@@ -255,5 +255,5 @@ def _names(offer: Offer) -> str:
 
 
 def _few(names: list[str]) -> str:
-    """All of them where they are few, otherwise the first six and the last."""
+    """The names; of many, the first six and the last."""
     return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:6])} … {names[-1]}"

@@ -71,7 +71,7 @@ GATEWAY_WITHOUT_E2 = "n1-standard-1"
 
 
 def zones_in(region: str) -> tuple[str, ...]:
-    """Its standard zones; none of a region that is not known."""
+    """The standard zones of a region; none if the region is not known."""
     return tuple(f"{region}-{letter}" for letter in _LETTERS.get(region, ""))
 
 

@@ -102,11 +102,11 @@ class Client:
         )
 
     def queued_resources(self, project: str) -> Listing:
-        """All of a project, in every zone."""
+        """All queued resources of a project, in every zone."""
         return self._listed(project, "queuedResources", lambda at: at.queued_resources)
 
     def nodes(self, project: str) -> Listing:
-        """The same of nodes."""
+        """All nodes of a project, in every zone."""
         return self._listed(project, "nodes", lambda at: at.nodes)
 
     def _listed(self, project: str, key: str, collection: Callable[[_Api], Any]) -> Listing:
@@ -136,7 +136,7 @@ class Client:
         )
 
     def delete_queued_resource(self, name: str) -> None:
-        """With its nodes."""
+        """Delete a queued resource with its nodes."""
         request_id = str(uuid.uuid4())
         self._call(
             f"deleting {name}",

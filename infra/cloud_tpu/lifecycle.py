@@ -53,7 +53,7 @@ class Lifecycle:
         self._noted: set[tuple[str, str, str]] = set()
 
     def create(self, props: Props) -> Json:
-        """Ask for it and wait until it is ACTIVE; or go on with what an `up` that was interrupted has left.
+        """Request the slice and wait until it is ACTIVE, or continue what an interrupted `pulumi up` has left.
 
         When wait_s is over and it still waits, that is a success without nodes: the state then knows it, so that
         `pulumi destroy` removes it and the next `pulumi up` waits on (see `changes`). For the same reason nothing that
@@ -72,7 +72,7 @@ class Lifecycle:
             return self._shown(props, dataclasses.replace(placed, look=unread), [])
 
     def restore(self, props: Props, lost: Callable[[str], None]) -> Json:
-        """As `create`; what runs stays as it is. One that is lost is deleted first, also with nodes that still run.
+        """Like `create`; a slice that runs stays as it is. A lost one is deleted first, also with nodes that still run.
 
         lost: called with the reason before anything is deleted.
         """
@@ -449,7 +449,7 @@ class Lifecycle:
         return request.look(queued_resource, nodes)
 
     def require_pending(self, spec: SliceSpec, operation: str | None, waited_s: float) -> None:
-        """It is not there: not yet, or not any more? Raises GoneError for the latter."""
+        """Check that a request that is not shown may still appear. Raises GoneError if it is gone."""
         pending = self._client.operation(operation) if operation else None
         error = (pending or {}).get("error", {})
         if error or waited_s >= LATE_S or operation is None:
@@ -556,5 +556,5 @@ def _in_order(spec: SliceSpec, look: Look) -> list[Json]:
 
 
 def _name(spec: SliceSpec, node: Json) -> str:
-    """With the project as we call it: Google may write its number."""
+    """The full name with the project's id: Google may write its number."""
     return f"{spec.parent}/nodes/{node['name'].rpartition('/')[2]}"

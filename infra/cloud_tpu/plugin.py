@@ -35,7 +35,7 @@ THREADS = 300  # a slice each; they do nothing but wait
 
 
 def is_this_process() -> bool:
-    """Not so in a program that only imports us, or in a test."""
+    """Whether this process is the plugin's; false in a program that only imports this module, and in tests."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name == MODULE
 
@@ -94,7 +94,7 @@ def allow_threads(count: int = THREADS) -> bool:
 
 
 class Session:
-    """From the engine's configuration to something that works with Google, made when it is first needed. Thread-safe.
+    """What a provider needs to work with Google, made from the engine's configuration on first use. Thread-safe.
 
     A preview configures providers as well, and must need neither credentials nor the time to load Google's client.
     config: a key with its namespace → its value or None.

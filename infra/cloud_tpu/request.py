@@ -100,20 +100,20 @@ class SliceSpec:
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """In their order: the queued resource's own id, or, of several, with their numbers behind it."""
+        """The ids of the nodes in order: the queued resource's own id, with a number behind it if there are several."""
         if self.node_count == 1:
             return (self.queued_resource_id,)
         return tuple(f"{self.queued_resource_id}-{number}" for number in range(self.node_count))
 
     @property
     def kind(self) -> str:
-        """For messages: 2 × v5litepod-16."""
+        """The hardware in messages: 2 × v5litepod-16."""
         kind = self.accelerator_type or f"{self.accelerator_generation} {self.topology}"
         return f"{self.node_count} × {kind}" if self.node_count > 1 else kind
 
     @property
     def hardware(self) -> str:
-        """For messages: 2 × v5litepod-16 (spot) in us-central1-a."""
+        """The hardware and its place in messages: 2 × v5litepod-16 (spot) in us-central1-a."""
         return f"{self.kind} ({self.capacity}) in {self.zone}"
 
     @property
@@ -292,8 +292,8 @@ def differences(spec: SliceSpec, queued_resource: Json, *, waiting: bool) -> tup
 def patch(spec: SliceSpec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[str, Json]:
     """(updateMask, body) of the nodes.patch that makes a node as its spec; ("", {}) where it is.
 
-    `before`: labels and metadata that were ours, as {"labels": …, "metadata": …}; what of it is not in the spec any
-    more is taken away. Keys of others (gcloud writes ssh-keys, Google its own labels) stay.
+    `before`: labels and metadata that were ours, as {"labels": …, "metadata": …}; those that the spec no longer has are
+    removed. Keys of others (gcloud writes ssh-keys, Google its own labels) stay.
     """
     body: Json = {}
     for field, ours in (("labels", spec.labels), ("metadata", spec.metadata)):

@@ -41,7 +41,7 @@ class CloudTpuError(Exception):
 
 
 class AbandonedError(CloudTpuError):
-    """Whoever asked is not there any more: nothing is to be done, and above all nothing deleted."""
+    """The engine that asked is gone: nothing may be done any more, and above all nothing deleted."""
 
     __module__ = "builtins"
 
@@ -81,7 +81,7 @@ class Refusal:
 
     @classmethod
     def parse(cls, http_code: int, content: bytes) -> Refusal:
-        """From the answer's body, whatever it is: a proxy in between answers in HTML."""
+        """Read the body of an answer, which may be anything: a proxy in between answers in HTML."""
         try:
             answer = json.loads(content)
         except ValueError:
@@ -110,7 +110,7 @@ class Refusal:
 
     @property
     def is_early(self) -> bool:
-        """What this very `pulumi up` has just made is not known everywhere yet: a service, the hosts' account.
+        """Whether the cause may be a service or account that this `pulumi up` has just made, not known everywhere yet.
 
         Google's own sample for TPU VMs sleeps a minute after it has made the account.
         """

@@ -24,7 +24,7 @@ MAY_COME = ("NOT_FOUND", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
 
 def described(node: Json, attributes: Sequence[Json]) -> list[Json]:
-    """Of each worker: index, name, internal_address, external_address ("" for none), host_keys ("TYPE KEY"). Pure.
+    """Describe each worker: index, name, internal_address, external_address ("": none), host_keys ("TYPE KEY"). Pure.
 
     attributes: of each worker, in worker order; short where not all have published.
     """
@@ -55,12 +55,12 @@ def are_complete(workers: Sequence[Json]) -> bool:
 
 
 def read(client: Client, node: Json) -> list[Json]:
-    """As they are now. Guest attributes that cannot be read are like such that are not published yet."""
+    """The current workers. Guest attributes that cannot be read count as not published yet."""
     return _read(client, node)[0]
 
 
 def _read(client: Client, node: Json) -> tuple[list[Json], CloudTpuError | None]:
-    """And why the guest attributes could not be read, where that is so."""
+    """The workers, and why their guest attributes could not be read, or None."""
     try:
         return described(node, client.guest_attributes(node["name"])), None
     except AbandonedError:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client, Listing
 
 LATE_S = 60.0
-"""What is not shown may only be late: live ones must not be deleted because an answer was old."""
+"""A node that is not shown may only be late: live ones must not be deleted because an answer was old."""
 LOOK_AGAIN_S = 5.0
 SAY_EVERY_S = 300.0
 LOOK_PATIENCE_S = 60.0
@@ -97,7 +97,7 @@ def require_empty(listing: Listing, spec: SliceSpec, refusal: CloudTpuError) -> 
 
 
 class OneZone(Protocol):
-    """What is done in one zone, as `infra.cloud_tpu.lifecycle.Lifecycle` has it."""
+    """The operations in one zone, which `infra.cloud_tpu.lifecycle.Lifecycle` has."""
 
     def ask(self, spec: SliceSpec, *, is_recorded: bool) -> str | None: ...
     def look(self, spec: SliceSpec, queued_resource: dict[str, Any]) -> Look: ...

@@ -87,7 +87,7 @@ class SliceConfig:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """Of all its zones, each once."""
+        """The regions of all its zones, without repetition."""
         return tuple(dict.fromkeys(catalogue.zone_region(zone) for zone in self.zones))
 
     @property
@@ -103,7 +103,7 @@ class SliceConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BucketConfig:
-    """Where runs and data live. What is under `tmp/` is deleted after `temporary_days`."""
+    """The bucket for runs and data. Objects under `tmp/` are deleted after `temporary_days`."""
 
     name: str
     region: str
@@ -166,7 +166,7 @@ class ImagesConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NotifyConfig:
-    """Where the keeper sends notifications: of each channel the secret in Secret Manager that has its address."""
+    """Where the keeper sends notifications: for each channel, the secret in Secret Manager that holds its address."""
 
     slack: str | None
     webhook: str | None
@@ -216,7 +216,7 @@ class ClusterConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Allowances:
-    """What is refused unless the user says that it is meant."""
+    """What is refused unless the user allows it explicitly."""
 
     unlisted: bool
     billable: bool

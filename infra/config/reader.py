@@ -431,7 +431,7 @@ def _provider(provider: Mapping[str, object], problems: list[str], *, unlisted: 
 
 
 def _meant_for_us(key: str, own: Collection[str]) -> str | None:
-    """What is wrong with a key of another namespace, if it seems to be a slip for one that is read here."""
+    """The mistake in a key of another namespace that seems to be a misspelt key of this one, or None."""
     namespace, _, name = key.partition(":")
     likely_namespace = suggestion(namespace, (NAMESPACE, PROVIDER.rstrip(":")))
     if likely_namespace is None and name in {*own} - NAMES_OF_PROVIDERS:

@@ -16,7 +16,7 @@ from contracts.durations import UNITS, spoken
 from contracts.suggestions import suggestion
 
 type Rule = Callable[[str], str | None]
-"""Of a text: None where it is good, otherwise what is wrong with it and what to write."""
+"""A rule for a text: returns None if it is valid, otherwise what is wrong and what to write."""
 
 LONGEST_TEXT = 500
 LONGEST_SHOWN = 80
@@ -174,7 +174,7 @@ class Section:
         return self.has(key) and self._values[key] is False
 
     def duration[D](self, key: str, default: D, *, least_s: int, most_s: int) -> int | D:
-        """In seconds, of 90s, 30m, 6h, 2d or 1h30m."""
+        """A duration in seconds, from 90s, 30m, 6h, 2d or 1h30m."""
         value = self._value(key)
         if value is None:
             return default
@@ -256,7 +256,7 @@ class Section:
         return texts
 
     def _value(self, key: str, missing: str | None = None) -> object:
-        """None where there is none to use; then said so where that is a mistake."""
+        """The value of a key; None if it is absent or unusable, after recording a mistake where that is one."""
         if not self.has(key):
             if missing is not None and key not in self._hidden:
                 self.say(key, f"missing; {missing}")
@@ -298,7 +298,7 @@ def shown(value: object) -> str:
 
 
 def wrong_text(value: object, rule: Rule | None) -> str | None:
-    """What is wrong with a value that should be a text, if anything is."""
+    """What is wrong with a value that should be a text, or None."""
     if isinstance(value, Mapping) and len(value) == 1 and isinstance(text := next(iter(value.values())), str):
         return f"is not text; leave out the blank after the colon: {shown(f'{next(iter(value))}:{text}')}"
     if not isinstance(value, str):
@@ -318,7 +318,7 @@ def key_shown(key: object) -> str:
 
 
 def parsed(value: object) -> object:
-    """What a text stands for where it is JSON; anything else as it is."""
+    """The value of a text that is JSON; any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:

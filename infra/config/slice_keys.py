@@ -27,7 +27,7 @@ LONGEST_NAME = 30
 """So that the names made of it, with stack and part beside it, stay readable in 63 characters."""
 
 ANY_ACCELERATOR = next(iter(catalogue.ACCELERATORS.values()))
-"""In the place of one that is a mistake, so that reading goes on."""
+"""Stands for an accelerator that is a mistake, so that reading continues."""
 
 MOST_SLICES_IN_ONE = 256
 LEAST_S, MOST_S = MINUTE_S, 30 * DAY_S
@@ -82,9 +82,9 @@ DISK = re.compile(r"projects/([^/]+)/zones/([^/]+)/disks/([^/]+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Home:
-    """Where slices are that do not say so: `tpu-stack:zone` or `tpu-stack:region`; fine: neither is wrong.
+    """The default place of slices: `tpu-stack:zone` or `tpu-stack:region`; fine: neither is wrong.
 
-    project: None where it is missing, which somebody else has said. ignored: what to add where a zone is missing.
+    project: None if it is missing, which the caller reports. ignored: what to add to a message about a missing zone.
     unlisted: whether zones, regions, versions and machine types that are not known here are taken.
     grant: for a slice that may be wherever the grant has its type.
     """
@@ -100,7 +100,7 @@ class Home:
 
     @property
     def storage_region(self) -> str:
-        """Of what is no slice and names no region itself; empty where the zone is not known, which has been said."""
+        """The default region of all but slices; empty if the zone is not known, for which a mistake is recorded."""
         return catalogue.zone_region(self.zone) if self.zone else ""
 
 
@@ -181,7 +181,7 @@ def _check_tpu_vms(section: Section, slice_config: SliceConfig, wait_s: int | No
 
 
 def _check_zones(section: Section, slice_config: SliceConfig) -> None:
-    """What a slice with several zones cannot have, and what one with a single zone has no use for."""
+    """Refuse what a slice with several zones cannot have, and what one with a single zone has no use for."""
     key = "zones" if section.has("zones") else "anywhere-in-grant"
     if slice_config.more_zones:
         if slice_config.provisioning == "direct":
@@ -203,7 +203,7 @@ def _check_zones(section: Section, slice_config: SliceConfig) -> None:
 
 
 def _check_node_pool(section: Section, slice_config: SliceConfig, accelerator: Accelerator | None) -> None:
-    """What only TPU VMs have, and what Google refuses of node pools.
+    """Refuse what only TPU VMs have, and what Google refuses for node pools.
 
     Multislice needs pools of several hosts: https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice;
     flex-start makes nodes only when they are asked for: …/docs/concepts/dws (November 2026).
@@ -509,7 +509,7 @@ def _source(section: Section, *, project: str | None, zone: str | None) -> str |
 
 
 def _elsewhere(place: str, zone: str | None) -> str | None:
-    """What is wrong with a place that should be the slice's zone, if anything is."""
+    """What is wrong with a place that should be the slice's zone, or None."""
     return None if zone in (None, place) else f"is not in the slice's zone {zone}; take one that is"
 
 

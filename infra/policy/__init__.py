@@ -28,7 +28,7 @@ class Review:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What stops `pulumi up`."""
+        """The findings that stop `pulumi up`."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
@@ -38,7 +38,7 @@ class Review:
 
 
 def review(config: Config, *, today: datetime.date) -> Review:
-    """Never raises for a configuration that the reader has accepted."""
+    """Apply all rules. Never raises for a configuration that the reader has accepted."""
     coverage = grant.cover(config, today)
     cost = costs.stack_cost(config, coverage.covered_chips)
     return Review(

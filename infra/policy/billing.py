@@ -146,18 +146,18 @@ def disk_usd_per_hour(disk_type: str, size_gib: int, region: str) -> float | Non
 
 
 def nat_usd_per_hour(vms: int) -> float:
-    """One gateway with one address of its own, used by so many VMs."""
+    """The price of one NAT gateway with its own address, used by so many VMs."""
     gateway = NAT_VM.usd * vms if vms <= NAT_MOST_VMS else NAT_MOST.usd
     return gateway + EXTERNAL_ADDRESS.usd
 
 
 def requests_usd_per_hour(*, listings: float, reads: float) -> float:
-    """Of a bucket in one region, with so many an hour."""
+    """The price of so many requests an hour to a bucket in one region."""
     return (LISTING.usd * listings + READING.usd * reads) / 1000
 
 
 def regions_differ_by() -> float:
-    """How much more than in us-central1 something costs where it costs most: 0.5 is half as much again."""
+    """How much more something costs in the most expensive region than in us-central1; 0.5: half as much again."""
     base = REGIONAL[STAND_IN]
     ratios = [
         price / base_price

@@ -42,7 +42,7 @@ class CostLine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What is billed by an amount that only the use of the stack decides."""
+    """A price by use, whose amount is not known before."""
 
     item: str
     usd: float
@@ -69,7 +69,7 @@ class HourlyCost:
 
     @property
     def not_known(self) -> tuple[str, ...]:
-        """What is billed at a price that is not known."""
+        """The items whose price is not known."""
         return tuple(
             line.item for line in self.lines if line.usd_per_hour is None and not line.covered_by_grant
         )
@@ -146,7 +146,7 @@ def chips_usd_per_hour(slice_config: SliceConfig, chips: int) -> float | None:
 
 
 def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
-    """What is billed; chips whose price is not known in their zone at the lowest price of their generation anywhere.
+    """The least that is billed; chips without a known price in their zone count at their generation's lowest price.
 
     Reserved chips are paid for already.
     """
@@ -231,7 +231,7 @@ def _address_lines(config: Config) -> Iterator[CostLine]:
 
 
 def _nat_lines(config: Config) -> Iterator[CostLine]:
-    """One gateway a region, used by the VMs without an address of their own. An existing network has its own NAT."""
+    """One NAT gateway a region, for the VMs without an external address. An existing network has its own NAT."""
     vms = dict.fromkeys(config.regions, 0)
     for slice_config in config.slices:
         if not config.is_elsewhere(slice_config):
@@ -253,7 +253,7 @@ def _nat_lines(config: Config) -> Iterator[CostLine]:
 
 
 def _keeper_lines(config: Config) -> Iterator[CostLine]:
-    """It makes no more slices than are configured, and its machine is the gateway."""
+    """The keeper's costs: it makes no more slices than are configured, and it runs on the gateway."""
     if config.keeper:
         per_pass = LISTINGS_OF_A_PASS + READS_OF_A_PASS
         price = billing.requests_usd_per_hour(

@@ -69,7 +69,7 @@ def cover(config: Config, today: datetime.date) -> Coverage:
 
 
 def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterator[Finding]:
-    """Nothing where there is no grant."""
+    """The findings about a grant; none if there is no grant."""
     if not config.grant:
         return
     for index, line in enumerate(config.grant):

@@ -46,7 +46,7 @@ OCEANIA_USD_PER_GIB = 0.15
 
 
 def supply(config: Config) -> Iterator[Finding]:
-    """How likely each slice comes as it is asked for, and what happens when it does not."""
+    """Findings about whether each slice will get its capacity, and what happens if it does not."""
     for index, slice_config in enumerate(config.slices):
         yield from _place(config, index, slice_config)
         if slice_config.in_cluster:
@@ -141,7 +141,7 @@ def _direct(config: Config, index: int, slice_config: SliceConfig) -> Iterator[F
 
 
 def _not_known(config: Config) -> Iterator[Finding]:
-    """What the reader takes only where `allow-unlisted` is set: newer than our lists, or misspelt."""
+    """Warn of names that the reader accepts only with `allow-unlisted`: newer than our lists, or misspelt."""
     named: list[tuple[str, str, bool]] = []
     for index, slice_config in enumerate(config.slices):
         version = slice_config.runtime_version
@@ -197,7 +197,7 @@ def estimate(source: str, destination: str) -> str:
 
 
 def egress(config: Config) -> Iterator[Finding]:
-    """One for each store and each other region that has slices; a note where only the zone differs."""
+    """One finding for each store and each other region that has slices; a note if only the zone differs."""
     for path, store, home in _stores(config):
         mounted = path == NFS_ZONE
         readers = [
@@ -225,7 +225,7 @@ def egress(config: Config) -> Iterator[Finding]:
 
 
 def _stores(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What slices read from: the key that moves it, what it is, its region."""
+    """The stores that slices read from: the key of its place, its name, its region."""
     if config.bucket is not None:
         yield "tpu-stack:storage.bucket.region", f'bucket "{config.bucket.name}"', config.bucket.region
     if config.nfs is not None:

@@ -22,9 +22,9 @@ FOLDER = Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """What the gateway serves. `disk`: the device name under which the disk is attached to the VM.
+    """The settings of the gateway's share. `disk`: the device name under which the disk is attached to the VM.
 
-    clients: address ranges (CIDR) that may mount. uid, gid: whom all files belong to, whoever writes them.
+    clients: address ranges (CIDR) that may mount. uid, gid: the owner of all files, whoever writes them.
     disk_wait_s: how long a boot waits for the disk before it fails.
     """
 
@@ -38,7 +38,7 @@ class GatewaySettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuHost:
-    """What a TPU VM mounts where. `server`: a name or IPv4 address; `export`: the path there.
+    """The share that a TPU VM mounts. `server`: a name or IPv4 address; `export`: the path there.
 
     root: "squashed" where the server decides whom files belong to (the gateway), "kept" where root of a host is root of
     the share (Filestore): there the share, which is root's own at first, is opened to everybody like /tmp.

@@ -61,7 +61,7 @@ READY_WORDS: Mapping[HostKind, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpRequest:
-    """What `up` makes. hosts: of all slices together. kind: of the hosts. keeper: whether the stack has one, and a
+    """The options of `up`. hosts: of all slices together. kind: of the hosts. keeper: whether the stack has one, and a
     gateway that starts it. slices, queue: of a cluster; queue: the name of a Kueue queue, empty for none."""
 
     hosts: int = 1
@@ -119,7 +119,7 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
 
 
 def status(folder: Path) -> Iterator[str]:
-    """How a rehearsal is, line by line. Raises RehearsalError where none is up."""
+    """The state of a rehearsal, in lines. Raises RehearsalError if none is up."""
     current = state.read(folder)
     if current is None or not state.is_alive(folder):
         state.require(folder)
@@ -170,7 +170,7 @@ def acts(_folder: Path) -> Iterator[str]:
 
 
 def exports(folder: Path) -> Iterator[str]:
-    """For a shell, so that its own `gcloud` and `pulumi` are the rehearsal's. Raises RehearsalError."""
+    """Exports for a shell, so that its `gcloud` and `pulumi` are the rehearsal's. Raises RehearsalError."""
     opened = state.open_rehearsal({**os.environ, state.FOLDER_VARIABLE: str(folder)})
     for name, value in {**opened.environment, "TPU_STACK": state.STACK}.items():
         yield f"export {name}={shlex.quote(value)}"
@@ -320,7 +320,7 @@ def _end(process_id: int, ended: Callable[[], bool]) -> None:
 
 
 def _lines(log: Any) -> Iterator[str]:
-    """Those that are whole and new."""
+    """The new complete lines."""
     while True:
         start = log.tell()
         line = log.readline()

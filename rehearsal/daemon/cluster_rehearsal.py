@@ -60,7 +60,7 @@ def inventory(
     cluster: RehearsalCluster,
     pod_environment: Mapping[str, str],
 ) -> str:
-    """As `pulumi up` would export it: spot slices of a node pool each, and a bucket. Pure."""
+    """The inventory as `pulumi up` would export it: spot slices of a node pool each, and a bucket. Pure."""
     assert accelerator.node_kind is not None and accelerator.machine_type is not None
     tpu_slice = Slice(
         name=SLICE,
@@ -106,12 +106,12 @@ def added(slices: int, queue: str) -> tuple[controllers.ControllerName, ...]:
 
 
 def programs_for(slices: int, queue: str) -> tuple[ProgramName, ...]:
-    """All that such a cluster is of. Pure."""
+    """The programs of such a cluster. Pure."""
     return (*CLUSTER_PROGRAMS, *added(slices, queue))
 
 
 class ClusterRehearsal:
-    """From `with` to the end of its block: a cluster with a node for each host of its slices.
+    """A context: a cluster with a node for each host of its slices.
 
     folder: a new one. programs: of `programs_for`. accelerator: of each slice. faults: what can go wrong.
     """

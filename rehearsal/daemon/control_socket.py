@@ -40,7 +40,7 @@ Answerer = Callable[[str, Mapping[str, Any], Caller], Any]
 
 
 class ControlSocket:
-    """From `with` to the end of its block. answer: what to do, with what, for whom; its value is JSON."""
+    """A context that serves the socket. answer: gets the action, its arguments and the caller, and returns JSON."""
 
     def __init__(self, path: Path, answer: Answerer) -> None:
         self._server = _Server(str(path), answer)

@@ -58,9 +58,9 @@ DELAY_FACTOR = 0.5  # of what a person who watches the simulator by itself sees
 
 
 class Daemon:
-    """From `with` to the end of its block; `open` makes the stack. `done`: it is to end.
+    """A context; `open` makes the stack. `done`: set when the daemon has to end.
 
-    folder: a new one, for this rehearsal only. socket_path: named to whoever wants to ask. say: hears every step.
+    folder: a new one, for this rehearsal only. socket_path: recorded for clients. say: gets every step.
     accelerator: of each slice.
     """
 
@@ -142,7 +142,7 @@ class Daemon:
         }
 
     def _require_going_on(self) -> None:
-        """Nothing is begun any more once the end has."""
+        """Refuse to start anything once the daemon is ending."""
         if self._phase == "ending":
             raise RehearsalError("it was ended before it was ready")
 
@@ -291,7 +291,7 @@ class Daemon:
     # --- what is asked of it ----------------------------------------------------------------------------------
 
     def answer(self, do: str, arguments: Mapping[str, Any], caller: Caller) -> Any:
-        """What is asked through the control socket. Raises RehearsalError."""
+        """Answer a request of the control socket. Raises RehearsalError."""
         if do == "pulumi":
             return self.pulumi(list(arguments["arguments"]), caller)
         if do == "act":
@@ -398,7 +398,7 @@ def _serve(folder: Path, request: UpRequest, owner: int | None, path: Path) -> i
 
 
 def _open(daemon: Daemon) -> None:
-    """In a thread of its own, so that the daemon can be ended meanwhile."""
+    """Open the rehearsal in a separate thread, so that the daemon can be ended meanwhile."""
     try:
         daemon.open()
     except RehearsalError as error:

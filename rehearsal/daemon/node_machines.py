@@ -34,7 +34,7 @@ AT_ONCE = 8
 
 @dataclasses.dataclass(kw_only=True)
 class Worker:
-    """One machine: where it belongs and where it is. `busy` is held by who is bringing it there."""
+    """One machine: its desired and its current state. `busy`: held by the thread that is changing it."""
 
     machine: Machine
     belongs: MachineState
@@ -83,13 +83,13 @@ class NodeMachines:
         return free, self._numbers.addresses(instance)[1]
 
     def host_key(self, instance: str) -> str:
-        """Of a fresh pair whose private half the machine gets."""
+        """The public host key of a new pair; the machine gets the private key."""
         pair = asyncssh.generate_private_key("ssh-ed25519")
         self._keys[instance] = pair.export_private_key().decode()
         return pair.export_public_key().decode().split()[1]
 
     def changed(self, node: Node, state: str) -> None:
-        """Its machines are brought to where they belong in that state; this does not wait for it."""
+        """Bring a node's machines into the state that the node's requires; does not wait for that."""
         place = PLACES.get(state)
         if place is None or not node.addresses:
             return
@@ -129,7 +129,7 @@ class NodeMachines:
         return {name: self._addresses[name] for name in self.names()}
 
     def stands(self, name: str) -> MachineState:
-        """Where a machine is now."""
+        """The current state of a machine."""
         with self._guard:
             worker = self._workers.get(name)
         return worker.stands if worker else "gone"
@@ -167,7 +167,7 @@ class NodeMachines:
     # --- bringing ------------------------------------------------------------------------------------------------
 
     def _bring(self, worker: Worker) -> None:
-        """One step after the other until it is where it belongs, wherever that is by then."""
+        """Change a machine step by step until it has its desired state, which may change meanwhile."""
         name = worker.machine.name
         with worker.busy:
             try:

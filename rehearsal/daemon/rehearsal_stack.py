@@ -61,7 +61,7 @@ def default_zone(accelerator: catalogue.Accelerator) -> str:
 
 
 def configuration(accelerator: catalogue.Accelerator, *, keeper: bool = False) -> dict[str, Any]:
-    """What a user would write into Pulumi.rehearsal.yaml: one spot slice, a bucket, NFS from a gateway."""
+    """The configuration of a user's Pulumi.rehearsal.yaml: one spot slice, a bucket, NFS from a gateway."""
     return {
         **({"tpu-stack:keeper": True} if keeper else {}),
         "gcp:project": PROJECT,
@@ -76,7 +76,7 @@ def configuration(accelerator: catalogue.Accelerator, *, keeper: bool = False) -
 
 
 class RehearsalStack:
-    """One operation at a time, as with any stack. folder: a new one."""
+    """The rehearsal's stack; one operation at a time, as with any stack. folder: a new one."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class RehearsalStack:
         return report
 
     def type(self, *arguments: str) -> tuple[bool, str]:
-        """What a user types behind `pulumi` that needs no program: whether it succeeded, and all that it said."""
+        """Run a `pulumi` command that needs no program. Returns whether it succeeded, and its output."""
         return self._engine.type(*arguments)
 
     def close(self) -> None:
@@ -152,8 +152,8 @@ def _tell_news(line: str, say: Say) -> None:
 
 
 def with_registry(outputs: Mapping[str, Any], registry: str | None) -> dict[str, Any]:
-    """Those of the program, with the images' repository at the registry that is there (host and port) and not at
-    Google's; None: there is none, and Google's name stays."""
+    """The program's outputs, with the images' repository at a registry (host and port) instead of Google's; None: there
+    is no registry, and Google's name stays."""
     if registry is None:
         return dict(outputs)
     path = str(outputs[REPOSITORY]).partition("/")[2]

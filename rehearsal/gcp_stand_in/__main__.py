@@ -61,7 +61,7 @@ def reports_errors[Request, Response](
 
 
 class Service(provider_pb2_grpc.ResourceProviderServicer):
-    """One engine's provider. `engine`: where it listens for messages to the user; empty: nobody does."""
+    """One engine's provider. `engine`: its address for messages to the user; empty: none."""
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
@@ -83,7 +83,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         return proto.ConfigureResponse()
 
     def Cancel(self, _request: Empty, _context: Context) -> Empty:
-        """Nothing stops: the real provider, too, goes on with what it has begun."""
+        """Stop nothing: the real provider, too, completes what it has begun."""
         return Empty()
 
     @reports_errors

@@ -21,7 +21,7 @@ SCALARS: Mapping[str, type | tuple[type, ...]] = {"str": str, "int": int, "float
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Of a value: a scalar (`str`, `int`, `float`, `bool`), a list or map of `item`, an object of a class, or any."""
+    """A value's shape: a scalar (`str`, `int`, `float`, `bool`), a list or map of `item`, an object, or any."""
 
     kind: Literal["str", "int", "float", "bool", "list", "map", "object", "any"]
     item: Shape | None = None
@@ -37,11 +37,11 @@ class Argument:
 
 
 Arguments = Mapping[str, Argument]
-"""By the names that the engine knows them under."""
+"""Arguments by the engine's names."""
 
 
 Mistake = tuple[str, str]
-"""Of a property that the SDK would not take: its path, such as allows[0].ports, and the reason."""
+"""A property that the SDK would refuse: its path, such as allows[0].ports, and the reason."""
 
 
 def resource_arguments(type_token: str) -> Arguments:
@@ -137,7 +137,7 @@ def _wire_name(method: ast.FunctionDef) -> str | None:
 
 
 def _shape(annotation: ast.expr) -> Shape:
-    """Of pulumi.Input[Optional[Sequence[pulumi.Input['V2VmDataDiskArgs']]]]: a list of objects."""
+    """An annotation's shape; pulumi.Input[Optional[Sequence[pulumi.Input['V2VmDataDiskArgs']]]]: a list of objects."""
     match annotation:
         case ast.Subscript(value=ast.Attribute(attr="Input") | ast.Name(id="Optional"), slice=inner):
             return _shape(inner)

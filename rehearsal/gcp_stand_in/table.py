@@ -69,7 +69,7 @@ class ResourceKind:
         }
 
     def outputs(self, own_id: str, inputs: Json, number: int, address_range: str) -> Json:
-        """What the engine is told of a resource: its inputs, defaults, and what Google adds."""
+        """The outputs of a resource: its inputs, defaults, and what Google adds."""
         added = self.fill(inputs | {"id": own_id, "addressRange": address_range}, number)
         filled = dict(self.defaults) | inputs | added
         if self.id.startswith("projects/{project}/") and "selfLink" not in filled:
@@ -287,7 +287,7 @@ KINDS: Mapping[str, ResourceKind] = {
 
 
 def _address_in(ip_range: str, number: int) -> str:
-    """One of the addresses that Google hands out of a range: not the first two, nor the last two."""
+    """An address that Google would assign from a range: not the first two, nor the last two."""
     network = ipaddress.ip_network(ip_range)
     return str(network[2 + number % (network.num_addresses - 4)])
 

@@ -28,7 +28,7 @@ LOCK_LIMIT_S = 30.0
 
 
 class WorldError(Exception):
-    """What Google would have answered, or what the stand-in cannot do."""
+    """An error that Google would have answered, or something that the stand-in cannot do."""
 
 
 class HalfMadeError(WorldError):
@@ -41,7 +41,7 @@ class HalfMadeError(WorldError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thing:
-    """One resource that there is."""
+    """An existing resource."""
 
     type: str
     id: str
@@ -86,7 +86,7 @@ class World:
         return self.things().get(thing_key(type_token, own_id))
 
     def number(self) -> int:
-        """One that nothing else has had."""
+        """A number that was never used before."""
         with self._change() as world:
             world["count"] += 1
             return int(world["count"])
@@ -108,7 +108,7 @@ class World:
             world["things"][thing.key] = dataclasses.asdict(thing)
 
     def remove(self, type_token: str, own_id: str) -> None:
-        """Nothing happens where it is gone already."""
+        """Remove a thing; nothing happens if it is gone already."""
         with self._change() as world:
             world["things"].pop(thing_key(type_token, own_id), None)
             world["errors"].pop(own_id, None)
@@ -125,7 +125,7 @@ class World:
             world["pulled"].append(f"{disk} from {machine.id}")
 
     def set_fault(self, *, no_room: Mapping[str, str] | None = None, held: Sequence[str] = ()) -> None:
-        """From now on, and instead of those before."""
+        """Set the faults from now on, in place of earlier ones."""
         with self._change() as world:
             world["no_room"], world["held"] = dict(no_room or {}), list(held)
 

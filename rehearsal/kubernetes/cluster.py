@@ -63,7 +63,7 @@ IMAGE_VERSION = "cpu-"
 
 
 class RehearsalCluster:
-    """From `with` to the end of its block. folder: a new one, for files that nobody else may read.
+    """A cluster, as a context. folder: a new one, for files that nobody else may read.
 
     machines: of the same rehearsal, for its network and its guardian. user: whom its kubeconfig is for. images:
     references by digest, by framework. kubeconfig: of that user, who has the rights that docs/kubernetes.md names.
@@ -148,7 +148,7 @@ class RehearsalCluster:
 
     @functools.cached_property
     def _files(self) -> bytes:
-        """What every component finds in its container, as an archive."""
+        """The files of every component's container, as an archive."""
         credentials = {path.name: path.read_bytes() for path in (self.folder / "credentials").iterdir()}
         files = {f"{CREDENTIALS}/{name}": (content, 0o600) for name, content in credentials.items()}
         files |= {f"{KUEUE_METRICS}/{name}": (credentials[name], 0o600) for name in ("tls.crt", "tls.key")}
@@ -262,7 +262,7 @@ class RehearsalCluster:
             core.patch_node_status(name, nodes.chips_patch(self.nodes[name].chips))
 
     def kill_node(self, name: str) -> None:
-        """It loses power, and the cloud takes it off the cluster's list, as that does which made it."""
+        """Cut a node's power and remove it from the cluster's list, as the cloud does."""
         container = self.node_container(name)
         with asking(f"killing {name}"):
             if container.status in ("running", "paused"):
@@ -270,7 +270,7 @@ class RehearsalCluster:
         self.forget_node(name)
 
     def forget_node(self, name: str) -> None:
-        """It is not on the cluster's list; its pods are removed within a minute."""
+        """Remove a node from the cluster's list; its pods are removed within a minute."""
         with _answered(f"node {name}", but=404):
             kubernetes.client.CoreV1Api(self.api).delete_node(name)
 

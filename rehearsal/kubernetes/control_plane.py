@@ -80,7 +80,7 @@ CLUSTER_PROGRAMS: tuple[ProgramName, ...] = (*API_PROGRAMS, *CONTROLLER_PROGRAMS
 def find_or_build(
     environ: Mapping[str, str], say: Say, names: Sequence[ProgramName] = API_PROGRAMS
 ) -> dict[ProgramName, Path]:
-    """Where these programs are; 4 minutes the first time, for all of them. Raises MachinesError."""
+    """The paths of these programs; building all takes 4 minutes the first time. Raises MachinesError."""
     return {name: find_or_build_program(PROGRAMS[name], environ, say) for name in names}
 
 
@@ -129,7 +129,7 @@ def write_credentials(folder: Path, layout: Layout) -> Authority:
 
 
 def arguments(name: ProgramName, layout: Layout) -> list[str]:
-    """What a component is told, but for its program. Pure."""
+    """The arguments of a component, without its program. Pure."""
     return _ARGUMENTS[name](layout)
 
 

@@ -104,12 +104,12 @@ def kubelet_arguments(node: ClusterNode) -> list[str]:
 
 
 def control_plane_address(network: HostNetwork) -> str:
-    """Of the API server and of DNS: beside the other servers. Pure."""
+    """The address of the API server and of DNS, beside the other servers. Pure."""
     return str(ipaddress.ip_address(network.registry_address) - 1)
 
 
 def pod_network(subnet: str, first: str, last: str) -> dict[str, Any]:
-    """What the CNI plugins are told: a port of the node's bridge for each pod, and an address of the share. Pure."""
+    """The settings of the CNI plugins: a port of the node's bridge for each pod, and an address of its range. Pure."""
     share = {"subnet": subnet, "rangeStart": first, "rangeEnd": last}
     bridge = {"type": "bridge", "bridge": "pods", "ipam": {"type": "host-local", "ranges": [[share]]}}
     return {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]}

@@ -30,7 +30,7 @@ HOW_TO_GET = (
 
 
 class MachinesError(Exception):
-    """What was asked, what Docker or the machine said to it, and what to do."""
+    """An error of Docker or of a machine: what was tried, the answer, and the remedy."""
 
 
 def connect(limit_s: int = ANSWER_LIMIT_S) -> docker.DockerClient:
@@ -65,7 +65,7 @@ def asking(action: str) -> Iterator[None]:
 
 
 def labels(rehearsal: str, **more: str) -> dict[str, str]:
-    """Of a thing of that rehearsal; what else there is to say of it has the label's name before it."""
+    """The labels of a rehearsal's container, network or volume; further labels begin with the rehearsal's."""
     return {LABEL: rehearsal, **{f"{LABEL}.{key}": value for key, value in more.items()}}
 
 

@@ -115,7 +115,7 @@ def shifted(settings: str, seconds: float) -> str:
 
 
 class Faults:
-    """Of the machines of one rehearsal. Every method takes a running machine's name and raises MachinesError."""
+    """Faults of one rehearsal's machines. Every method takes a running machine's name and raises MachinesError."""
 
     def __init__(self, client: docker.DockerClient, find: Find, image: str) -> None:
         self._client = client
@@ -130,7 +130,7 @@ class Faults:
         self._from_outside(name, "NET_ADMIN", ["sh", "-c", HEAL], f"healing {name}'s network")
 
     def fill_disk(self, name: str) -> None:
-        """Its home has no byte left."""
+        """Fill the user's home to the last byte."""
         self._mount(name, FILL, HOME)
 
     def empty_disk(self, name: str) -> None:
@@ -144,7 +144,7 @@ class Faults:
         self._mount(name, EMPTY, SPARE_SHARE, str(SHARE_MIB))
 
     def unmount_share(self, name: str) -> None:
-        """Its mount point is an empty folder; files that are open stay usable."""
+        """Unmount the share: its mount point is an empty folder; open files stay usable."""
         self._mount(name, UNMOUNT, SHARE)
 
     def mount_share(self, name: str) -> None:
@@ -199,7 +199,7 @@ class Faults:
         self._inside(name, SIGNAL, "CONT", str(pid))
 
     def kill_docker(self, name: str) -> None:
-        """Its Docker daemon is gone, and nothing starts it again; containers go on."""
+        """Kill the machine's Docker daemon, which nothing starts again; its containers keep running."""
         self._require_docker(name)
         self._inside(name, KILL_DOCKER)
 

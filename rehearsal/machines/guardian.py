@@ -62,11 +62,11 @@ class Guardian:
         return self._process.pid
 
     def dismiss(self) -> None:
-        """All is removed. Raises MachinesError where it has died, so that nobody relied on it in vain."""
+        """End the guardian after everything was removed. Raises MachinesError if it has died before."""
         self._end(DONE, END_LIMIT_S)
 
     def take_over(self) -> None:
-        """It removes what is left, as if the maker had died. Raises MachinesError where it cannot."""
+        """Have the guardian remove what is left, as if the maker had died. Raises MachinesError if it cannot."""
         self._end(b"", TAKE_OVER_LIMIT_S)
 
     def _end(self, word: bytes, limit_s: float) -> None:
@@ -80,9 +80,9 @@ class Guardian:
 
 
 def remove_everything(rehearsal: str, client: docker.DockerClient | None = None) -> list[str]:
-    """What was removed, by name; nothing where there is nothing. From any process; twice is as good as once.
+    """Remove everything that carries the label, and return the names. Works from any process, and may be repeated.
 
-    A container whose making was asked for just before may appear later: so it ends when a second look finds nothing.
+    A container that was requested just before may appear later, so this ends when a second look finds nothing.
     Raises MachinesError, with what is left, after 90 s.
     """
     own = client or connect()

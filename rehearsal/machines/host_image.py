@@ -203,7 +203,7 @@ def _is_there(client: docker.DockerClient, tag: str) -> bool:
 
 @contextlib.contextmanager
 def one_at_a_time(target: Path) -> Iterator[None]:
-    """For who builds `target`. Raises MachinesError where another process does so for too long."""
+    """Hold the lock for building `target`. Raises MachinesError if another process holds it for too long."""
     try:
         lock = filelock.FileLock(f"{target}.lock").acquire(timeout=BUILD_LIMIT_S)
     except filelock.Timeout:

@@ -223,7 +223,7 @@ class Machines:
                 raise
 
     def kill(self, name: str) -> None:
-        """As a power cut: it is off the network first, so that no peer is told that its connections ended."""
+        """Kill a machine as a power cut does: off the network first, so that no peer sees its connections end."""
         container = self.find(name)
         network = self.network.name
         with asking(f"killing {name}"), contextlib.suppress(docker.errors.NotFound):
@@ -279,7 +279,7 @@ class Machines:
             raise MachinesError(f"there is no machine {name!r}; there are: {there}") from None
 
     def remove_everything(self) -> Sequence[str]:
-        """All that carries this rehearsal's label, by name; twice is as good as once."""
+        """Remove everything that carries this rehearsal's label, and return the names; may be repeated."""
         return guardian.remove_everything(self.name, self._client)
 
     def _container_name(self, machine: str) -> str:

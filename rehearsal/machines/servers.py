@@ -149,7 +149,7 @@ class StorageServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """With it gcsfs, etils, TensorStore and Google's clients take this server for Cloud Storage.
+        """The variables by which gcsfs, etils, TensorStore and Google's clients take this server for Cloud Storage.
 
         gcsfs otherwise asks for a bucket's kind over gRPC, which this server does not speak, and waits a minute.
         """
@@ -234,7 +234,7 @@ class RegistryServer:
 
     @property
     def host(self) -> str:
-        """What the names of its images begin with."""
+        """The prefix of its images' names."""
         return f"127.0.0.1:{self.port}"
 
 
@@ -369,7 +369,7 @@ class GoProgram:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of the compiler."""
+        """The flags of the compiler."""
         if not self.version:
             return GO_FLAGS
         return (*GO_FLAGS[:-1], f"{GO_FLAGS[-1]} -X {VERSION_SYMBOL}={self.version}")
@@ -386,7 +386,7 @@ REGISTRY_SERVER = GoProgram(
 
 
 def find_or_build_program(program: GoProgram, environ: Mapping[str, str], say: Say) -> Path:
-    """Where it is, and beside it `manifests_beside`; minutes the first time. Raises MachinesError."""
+    """The path of a program, with `manifests_beside` it; minutes the first time. Raises MachinesError."""
     target = cache_folder(environ) / f"{program.folder}-{program.name}-{program.recipe}"
     with one_at_a_time(target):
         if not target.is_file():
@@ -395,7 +395,7 @@ def find_or_build_program(program: GoProgram, environ: Mapping[str, str], say: S
 
 
 def manifests_beside(program: Path) -> Path:
-    """All that GoProgram.manifests names, as one file."""
+    """The file with all of GoProgram.manifests."""
     return program.with_name(f"{program.name}.yaml")
 
 

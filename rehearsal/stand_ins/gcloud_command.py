@@ -172,7 +172,7 @@ def tunnel(positional: list[str], arguments: list[str]) -> int:
 
 
 def upstream(connection: socket.socket) -> None:
-    """From standard input until it ends; what still comes back is passed on."""
+    """Copy standard input to the connection until it ends; what still comes back is passed on."""
     try:
         while True:
             piece = os.read(0, PIECE)

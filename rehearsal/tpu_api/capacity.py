@@ -26,7 +26,7 @@ class ChipPool:
 
     @classmethod
     def parse(cls, text: str) -> "ChipPool":
-        """From ZONE:PREFIX:TIER. Raises ValueError."""
+        """Read ZONE:PREFIX:TIER. Raises ValueError."""
         zone, prefix, tier = text.split(":")
         return cls(zone=zone, prefix=prefix, tier=tier)
 
@@ -34,8 +34,8 @@ class ChipPool:
 def first_over(
     limits: Mapping[ChipPool, int], requested: Counter[ChipPool], held: Counter[ChipPool]
 ) -> ChipPool | None:
-    """The first pool that what is wanted would overdraw beside what is held; None: it fits. A pool that has no limit is
-    without end."""
+    """The first pool whose limit the requested chips would exceed beside the held ones; None: they fit. A pool without
+    a limit is endless."""
     over = (pool for pool, chips in requested.items() if pool in limits and chips + held[pool] > limits[pool])
     return next(over, None)
 

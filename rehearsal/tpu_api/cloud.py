@@ -47,7 +47,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delays:
-    """How long things take, in seconds of the cloud's clock. The defaults suit a person who watches."""
+    """The delays of the simulated cloud, in seconds of its clock. The defaults suit a person who watches."""
 
     operation_s: float = 1.0  # the operation of a request that changes little
     accept_s: float = 1.0  # a queued resource from ACCEPTED to WAITING_FOR_RESOURCES
@@ -58,7 +58,7 @@ class Delays:
     repair_s: float = 10.0  # maintenance
 
     def scaled(self, factor: float) -> "Delays":
-        """The same, each that many times as long."""
+        """The same delays, multiplied by a factor."""
         return Delays(**{name: seconds * factor for name, seconds in dataclasses.asdict(self).items()})
 
 
@@ -132,7 +132,7 @@ class Cloud:
         return [node for node in self.nodes.values() if node.queued_resource == owner.name]
 
     def node_name_is_taken(self, name: str) -> bool:
-        """By a node, or by one that a queued resource is waiting for."""
+        """Whether a node has the name, or a queued resource waits for a node of it."""
         waiting = (qr for qr in self.queued_resources.values() if qr.state in QUEUED)
         return name in self.nodes or any(plan.name == name for qr in waiting for plan in qr.plans)
 
@@ -141,7 +141,7 @@ class Cloud:
         return chips_by_pool(node for node in self.nodes.values() if node.placed)
 
     def asked_for(self, project: str) -> collections.Counter[ChipPool]:
-        """What counts against a project's quota: every queued resource until it is deleted, and nodes without one."""
+        """The chips that count against a quota: of queued resources until they are deleted, and of other nodes."""
         inside = f"projects/{project}/"
         plans = [plan for qr in self.queued_resources.values() for plan in qr.plans]
         own = [node for node in self.nodes.values() if node.queued_resource is None]
@@ -159,7 +159,7 @@ class Cloud:
     # --- the changes through which all others go ----------------------------------------------------------------
 
     def number(self) -> int:
-        """One that nobody has had."""
+        """A number that was never used before."""
         return next(self._numbers)
 
     def _begin(self, target: Node | QueuedResource, verb: str) -> Operation:
@@ -182,7 +182,7 @@ class Cloud:
             self.hardware.changed(thing, state)
 
     def _move(self, thing: Node | QueuedResource, state: str) -> None:
-        """To another state. An edge that the tables lack is a bug of the simulator: RuntimeError."""
+        """Move a thing to another state. A transition that the tables lack is a bug of the simulator: RuntimeError."""
         edges = NODE_EDGES if isinstance(thing, Node) else QUEUE_EDGES
         if state not in edges[thing.state]:
             raise RuntimeError(
@@ -219,7 +219,7 @@ class Cloud:
             self._record(qr, "gone")
 
     def capacity_may_have_changed(self) -> None:
-        """Whoever waits for chips is asked again, at this moment but not in the middle of what is going on."""
+        """Plan another look at the waiting requests, at this moment but after the current change."""
         self._after(0, self._grant_capacity)
 
     # --- queued resources -----------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Cloud:
         return operation
 
     def _grant_capacity(self) -> None:
-        """Serve whoever waits and can be served, the oldest first. One that does not fit holds up nobody behind it."""
+        """Serve the waiting requests that fit, the oldest first. One that does not fit holds up none behind it."""
         for qr in list(self.queued_resources.values()):
             if qr.state == "WAITING_FOR_RESOURCES" and self._fit(qr.plans):
                 self._provision(qr)
@@ -417,7 +417,7 @@ def _deleted(node: Node) -> ApiError:
 
 
 def _stock_out(pool: ChipPool) -> ApiError:
-    """What a node hears for which there are no chips, in the API's words (code 8)."""
+    """The error of a node for which there are no chips, in the API's words (code 8)."""
     return ApiError(
         "RESOURCE_EXHAUSTED",
         f'There is no more capacity in the zone "{pool.zone}"; you can try in another zone where Cloud TPU Nodes'

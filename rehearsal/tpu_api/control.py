@@ -28,7 +28,7 @@ class Fault:
     seconds: float = 0.0
 
     def error(self) -> ApiError | None:
-        """What the request is refused with, if it is refused."""
+        """The error that refuses the request, or None."""
         if self.kind == "too-many-requests":
             return ApiError(
                 "RESOURCE_EXHAUSTED",
@@ -86,7 +86,7 @@ class Control:
             self._cloud.lose_node(nodes[0], "PREEMPTED", leave_nodes=leave_nodes)
 
     def terminate(self, name: str) -> None:
-        """The same for any tier, with the state TERMINATED, as at the end of a life cycle."""
+        """Like `preempt` for any tier, with the state TERMINATED, as at the end of a life cycle."""
         with self._now():
             self._cloud.lose_node(self._nodes(name)[0], "TERMINATED", leave_nodes=False)
 
@@ -126,7 +126,7 @@ class Control:
             self._cloud.unreachable.add(zone)
 
     def clear_faults(self) -> None:
-        """Nothing goes wrong any more."""
+        """Remove all faults."""
         with self._cloud.lock:
             self._faults.clear()
             self._cloud.unreachable.clear()

@@ -91,7 +91,7 @@ class Document:
         return cleaned, violations
 
     def wrong(self, schema: str, message: Json) -> list[Violation]:
-        """What is wrong with an answer. The payload of an operation is checked by the schema that its @type names."""
+        """The faults of an answer. The payload of an operation is checked by the schema that its @type names."""
         violations: list[Violation] = []
         self._message(schema, message, schema, violations, inbound=False, required=False)
         for name in ("response", "metadata") if schema == "Operation" else ():
@@ -183,7 +183,7 @@ _SCALARS: dict[str, type] = {"string": str, "boolean": bool, "integer": int, "an
 
 
 def scalar_fault(spec: Json, value: Any) -> str | None:
-    """What is wrong with a value of a field or query parameter; None: nothing."""
+    """What is wrong with a value of a field or query parameter, or None."""
     kind = spec["type"]
     if (
         kind not in _SCALARS

@@ -231,7 +231,7 @@ class Methods:
 
 
 def tier_of_node(spec: Json) -> str:
-    """What a node's own scheduling asks for. Raises ApiError for spot and reserved at once."""
+    """The tier in a node's own scheduling. Raises ApiError for spot and reserved at once."""
     scheduling = spec.get("schedulingConfig", {})
     spot = scheduling.get("spot") or scheduling.get("preemptible")
     if spot and scheduling.get("reserved"):

@@ -98,7 +98,7 @@ class Hardware(Protocol):
     """
 
     def addresses(self, instance: str) -> tuple[str, str]:
-        """Of a worker that comes up for the first time, inside and outside; nobody else has them."""
+        """The internal and external address of a worker that boots for the first time; both are unique."""
 
     def host_key(self, instance: str) -> str:
         """The public ed25519 key of a worker that comes up for the first time, without its type: AAAA…"""
@@ -124,7 +124,7 @@ class NoHardware:
         return base64.b64encode(b"".join(len(field).to_bytes(4) + field for field in fields)).decode()
 
     def changed(self, node: "Node", state: str) -> None:
-        """Nothing is there that could hear of it."""
+        """Do nothing: there is no hardware."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -150,7 +150,7 @@ class Node:
     attributes: dict[tuple[int, str, str], str] = dataclasses.field(default_factory=dict)
 
     def boot(self, hardware: Hardware) -> None:
-        """Its workers come up; the first time they get names, addresses and host keys, which stay theirs."""
+        """Boot the node's workers; the first time, they get names, addresses and host keys, which they keep."""
         if self.addresses:
             return
         self.addresses = tuple(hardware.addresses(name) for name in self.instances)

@@ -97,7 +97,7 @@ class TpuApi:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """One thread a connection, which a process that ends does not wait for."""
+    """A server with one thread for each connection; the process does not wait for them at its end."""
 
     request_queue_size = 64
 
@@ -154,4 +154,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return super().date_time_string(self.server.api.cloud.clock.now() if timestamp is None else timestamp)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the path as it stands can hold a token."""
+        """Log nothing: the raw path can hold a token."""
