@@ -128,7 +128,7 @@ class QueuedResourceProvider(Provider):
             return
         except _NoLeaseError as error:
             say(
-                f"warning: {error}\nThe slice is deleted without its lease, and again once the lease can be had"
+                f"warning: {error}\nThe slice is deleted without its lease, and again once the lease is available"
             )
         with plugin.plain_errors():
             self.require_session().lifecycle().delete(_props)

@@ -57,8 +57,8 @@ class StackIdentityProvider(Provider):
                 session.backoff.say(f"warning: nothing of the stack is looked for: {error}")
             except CloudTpuError as error:
                 raise CloudTpuError(
-                    f"an interrupted `pulumi up` may have left a TPU in {project}, and it cannot be seen whether: "
-                    f"{error}\nThe stack keeps what it stands on, and its id, by which it is known. Try again; if you "
+                    f"an interrupted `pulumi up` may have left a TPU in {project}, and whether it did is not known: "
+                    f"{error}\nThe stack keeps its id and all that its TPUs need. Try again; if you "
                     f"know that nothing is left (`gcloud compute tpus queued-resources list --zone=- "
                     f"--project={project}`), `pulumi state delete` the resource `owner`, whose URN "
                     "`pulumi stack --show-urns` shows, and try again",

@@ -187,7 +187,11 @@ def sweep(root: str, docker: str) -> None:
             container_name(run_id, ended_process.attempt, ended_process.process_id), docker
         )
         problem = left.remove()
-        note(f"removed {left.name}, which nobody watched" if problem is None else f"{left.name}: {problem}")
+        note(
+            f"removed {left.name}, which no supervisor watched"
+            if problem is None
+            else f"{left.name}: {problem}"
+        )
 
 
 SAVE_LIMIT_S = 60

@@ -304,7 +304,7 @@ class Attempt:
             self._client.tell({"hung": self._watchdog.progress()})
         if self._client.has_to_leave and not self._has_passed_on:
             self._has_passed_on = True
-            note("another host was told to stop and has left, so this process is told too")
+            note("another host was told to stop and has left, so this process stops too")
             self._process.terminate()
         return self._client.order
 

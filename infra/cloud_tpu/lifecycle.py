@@ -66,7 +66,7 @@ class Lifecycle:
             raise
         except CloudTpuError as error:
             self._backoff.say(
-                f"warning: {placed.spec.queued_resource_id} is there, but {error}\n`pulumi up` goes on with it"
+                f"warning: {placed.spec.queued_resource_id} exists, but {error}\n`pulumi up` continues with it"
             )
             unread = dataclasses.replace(placed.look, kind="waiting", state=request.UNREAD)
             return self._shown(props, dataclasses.replace(placed, look=unread), [])
@@ -151,7 +151,9 @@ class Lifecycle:
         if queued_resource is not None and not request.is_owned(
             request.requested_node(queued_resource), spec.owner
         ):
-            self._backoff.say(f"warning: {spec.name} is not of this stack any more; it is left alone")
+            self._backoff.say(
+                f"warning: {spec.name} does not belong to this stack any more; it is left alone"
+            )
         elif queued_resource is not None:
             self._remove(spec.name, spec.owner)
         self._remove_orphans(spec)
@@ -234,8 +236,8 @@ class Lifecycle:
             )
             if look.kind == "lost" and look.may_be_running:
                 raise RunningError(
-                    f"{spec.name}: {look.reason}, and its other nodes run. Nothing that runs is deleted without being"
-                    f" asked:\n`pulumi up --refresh` makes it again, or delete it: {spec.how_to_delete}"
+                    f"{spec.name}: {look.reason}, and its other nodes run. Nothing that runs is deleted unless you"
+                    f" ask for it:\n`pulumi up --refresh` makes it again, or delete it: {spec.how_to_delete}"
                 )
             if look.kind == "lost":
                 self._backoff.say(
@@ -251,8 +253,8 @@ class Lifecycle:
             elif look.kind == "active":
                 raise RunningError(
                     f"{spec.name}: an earlier `pulumi up` of this stack, which was interrupted, has made it with"
-                    f" another {', '.join(differing)}, and it is ACTIVE. Nothing that runs is deleted without "
-                    f"being asked:\nput the configuration back to what it was, or delete it: {spec.how_to_delete}"
+                    f" another {', '.join(differing)}, and it is ACTIVE. Nothing that runs is deleted unless "
+                    f"you ask for it:\nput the configuration back to what it was, or delete it: {spec.how_to_delete}"
                 )
             else:
                 self._backoff.say(
@@ -270,7 +272,7 @@ class Lifecycle:
     def _require_ours(self, spec: SliceSpec, queued_resource: Json) -> None:
         if not request.is_owned(request.requested_node(queued_resource), spec.owner):
             raise CloudTpuError(
-                f"{spec.name}: there is one already, and it is not of this stack; it is left alone."
+                f"{spec.name}: it exists already and belongs to another stack; it is left alone."
                 "\nGive the slice another name, or, if nobody needs the old one, delete it:"
                 f" {spec.how_to_delete}",
                 "ALREADY_EXISTS",

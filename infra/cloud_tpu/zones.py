@@ -264,8 +264,8 @@ class Search:
             if look.kind == "active" and zone in self._strays:
                 raise RunningError(
                     f"{self._all[zone].name}: an earlier `pulumi up` of this stack, which was interrupted, has made it"
-                    " in a zone that is none of its zones any more, and it is ACTIVE. Nothing that runs is deleted"
-                    f" without being asked:\nadd {zone} to its zones, or delete it: {self._all[zone].how_to_delete}"
+                    " in a zone that is no longer one of its zones, and it is ACTIVE. Nothing that runs is deleted"
+                    f" unless you ask for it:\nadd {zone} to its zones, or delete it: {self._all[zone].how_to_delete}"
                 )
         if active := self._zones_by_kind(held, "active"):
             self._lifecycle.ask(self._specs[active[0]], is_recorded=self._is_recorded)

@@ -113,7 +113,10 @@ def read(
         problems.append(f"stack: {shown(stack)} {wrong}; `pulumi stack rename NAME` changes it")
     with root:
         for name in sorted({NAMESPACE, PROVIDER.rstrip(":")} & {*open_values}):
-            root.say(name, f"begins keys and is none; write those below it as {name}:KEY, each below config:")
+            root.say(
+                name,
+                f"is the beginning of keys and no key; write those below it as {name}:KEY, each below config:",
+            )
         unlisted = root.flag("allow-unlisted", default=False)
         _provider(provider, problems, unlisted=unlisted)
         home = _home(root, project, stack, provider, unlisted)

@@ -291,7 +291,9 @@ def _assumptions(config: Config) -> tuple[str, ...]:
     if any(
         slice_config.scale_to_zero and not config.is_elsewhere(slice_config) for slice_config in config.slices
     ):
-        assumptions.append("Chips that are there only while asked for are counted as if they always were.")
+        assumptions.append(
+            "Chips that exist only while a run asks for them are counted as if they always existed."
+        )
     if config.nfs is not None and config.nfs.kind == "filestore" and config.nfs.region != "us-west1":
         assumptions.append(f"Filestore in {config.nfs.region} is priced as in us-west1, the only known.")
     return tuple(assumptions)

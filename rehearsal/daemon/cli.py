@@ -233,7 +233,7 @@ def _until_ready(folder: Path, daemon: subprocess.Popen[bytes], say: Say) -> Sta
             if code is not None:
                 clear(folder, lambda _line: None)
                 raise RehearsalError(
-                    "\n".join(problem).removeprefix(PROBLEM) or "its daemon ended; what it said is above"
+                    "\n".join(problem).removeprefix(PROBLEM) or "its daemon ended; its output is above"
                 )
             current = state.read(folder)
             if current is not None and current.phase == "ready":

@@ -136,7 +136,7 @@ class ClusterFaults:
     def cut(self, request: FaultRequest) -> str:
         node = self._node(request)
         self._cluster.faults.cut(node)
-        return f"the kubelet of {node} hears and says nothing any more; its pods do. Mend: fab rehearsal heal"
+        return f"the kubelet of {node} is cut off the network; its pods are not. Mend: fab rehearsal heal"
 
     def heal(self, request: FaultRequest) -> str:
         node = self._node(request)
@@ -172,7 +172,7 @@ class ClusterFaults:
         with asking("the API server"):
             if container.status == "running":
                 container.pause()
-        return "the API server answers nobody; pods go on. Look: fab status; mend: fab rehearsal api-back"
+        return "the API server does not answer; pods go on. Look: fab status; mend: fab rehearsal api-back"
 
     def api_back(self, _request: FaultRequest) -> str:
         container = self._cluster.component("kube-apiserver")
@@ -218,7 +218,7 @@ CLUSTER_COMMANDS: Mapping[str, Command[ClusterFaults]] = {
     "node-back": Command(help="a drained node takes pods again", run=ClusterFaults.node_back),
     "cut": Command(help="a node's kubelet is cut off the network", run=ClusterFaults.cut),
     "heal": Command(help="it is back on the network", run=ClusterFaults.heal),
-    "api-away": _cluster_command("the API server answers nobody any more", ClusterFaults.api_away),
+    "api-away": _cluster_command("the API server does not answer", ClusterFaults.api_away),
     "api-back": _cluster_command("it answers again", ClusterFaults.api_back),
     "quota": _cluster_command("the namespace may have --amount chips", ClusterFaults.quota, "amount"),
     "no-quota": _cluster_command("any number of chips", ClusterFaults.no_quota),

@@ -91,7 +91,7 @@ class CommonFaults:
 
     def bucket_away(self) -> str:
         self._freeze_bucket(frozen=True)
-        return "the bucket answers nobody. Look: fab status, fab keeper status"
+        return "the bucket does not answer. Look: fab status, fab keeper status"
 
     def bucket_back(self) -> str:
         self._freeze_bucket(frozen=False)
@@ -129,7 +129,7 @@ EVERYWHERE_COMMANDS: Mapping[str, Command[WithMachines]] = {
         help="it goes on", run=lambda all, request: all.common_faults.unwedge(all.machine(request))
     ),
     "bucket-away": Command(
-        help="the bucket answers nobody any more",
+        help="the bucket does not answer",
         run=lambda all, _: all.common_faults.bucket_away(),
         needs=(),
     ),
@@ -289,7 +289,7 @@ COMMANDS: Mapping[str, Command[FaultCommands]] = {
     "restart": Command(help="a host that was killed starts again", run=FaultCommands.restart),
     "cut": _machine_command(
         "a host is cut off the network", Faults.cut,
-        "{name} hears and says nothing any more. Look: fab status; mend: fab rehearsal heal",
+        "{name} is cut off the network. Look: fab status; mend: fab rehearsal heal",
     ),
     "heal": _machine_command("it is back on the network", Faults.heal, "{name} is on the network again"),
     "preempt": _cloud_command("Google takes the slice back, without notice", FaultCommands.preempt),
@@ -330,7 +330,7 @@ COMMANDS: Mapping[str, Command[FaultCommands]] = {
     "start-docker": _machine_command("it is back", Faults.start_docker, "{name} has its Docker daemon again"),
     "refuse-keys": _machine_command(
         "a host knows no key of yours", Faults.refuse_keys,
-        "{name} lets nobody in any more. Look: what fab doctor says of it",
+        "{name} accepts no log-in. Look: what fab doctor says of it",
     ),
     "accept-keys": _machine_command("it knows yours again", Faults.accept_keys, "{name} lets you in again"),
     "change-host-key": _machine_command(

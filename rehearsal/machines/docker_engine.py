@@ -90,7 +90,7 @@ def wait_for(holds: Callable[[], bool], limit_s: float, container: Container, aw
             output = container.logs(tail=LAST_LINES).decode(errors="replace").strip()
             state = f"its container is {container.status}" if ended else f"it does not after {limit_s:g} s"
             raise MachinesError(
-                f"{awaited} should answer, but {state}; it said last:\n{output or '(nothing)'}"
+                f"{awaited} should answer, but {state}; its last output:\n{output or '(nothing)'}"
             )
         time.sleep(LOOK_AGAIN_S)
 

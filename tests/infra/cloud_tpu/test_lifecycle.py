@@ -174,8 +174,12 @@ def test_a_dead_one_of_ours_is_removed_and_made_again(
 @pytest.mark.parametrize(
     ("put", "said", "left"),
     [
-        (lambda cloud: cloud.put(), "not of this stack; it is left alone", [NODE, QR]),
-        (lambda cloud: cloud.put(owner="someone-else"), "not of this stack; it is left alone", [NODE, QR]),
+        (lambda cloud: cloud.put(), "belongs to another stack; it is left alone", [NODE, QR]),
+        (
+            lambda cloud: cloud.put(owner="someone-else"),
+            "belongs to another stack; it is left alone",
+            [NODE, QR],
+        ),
         (lambda cloud: cloud.put_node(OWNER), "there is a node of this name already (READY)", [NODE]),
     ],
     ids=["nobody's", "someone else's", "a node"],
@@ -428,7 +432,7 @@ def test_what_someone_else_has_made_under_the_name_is_left_alone(stack: Stack, m
     stack.destroy()
     stack.cloud.control.advance(60)
     assert stack.cloud.state() == "ACTIVE"
-    assert ("is not of this stack any more; it is left alone" in stack.cloud.said) != meanwhile
+    assert ("does not belong to this stack any more; it is left alone" in stack.cloud.said) != meanwhile
 
 
 def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:

@@ -307,7 +307,7 @@ def test_what_an_up_that_was_cut_off_has_left_in_zones_that_are_none_any_more_is
     sold_out.control.set_capacity(pool(A), 16)  # served, and nobody is there
     sold_out.control.advance(600)
     with pytest.raises(
-        CloudTpuError, match=r"none of its zones any more, and it is ACTIVE[\s\S]*add us-central1-a"
+        CloudTpuError, match=r"no longer one of its zones, and it is ACTIVE[\s\S]*add us-central1-a"
     ):
         again.up(**fewer, wait_s=3600)
     assert ours(sold_out)[A] == "ACTIVE"
