@@ -101,7 +101,7 @@ class Provider:
         name = thing.inputs.get("name")
         if thing.type == NODE_POOL and self.world.find(thing.type, thing.id):
             raise WorldError(f"resource - {thing.id} - already exists")
-        if resource_kind(thing.type).is_binding and self.world.find(thing.type, thing.id):
+        if resource_kind(thing.type).is_replaceable and self.world.find(thing.type, thing.id):
             self.world.replace(thing)
         else:
             self.world.add(thing)

@@ -29,7 +29,7 @@ class ResourceKind:
     grows: of in_place, those that are made again when they get smaller. fill: (inputs, a number that is nobody else's)
     to what Google adds. names_itself: the provider can choose the name. sorted_by: of an input that is a list of
     objects, the field by which Google returns it sorted. secrets: paths of outputs that the provider marks as secret.
-    is_binding: it is a line of a policy, and one that is there already may be added again.
+    is_replaceable: creating one that exists replaces it: a line of a policy, an object of a bucket.
     computed: inputs that Google fills in where they are left out, so that leaving one out is no change. completed:
     inputs that are objects, in which Google fills in more.
     """
@@ -44,7 +44,7 @@ class ResourceKind:
     secrets: str = ""
     computed: str = ""
     completed: str = ""
-    is_binding: bool = False
+    is_replaceable: bool = False
 
     def replaces(self, name: str, old: object, new: object) -> bool:
         """Whether this change of an input makes the resource again."""
@@ -156,7 +156,7 @@ def _member(resource: str) -> ResourceKind:
     return ResourceKind(
         id=f"{resource}/{{role}}/{{member}}",
         fill=lambda _inputs, number: {"etag": f"BwY{number:09d}="},
-        is_binding=True,
+        is_replaceable=True,
     )
 
 
@@ -226,6 +226,7 @@ KINDS: Mapping[str, ResourceKind] = {
         in_place="content contentType",
         secrets="content",
         fill=lambda _inputs, number: {"generation": number},
+        is_replaceable=True,
     ),
     "gcp:serviceaccount/account:Account": ResourceKind(
         id="projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com",
