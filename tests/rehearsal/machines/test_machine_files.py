@@ -16,13 +16,13 @@ from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.machines import Machine, container_options
 from rehearsal.machines.servers import (
     REGISTRY_SERVER,
-    Registry,
+    RegistryServer,
     find_or_build_program,
     published_port,
 )
 from tools import go
 
-KINDS: tuple[host_image.Kind, ...] = ("plain", "docker")
+KINDS: tuple[host_image.HostKind, ...] = ("plain", "docker")
 
 
 def test_without_docker_or_go_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise
     plain = container_options("r", asked, None)
     assert not plain.keys() & {"cap_add", "security_opt", "privileged", "devices"}
     assert [each["Target"] for each in plain["mounts"]] == [host_image.SHARE, host_image.SPARE_SHARE]
-    able = container_options("r", asked, Registry(address="10.0.0.253", port=32768))
+    able = container_options("r", asked, RegistryServer(address="10.0.0.253", port=32768))
     assert (able["cap_add"], able.get("privileged")) == (["SYS_ADMIN", "NET_ADMIN"], None)
     assert able["environment"]["REGISTRY"] == "32768 10.0.0.253:5000"
     (data,) = [each for each in able["mounts"] if each["Target"] == "/var/lib/docker"]
