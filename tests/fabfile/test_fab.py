@@ -403,6 +403,7 @@ class Nothing:
         (RequestError("no such thing"), 2, "error: no such thing\n"),
         (Unreachable("the bucket is away"), 69, "error: the bucket is away\n"),
         (WRONG, 2, "error: w-0: gone → start it\n"),
+        (HostError(host="gs://b", reason="no answer", is_outage=True), 69, "error: gs://b: no answer\n"),
         (HostsError("preflight failed:", [WRONG]), 2, "error: preflight failed:\n  w-0: gone → start it\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],

@@ -6,18 +6,14 @@ from pathlib import Path
 import pytest
 
 from rehearsal import offline_preview
-from rehearsal.engine import Report, Step
-from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, remarks, stack_name, tree
+from rehearsal.engine import Step
+from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, stack_name, tree
 
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "Pulumi.dev.yaml"
     path.write_text(text)
     return path
-
-
-def report(*lines: str) -> Report:
-    return Report(ok=True, lines=lines, changes={}, steps=(), diagnostics=(), outputs={})
 
 
 OWN = {"config": {"gcp:accessToken": {"secure": "v1:own"}}, "encryptionsalt": "v1:own"}
@@ -105,13 +101,3 @@ def test_resources_stand_below_what_they_belong_to_whatever_the_order_without_pr
         ("root", 4, "create"), ("other", 7, "create"), ("branch", 7, "update"), ("leaf", 10, "create"),
         ("orphan", 4, "create"),
     ]  # fmt: skip
-
-
-def test_of_what_the_engine_says_the_part_below_its_own_list_is_kept_in_colour() -> None:
-    coloured = "\x1b[34mDiagnostics:\x1b[0m"
-    assert remarks(report("Previewing (dev):", " + x create", coloured, "  error: no")) == [
-        coloured,
-        "  error: no",
-    ]
-    assert remarks(report("Previewing (dev):", "", "Resources:", "    + 1 to create"))[0] == "Resources:"
-    assert remarks(report("something else broke")) == ["something else broke"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from backends.vm import agent_session as sessions
-from backends.vm.agent_session import AgentCode, agent_code, archive, with_verb
+from backends.vm.agent_session import AgentCode, agent_code, archive
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from launch.hosts import Completed, HostError
@@ -159,12 +159,3 @@ def test_a_host_without_python_or_a_place_for_the_agent_is_said(
     monkeypatch.setattr(sessions, "PYTHON", "no-such-python")
     with pytest.raises(HostError, match="host-0: no-such-python is not there → install it"):
         ask(host, "echo")
-
-
-def test_a_verb_is_put_into_its_request_and_the_same_code_is_the_same_archive() -> None:
-    assert json.loads(with_verb("v", '{"a": 1}')) == {"verb": "v", "a": 1}
-    assert json.loads(with_verb('q"', "{}")) == {"verb": 'q"'}
-    assert with_verb("v", "{}").endswith(b"\n")
-    files = {"b.py": b"1", "a.py": b"2"}
-    assert archive(files) == archive(dict(reversed(files.items())))
-    assert archive(files) != archive({**files, "a.py": b"3"})

@@ -54,13 +54,6 @@ def test_every_manifest_is_accepted_as_it_is(api: client.ApiClient, name: str) -
         assert contains(found["spec"], manifest["spec"]), manifest["kind"]
 
 
-def test_a_field_that_there_is_not_is_refused(api: client.ApiClient) -> None:
-    wrong = copy.deepcopy(manifests.manifests(*TABLE["one host"])[0])
-    wrong["spec"]["template"]["spec"]["graceSeconds"] = 1
-    with pytest.raises(ApiException, match="graceSeconds"):
-        ask(api, wrong)
-
-
 def test_what_jobset_refuses_is_refused(api: client.ApiClient) -> None:
     wrong = copy.deepcopy(manifests.manifests(*TABLE["two slices"])[0])
     wrong["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] = ["PodFailed"]
