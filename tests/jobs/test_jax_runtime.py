@@ -32,7 +32,14 @@ from jobs.runtime.checkpoints import TORN
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax.checkpoints import Checkpoints, Tree, checksum
 from jobs.runtime.jax.distributed import Devices
-from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables, program_facts
+from jobs.runtime.jax.executables import (
+    COMPILER_OPTIONS,
+    FOLDER,
+    UNUSED_DAYS,
+    Executables,
+    compile_for,
+    program_facts,
+)
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
@@ -63,9 +70,9 @@ class Machine:
         self.notes = cache_dir / "notes"
         compile_really = jax.stages.Lowered.compile
 
-        def counted(lowered: jax.stages.Lowered, *its: Any) -> jax.stages.Compiled:
+        def counted(lowered: jax.stages.Lowered, **options: Any) -> jax.stages.Compiled:
             self.compiled += 1
-            return compile_really(lowered, *its)
+            return compile_really(lowered, **options)
 
         monkeypatch.setattr(jax.stages.Lowered, "compile", counted)
 
@@ -257,8 +264,20 @@ def test_a_description_of_a_slice_and_the_slice_itself_make_one_key_unless_what_
     assert key(version="TFRT TPU v5 lite\nBuilt on Oct 23 2026 cl/2") != described
     assert key(places=[(1, 0, 0), (0, 0, 0)]) != described
     assert key(slice_index=1) != described
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=81920")
+    monkeypatch.setitem(COMPILER_OPTIONS, "TPU v5 lite", {"xla_a": "1", "xla_b": "2"})
     assert key() != described
+    described = key()
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_a=81920")
+    assert key()["flags"] != described["flags"]
+    assert key()["options"] == {"xla_b": "2"}  # the user's own flags come first
+
+
+def test_a_program_is_compiled_with_the_options_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    (cpu,) = jax.devices()[:1]
+    lowered = jax.jit(jnp.sin).lower(1.0)
+    monkeypatch.setitem(COMPILER_OPTIONS, cpu.device_kind, {"xla_no_such_option": "1"})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        compile_for([cpu], lowered)
 
 
 def test_a_torn_file_is_said_and_compiled_anew_and_a_program_that_cannot_be_kept_runs_all_the_same(

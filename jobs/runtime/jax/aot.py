@@ -36,7 +36,7 @@ from contracts.errors import DONE, WRONG_REQUEST, RequestError
 from contracts.files import DiskFiles
 from jobs.runtime import option_rules
 from jobs.runtime.jax import distributed, hlo
-from jobs.runtime.jax.executables import Executables
+from jobs.runtime.jax.executables import Executables, compile_for, compiler_options
 
 FOLDER = "aot"
 HOOK = "lower_step"
@@ -124,11 +124,12 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     lowered = step.traced.lower()
     compiler = f"libtpu {version('libtpu')}, jax {jax.__version__}"
     counting = [Path(module).read_bytes() for module in (__file__, hlo.__file__)]  # an answer is of this code
-    facts = [counting, compiler, os.environ.get("LIBTPU_INIT_ARGS"), *(request[name] for name in _TOPOLOGY)]
+    flags = [os.environ.get("LIBTPU_INIT_ARGS"), compiler_options(devices)]
+    facts = [counting, compiler, flags, *(request[name] for name in _TOPOLOGY)]
     scopes = step.traced.jaxpr.jaxpr.pretty_print(name_stack=True)  # which are no part of the program's text
     digest = hashlib.sha256(f"{facts}\n{scopes}\n{lowered.as_text()}".encode()).hexdigest()
     kept = Path(request["cache_dir"]) / FOLDER / f"{digest}.json"
-    program = functools.cache(lowered.compile)
+    program = functools.cache(functools.partial(compile_for, devices, lowered))
     try:
         compiled = json.loads(kept.read_text())
         is_kept = True

@@ -48,6 +48,13 @@ _PICKLE_BEGINS = b"\x80"
 _SHOWN = 120
 """Characters of a fact in the log."""
 
+COMPILER_OPTIONS = {
+    "TPU v5 lite": {"xla_jf_convolution_performance_target": "0.98"},
+}
+"""What a compiler is asked for, by kind of device. A tile of a product becomes one piece of straight code, so the
+largest tiles take most of the time of compiling: the compiler may choose a smaller one that has 98 % of the best one's
+rate by its own estimate (docs/benchmarks.md)."""
+
 type Facts = dict[str, Any]
 
 
@@ -96,7 +103,7 @@ class Executables:
             self._copy_here(path, facts)
         compiled = self._load(path, lowered)
         if compiled is None:
-            compiled = lowered.compile()
+            compiled = compile_for(self._devices, lowered)
             self._keep(facts, compiled)
         return compiled
 
@@ -203,6 +210,18 @@ def executables_of(environment: ProcessEnvironment) -> Executables:
     return Executables(environment.cache_dir, jax.devices(), environment.shared_cache)
 
 
+def compile_for(devices: Sequence[jax.Device], lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile a program with the options for these devices."""
+    return lowered.compile(compiler_options=compiler_options(devices))
+
+
+def compiler_options(devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Return COMPILER_OPTIONS for these devices, but for those that LIBTPU_INIT_ARGS sets."""
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    options = COMPILER_OPTIONS.get(devices[0].device_kind, {})
+    return {name: value for name, value in options.items() if f"--{name}=" not in flags}
+
+
 def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) -> Facts:
     """All that the compiler's result depends on, and the arguments' structure: those that are unused are no part of
     the text.
@@ -221,6 +240,7 @@ def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) ->
         "device_kind": devices[0].device_kind,
         "devices": [device_position(device) for device in devices],
         "flags": [os.environ.get(name) or None for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        "options": compiler_options(devices),
         "host": None
         if client.platform == "tpu"
         else [processor.kind(), len(os.sched_getaffinity(0)), jax.process_index()],
