@@ -161,7 +161,7 @@ def test_a_slice_is_refused_previewed_made_kept_relabelled_lost_replaced_and_des
     other = new_engine(declare, project_file=ROOT / "Pulumi.yaml", name="other")
     other.configure(configuration())
     refused = other.up()
-    assert not refused.ok and "not of this stack" in refused.text, refused.text
+    assert not refused.ok and "belongs to another stack" in refused.text, refused.text
     assert other.destroy().ok
     assert alive(api) == ([NAME], [NAME])
 
