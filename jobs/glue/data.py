@@ -78,6 +78,11 @@ class Rows:
     texts_b: tuple[str, ...]
     labels: tuple[float, ...]
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts, the first ones of the rows before the second ones."""
+        return (*self.texts_a, *self.texts_b)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:

@@ -14,18 +14,15 @@ from jobs.runtime.model_folder import ADDED, PARTS, SETTINGS, TOKENIZER, WORDPIE
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from jobs.glue.data import Rows
-
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 """RoBERTa's, with the ids from 0 on in a tokenizer that is trained here."""
 
 
-def train_tokenizer(rows: Rows, folder: Path) -> None:
-    """Train RoBERTa's byte-level BPE on these texts, and write the two files that transformers reads it from."""
+def train_tokenizer(texts: Iterable[str], folder: Path) -> None:
+    """Train RoBERTa's byte-level BPE on texts, and write the two files that transformers reads it from."""
     from tokenizers import ByteLevelBPETokenizer
 
     trained = ByteLevelBPETokenizer(add_prefix_space=False)
-    texts = (*rows.texts_a, *rows.texts_b)
     trained.train_from_iterator(texts, VOCAB_SIZE, special_tokens=list(SPECIAL), show_progress=False)
     trained.save_model(str(folder))
 

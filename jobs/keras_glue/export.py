@@ -50,7 +50,7 @@ def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[st
     """
     if config.init_from is None:
         folder = cache_dir / "keras_glue" / f"tokenizer-{dataset.fingerprint[:32]}"
-        build_once(folder, lambda temporary: train_tokenizer(dataset.train, temporary), say=say)
+        build_once(folder, lambda temporary: train_tokenizer(dataset.train.texts, temporary), say=say)
         tokens = open_tokenizer(folder).get_vocab_size()
         told: dict[str, Any] = {"model_type": "roberta", **drawn_settings(config, tokens)}
     else:

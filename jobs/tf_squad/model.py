@@ -24,7 +24,6 @@ from safetensors.numpy import save_file
 
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
-from jobs.glue.data import Rows
 from jobs.glue.options import SIZES
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.runtime.bucket_files import files_of
@@ -67,11 +66,8 @@ def prepare(
     folder, digest = None, hashlib.sha256()
     if config.init_from is None:
         with tempfile.TemporaryDirectory() as here:
-            asked, texts = (
-                tuple(each.question for each in questions),
-                tuple({each.text: 0 for each in questions}),
-            )
-            train_tokenizer(Rows(texts_a=asked, texts_b=texts, labels=()), Path(here))
+            distinct_texts = {question.text: 0 for question in questions}
+            train_tokenizer((*(question.question for question in questions), *distinct_texts), Path(here))
             tokenizer = open_tokenizer(Path(here))
         size = SIZES[config.model]
         settings: dict[str, Any] = {

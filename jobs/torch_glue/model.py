@@ -66,7 +66,7 @@ def _drawn(config: Options, dataset: Dataset) -> tuple[Any, Any]:
     from transformers import RobertaConfig, RobertaTokenizerFast
 
     with tempfile.TemporaryDirectory() as folder:
-        train_tokenizer(dataset.train, Path(folder))
+        train_tokenizer(dataset.train.texts, Path(folder))
         tokenizer = RobertaTokenizerFast.from_pretrained(folder)
     settings = RobertaConfig(**drawn_settings(config, len(tokenizer)))
     return settings, tokenizer

@@ -43,7 +43,7 @@ def write_folder(folder: Path, kind: str, rows: Path) -> Path:
     """A small model as transformers saves it, with weights that are far from those that would be drawn."""
     folder.mkdir()
     if kind == "roberta":
-        train_tokenizer(read(Options(data=str(rows))).train, folder)
+        train_tokenizer(read(Options(data=str(rows))).train.texts, folder)
         tokens = len(json.loads((folder / "vocab.json").read_text()))
     else:
         words = "[PAD] [UNK] [CLS] [SEP] [MASK] the a film plot actor scene was of and awful lovely".split()  # noqa: SIM905

@@ -34,7 +34,7 @@ type Write = Callable[..., Path]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """An export without weights."""
-    train_tokenizer(Rows(texts_a=(*WORDS, " ".join(WORDS * 2)) * 9, texts_b=(), labels=(0.0,) * 45), tmp_path)
+    train_tokenizer([*WORDS, " ".join(WORDS * 2)] * 9, tmp_path)
 
     def write(**changed: Any) -> Path:
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changed}))

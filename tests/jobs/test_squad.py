@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from contracts.errors import RequestError
-from jobs.glue.data import Rows
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.tf_squad import data, scores, windows
 from jobs.tf_squad.config import Config, problems
@@ -187,7 +186,7 @@ def test_scores_are_told_apart_by_whether_there_is_an_answer() -> None:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(Rows(texts_a=(TEXT,) * 3, texts_b=("where does it end",) * 3, labels=()), folder)
+    train_tokenizer([*[TEXT] * 3, *["where does it end"] * 3], folder)
     opened = open_tokenizer(folder)
     opened.post_processor = processors.ByteLevel(
         trim_offsets=False
