@@ -22,7 +22,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from contracts.aliases import Json
+Json = dict[str, Any]  # nothing of this checkout is on the path of the interpreter that has the library
 
 LIMIT_S = "10"
 """For one answer over the network; `console.track` tries again."""

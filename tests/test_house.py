@@ -48,6 +48,8 @@ def test_what_runs_on_a_bare_python_imports_only_the_standard_library_and_the_co
     others = {str(path.relative_to(ROOT)): imported(path) - sys.stdlib_module_names for path in files}
     assert {path: found for path, found in others.items() if found - {"contracts", "host"}} == {}
     assert others["tools/install.py"] == set()
+    # A tracker's interpreter runs this file alone.
+    assert imported(ROOT / "console" / "tracker_client.py") - sys.stdlib_module_names <= {"mlflow", "wandb"}
 
 
 JOBS = sorted(f"jobs/{path.parent.name}" for path in ROOT.glob("jobs/*/__init__.py"))
