@@ -260,7 +260,7 @@ def test_a_model_that_is_served_answers_and_ctrl_c_ends_the_server(trained: Newc
                 assert line, said
                 said += line
             assert "curl http://127.0.0.1:8000/v1/predict" in said
-            trained.types(CURL, '"best": [{"text": ', limit_s=60)
+            trained.types(CURL, '"best":[{"text":', limit_s=60)
         finally:
             server.send_signal(2)
             rest = server.communicate(timeout=120)[0]
