@@ -127,7 +127,9 @@ def test_a_wrong_request_is_refused_and_nothing_is_made_or_fetched(boxed: Any, t
         assert f"no such image: {wrong[:30]}" in answer["error"]["message"].lower()
         assert "pull it" in answer["error"]["remedy"]
     for mounts in ({"mounts": [str(tmp_path), "/no/share"]}, {"read_only_mounts": [str(missing)]}):
-        assert "does not exist on this host" in boxed.refusal("start", **boxed.start_request(UP, boxed=mounts))
+        assert "does not exist on this host" in boxed.refusal(
+            "start", **boxed.start_request(UP, boxed=mounts)
+        )
     assert "in none of the container's mounts" in boxed.refusal(
         "start", **boxed.start_request(UP, cwd="/usr")
     )
