@@ -40,7 +40,7 @@ def begin(request: Request, target: Target, say: Say, *, is_submitted: bool = Fa
         step is None
         or bucket is None
         or planned.precompiled is not None
-        or not fit.has_hook(jobs.find(step.job))
+        or not fit.can_keep(jobs.find(step.job))
     ):
         return
     if not environments.is_made(fit.ENVIRONMENT):

@@ -111,6 +111,10 @@ def test_where_nothing_can_be_compiled_beforehand_a_line_says_what_would_or_ther
     inventory = dataclasses.replace(target.inventory, storage=no_bucket)
     for request, where in (
         (dataclasses.replace(HELLO, arguments=("--no-such", "1")), target),  # the launch says it
+        (
+            dataclasses.replace(HELLO, job="keras_glue", arguments=()),
+            target,
+        ),  # it trains with another program
         (HELLO, dataclasses.replace(target, platform="cpu")),
         (HELLO, dataclasses.replace(target, inventory=inventory)),
         (HELLO, dataclasses.replace(target, slice=dataclasses.replace(target.slice, topology="2x8"))),
