@@ -46,6 +46,11 @@ def exit_code_for(error: RequestError) -> int:
     return UNAVAILABLE if isinstance(error, Unreachable) else WRONG_REQUEST
 
 
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """Return an error of a library in one line: its type, and at most `limit` characters of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:limit]}"
+
+
 def is_rate_limit(text: str) -> bool:
     """Return whether what Google says of a 403 is that too much was asked at once, which passes, and not that it may
     not be asked: https://docs.cloud.google.com/storage/docs/json_api/v1/status-codes."""

@@ -14,17 +14,15 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from contracts.aliases import Say
-from contracts.durations import DAY_S
 from contracts.files import DiskFiles
 from infra.documents import Documents, DocumentsError
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.cache import remove_unused, user_cache_dir
 from launch.bundles import Bundle
 from launch.output import printable
 from launch.targets import Target, in_catalogue
@@ -87,9 +85,7 @@ def record(step: Step, note: Note) -> None:
     """Keep the note of a program that was compiled for a step; those of programs that are gone are removed."""
     place = _note_path(step)
     DiskFiles().write(str(place), json.dumps(dict(note)).encode())
-    for other in place.parent.iterdir():
-        if other.stat().st_mtime < time.time() - UNUSED_DAYS * DAY_S:
-            other.unlink(missing_ok=True)
+    remove_unused(place.parent, UNUSED_DAYS)
 
 
 def find(step: Step) -> Note | None:

@@ -15,13 +15,14 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from contracts.durations import spoken
+from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError, Unreachable
 from jobs.runtime.bucket_files import is_outage, open_url, retry
 
@@ -43,6 +44,15 @@ def user_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(base) / "tpu-stack"
     home = environ.get("HOME")
     return (Path(home) if home else Path.home()) / ".cache" / "tpu-stack"
+
+
+def remove_unused(folder: Path, days: float) -> None:
+    """Remove the files of a folder that nobody has written, or touched when they were used, for so many days."""
+    oldest_s = time.time() - days * DAY_S
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process removes them too
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
 
 
 def build_once(

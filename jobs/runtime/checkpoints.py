@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contracts.atomic import beside_name, remove
-from contracts.errors import RequestError
+from contracts.errors import RequestError, first_line
 from contracts.run_directory import CHECKPOINT_NOTES, CHECKPOINTS, CHECKSUMS, COMMITTED, unfinished
 from jobs.runtime.bucket_files import BucketFiles, files_of, pauses_s, retry
 from jobs.runtime.preemption import Preempted, watch
@@ -216,7 +216,7 @@ class Checkpoints:
                 _compare(notes.pop(CHECKSUMS, {}), folder)  # older code wrote none
                 return self._state.read(folder, model_only=model_only), notes, None
         except Exception as error:  # a torn file makes frameworks raise many kinds; all are reported
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            reason = first_line(error)
             return lambda: None, {}, reason
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from contracts.errors import JobFailed, RequestError
+from contracts.errors import JobFailed, RequestError, first_line
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.tensorflow import distributed
@@ -110,7 +110,7 @@ def export(
                 converter = tf.lite.TFLiteConverter.from_saved_model(os.path.join(folder, SAVED_MODEL))
                 Path(folder, TFLITE).write_bytes(converter.convert())
             except Exception as error:  # the converter raises many kinds; the model is there without it
-                refused = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+                refused = first_line(error, 200)
         with tf.device("/CPU:0"):
             for name, found_BK in _answers(folder, examples_BHWC).items():
                 furthest = float(np.abs(found_BK - wanted_BK).max())

@@ -32,7 +32,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from contracts.errors import DONE, WRONG_REQUEST, RequestError
+from contracts.errors import DONE, WRONG_REQUEST, RequestError, first_line
 from contracts.files import DiskFiles
 from jobs.runtime import option_rules
 from jobs.runtime.jax import distributed, hlo
@@ -211,7 +211,7 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RequestError(
-            f"{path}: cannot be imported ({_first_line(error)}); it is given what TPU VMs have "
+            f"{path}: cannot be imported ({first_line(error)}); it is given what TPU VMs have "
             '(requirements/tpu.in), and what trains stands below `if __name__ == "__main__":`'
         ) from None
     try:
@@ -225,7 +225,7 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
         _bytes(made["arguments"])  # whether they can be shared out so
         traced = made["step"].trace(*made["arguments"])
     except Exception as error:
-        raise RequestError(f"{path}: {HOOK}: {_first_line(error)}") from None
+        raise RequestError(f"{path}: {HOOK}: {first_line(error)}") from None
     return TrainStep(
         traced=traced,
         arguments=made["arguments"],
@@ -236,10 +236,6 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
         steps=made.get("steps"),
         model_operations=made.get("model_operations"),
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
 
 
 def _compile(

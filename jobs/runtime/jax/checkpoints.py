@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.path import atomicity, atomicity_defaults
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, first_line
 from contracts.run_directory import CHECKPOINTS, UNFINISHED, RunDirectory
 from jobs.runtime.checkpoints import none_readable, put_aside, warn_of_a_new_beginning
 from jobs.runtime.preemption import Preempted, watch
@@ -145,7 +145,7 @@ class Checkpoints:
                 raise ValueError("its values are not those that were written: their checksum differs")
             return found[STATE], notes, None
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
-            return None, {}, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            return None, {}, first_line(error)
 
     def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
         if not torn:

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
@@ -29,11 +28,12 @@ from typing import Any, TypedDict
 import jax
 from jax.experimental import serialize_executable
 
-from contracts.durations import DAY_S
+from contracts.errors import first_line
 from contracts.files import DiskFiles
 from contracts.process import ProcessEnvironment
 from jobs.runtime import processor
 from jobs.runtime.bucket_files import files_of
+from jobs.runtime.cache import remove_unused
 
 FOLDER = "executables"
 UNUSED_DAYS = 30
@@ -153,7 +153,7 @@ class Executables:
         except FileNotFoundError:
             return None
         except Exception as error:  # of many kinds; whatever it is, compiling anew is the remedy
-            print(f"{path} cannot be loaded and is compiled anew: {_first_line(error)}", flush=True)
+            print(f"{path} cannot be loaded and is compiled anew: {first_line(error)}", flush=True)
             return None
         return loaded
 
@@ -168,13 +168,13 @@ class Executables:
             elif content is not None:
                 DiskFiles().write(str(path), content)
         except Exception as error:  # each driver has exceptions of its own; compiling is the remedy here too
-            print(f"{url} cannot be read: {_first_line(error)}", flush=True)
+            print(f"{url} cannot be read: {first_line(error)}", flush=True)
 
     def _share(self, name: str, content: bytes, shared: str) -> None:
         try:
             files_of(shared).write(f"{shared}/{name}", content)
         except Exception as error:
-            print(f"a compiled program is not kept for other pods: {_first_line(error)}", flush=True)
+            print(f"a compiled program is not kept for other pods: {first_line(error)}", flush=True)
 
     def _keep(
         self, facts: Facts, compiled: jax.stages.Compiled, pack: Callable[[bytes], bytes] = bytes
@@ -192,17 +192,11 @@ class Executables:
                 given = (path.name, content, self._shared)
                 threading.Thread(target=self._share, args=given, name="share", daemon=True).start()
             DiskFiles().write(str(path), content)
-            self._remove_unused()
+            remove_unused(self._folder, UNUSED_DAYS)
         except (
             Exception
         ) as error:  # a full disk, a kind of program that cannot be kept: the run goes on without
-            print(f"a compiled program is not kept for later runs: {_first_line(error)}", flush=True)
-
-    def _remove_unused(self) -> None:
-        oldest = time.time() - UNUSED_DAYS * DAY_S
-        for path in self._folder.iterdir():
-            if path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            print(f"a compiled program is not kept for later runs: {first_line(error)}", flush=True)
 
 
 def executables_of(environment: ProcessEnvironment) -> Executables:
@@ -229,10 +223,10 @@ def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) ->
     A TPU's program is the same on every host of its slice. A CPU's depends on the processor, its size and the process.
     """
     client = devices[0].client
-    text = f"{lowered.in_tree}\n{lowered.as_text()}"
+    text = lowered.as_text()
     return {
-        "name": _name(lowered),
-        "program": hashlib.sha256(text.encode()).hexdigest(),
+        "name": text.partition("@")[2].partition(" ")[0],
+        "program": hashlib.sha256(f"{lowered.in_tree}\n{text}".encode()).hexdigest(),
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
         "platform": client.platform,
@@ -263,7 +257,7 @@ def _read_notes(folder: Path) -> Iterator[Any]:
         try:
             yield json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            print(f"{path} cannot be read: {_first_line(error)}", flush=True)
+            print(f"{path} cannot be read: {first_line(error)}", flush=True)
 
 
 def _differences(there: Facts, here: Facts) -> Iterator[str]:
@@ -275,11 +269,3 @@ def _differences(there: Facts, here: Facts) -> Iterator[str]:
         if name == "devices" and isinstance(before, list) and len(before) == len(value):
             before, value = next((a, b) for a, b in zip(before, value, strict=True) if a != b)
         yield f"{name}: {str(before)[:_SHOWN]} there, {str(value)[:_SHOWN]} here"
-
-
-def _name(lowered: jax.stages.Lowered) -> str:
-    return str(lowered.as_text().partition("@")[2].partition(" ")[0])
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
