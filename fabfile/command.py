@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +37,17 @@ STDOUT = 1
 class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
     """A Fabric task of one parameter, `args`, of a class of `fabfile.options`. Its function returns the exit code.
 
-    outlives_signals: whether what it does goes on when it is ended, unless by Ctrl-C (docs/operations.md).
+    examples: command lines that its help shows. outlives_signals: whether what it does goes on when it is ended, unless
+    by Ctrl-C (docs/operations.md).
     """
 
-    def __init__(self, function: Callable[[Any], int], *, outlives_signals: bool = False) -> None:
+    def __init__(
+        self, function: Callable[[Any], int], examples: Sequence[str] = (), *, outlives_signals: bool = False
+    ) -> None:
         super().__init__(function, name=function.__name__.replace("_", "-"), positional=())
         self.options: type = inspect.get_annotations(function, eval_str=True)["args"]
         self.words: Words | None = declared_words(self.options)
+        self.examples = tuple(examples)
         self.outlives_signals = outlives_signals
 
     def get_arguments(self) -> list[Argument]:
@@ -113,15 +116,9 @@ class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
             sys.exit(code)
 
 
-@typing.overload
-def task(function: Callable[[Any], int]) -> Command: ...
-@typing.overload
-def task(*, outlives_signals: bool) -> Callable[[Callable[[Any], int]], Command]: ...
-def task(function: Callable[[Any], int] | None = None, *, outlives_signals: bool = False) -> Any:
-    """Make a function a command of `fab`."""
-    if function is None:
-        return functools.partial(Command, outlives_signals=outlives_signals)
-    return Command(function)
+def task(*examples: str, outlives_signals: bool = False) -> Callable[[Callable[[Any], int]], Command]:
+    """Make a function a command of `fab`, whose help shows these command lines."""
+    return functools.partial(Command, examples=examples, outlives_signals=outlives_signals)
 
 
 @contextlib.contextmanager

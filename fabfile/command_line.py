@@ -22,7 +22,7 @@ from invoke.collection import Collection
 from invoke.completion.complete import complete, print_completion_script
 from invoke.exceptions import Exit, ParseError
 from invoke.executor import Executor
-from invoke.parser import Parser
+from invoke.parser import Parser, ParseResult
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 
@@ -84,10 +84,7 @@ def _carry_out(words: Sequence[str]) -> None:
     parsed = Parser(initial=own, ignore_unknown=True).parse_argv(words)
     options = parsed[0].args
     if options.complete.value:
-        parser = Parser(initial=own, contexts=[command.parser_context for command in COMMANDS.values()])
-        complete(
-            names=["fab"], core=parsed, initial_context=own, collection=namespace(COMMANDS), parser=parser
-        )
+        _complete(parsed, own)
     after = words[words.index("--") + 1 :] if "--" in words else []
     line = Line(parsed.unparsed, after, COMMANDS, options_after_dashes)
     line.check()
@@ -115,6 +112,19 @@ def _carry_out(words: Sequence[str]) -> None:
             for call in line.calls
         ]
         Executor(namespace({name for name, _ in calls})).execute(*calls)
+
+
+def _complete(parsed: ParseResult, own: ParserContext) -> None:
+    """Print what may come next on the line that a shell has so far: jobs after --job, else what Invoke knows."""
+    *_, option, word = ["", *parsed.remainder.split()]
+    if "--job" in (option, word):
+        from launch import jobs
+
+        if word not in jobs.names():
+            print(*jobs.names(), sep="\n")
+            raise Exit
+    parser = Parser(initial=own, contexts=[command.parser_context for command in COMMANDS.values()])
+    complete(names=["fab"], core=parsed, initial_context=own, collection=namespace(COMMANDS), parser=parser)
 
 
 def namespace(names: Iterable[str]) -> Collection:
@@ -146,7 +156,8 @@ def _show_command(name: str) -> None:
     if name not in COMMANDS:
         raise unknown_command(name, COMMANDS)
     command = COMMANDS[name]
-    print(f"Usage: {command.usage}\n\n{command.text}\n")
+    print(f"Usage: {command.usage}\n\n{command.text}\n\nExamples:")
+    print(*(f"  {example}" for example in command.examples), "", sep="\n")
     _print_columns(command.parser_context.help_tuples())
 
 

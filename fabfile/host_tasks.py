@@ -22,7 +22,7 @@ class Deploy:
     comforts: bool = flag("install zsh, byobu and mosh as well")
 
 
-@task
+@task("fab deploy --stack dev")
 def deploy(args: Deploy) -> int:
     """Prepare every host for runs, and report changes."""
     from backends.vm import deploy as deployment
@@ -41,7 +41,7 @@ class Verify:
     container_access: str | None = option(ACCESS)
 
 
-@task
+@task("fab verify --stack dev --framework jax")
 def verify(args: Verify) -> int:
     """Test on all hosts: devices, a matmul, an all-reduce."""
     from console.hosts import verify as verification
@@ -57,7 +57,7 @@ class Doctor:
     first_day: bool = flag("print facts that only real hosts can provide, for a bug report")
 
 
-@task
+@task("fab doctor --stack dev")
 def doctor(args: Doctor) -> int:
     """Look for all problems, and print their remedies."""
     from console.doctor import doctor as visit
@@ -75,7 +75,7 @@ class Trust:
     fingerprint: str | None = option("the fingerprint SHA256:…, already compared; replaces the question")
 
 
-@task
+@task("fab trust --stack dev --host 0")
 def trust(args: Trust) -> int:
     """Show a host's SSH key, ask, and store it beside the inventory."""
     from backends.resolve import keys_file, resolve
@@ -100,7 +100,7 @@ class Run:
     words: tuple[str, ...] = words("-- COMMAND …")
 
 
-@task
+@task("fab run --stack dev -- df -h /")
 def run(args: Run) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
     from console.hosts import execute
@@ -119,7 +119,7 @@ class Put:
     force: bool = flag("replace an existing folder")
 
 
-@task
+@task("fab put corpus.txt /mnt/share/ --stack dev")
 def put(args: Put) -> int:
     """Copy a file or folder to all hosts."""
     from console.hosts import copies
@@ -135,7 +135,7 @@ class Get:
     force: bool = flag("replace an existing folder")
 
 
-@task
+@task("fab get /tmp/tpu_logs logs --stack dev")
 def get(args: Get) -> int:
     """Copy a file or folder from all hosts."""
     from console.hosts import copies
@@ -152,7 +152,7 @@ class Ssh:
     )
 
 
-@task
+@task("fab ssh --stack dev --host 0")
 def ssh(args: Ssh) -> int:
     """Open a shell on a host."""
     from console.hosts import shells
@@ -166,7 +166,7 @@ class SshConfig:
     write: bool = flag("write it to ~/.ssh, where ssh and VS Code find it")
 
 
-@task
+@task("fab ssh-config --stack dev --write")
 def ssh_config(args: SshConfig) -> int:
     """Print a configuration of the hosts for ssh and VS Code."""
     from backends.vm import ssh_config as configuration
@@ -181,7 +181,7 @@ class Jupyter:
     browser: bool = flag("open the notebooks in a browser on this machine")
 
 
-@task
+@task("fab jupyter --stack dev --browser")
 def jupyter(args: Jupyter) -> int:
     """Serve notebooks from the first host, for this machine only."""
     from console.hosts import notebook

@@ -18,7 +18,7 @@ class Build:
     update_base: bool = flag("first update the base's digest in images/base.txt")
 
 
-@task
+@task("fab build --framework jax --platform cpu")
 def build(args: Build) -> int:
     """Build the missing images of images/, and test them."""
     from images import build as building
@@ -40,7 +40,7 @@ class Push:
     platform: str = option(PLATFORM, default="tpu")
 
 
-@task
+@task("fab push --stack dev --framework jax")
 def push(args: Push) -> int:
     """Push images to a stack's repository, by digest."""
     from images import push as pushing
@@ -57,7 +57,7 @@ class Images:
     prune: bool = flag("remove old images from this machine")
 
 
-@task
+@task("fab images --stack dev")
 def images(args: Images) -> int:
     """List images, here and on a stack, and the runs that used them."""
     from images import local_images

@@ -23,12 +23,11 @@ class Predict:
     inputs: tuple[str, ...] = words("INPUT …", needs="INPUT (a text, a question, or the path of a picture)")
 
 
-@task
+@task('fab predict latest "The <mask> of the list."')
 def predict(args: Predict) -> int:
     """Let a run's model answer: texts, pairs, questions or pictures.
 
-    An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input. For example:
-    fab predict latest "The <mask> of the list."
+    An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input.
     """
     from console import predict
 
@@ -53,7 +52,7 @@ class Serve:
     words: tuple[str, ...] = words("[-- OPTIONS OF THE SERVER]", of="server")
 
 
-@task
+@task("fab serve latest --port 8000")
 def serve(args: Serve) -> int:
     """Answer with a run's model over HTTP, until Ctrl-C.
 
@@ -88,7 +87,7 @@ class Export:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab export latest --to exported/")
 def export(args: Export) -> int:
     """Copy a run's model, with a model card for the Hugging Face Hub."""
     from console import export

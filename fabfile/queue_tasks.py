@@ -53,7 +53,7 @@ class Submit:
     entry: Queued = group(Queued)
 
 
-@task
+@task("fab submit --job flax_mlm --priority 1 -- --steps 2000")
 def submit(args: Submit) -> int:
     """Put a run into the queue; it takes the options of `fab train`.
 
@@ -76,11 +76,10 @@ class Sweep:
     entry: Queued = group(Queued)
 
 
-@task
+@task("fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3 -- --steps 2000")
 def sweep(args: Sweep) -> int:
     """Put a family of runs that differ in options into the queue.
 
-    As in: fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3 -- --steps 2000
     `fab compare --sweep NAME` compares them.
     """
     from keeper import queue_commands
@@ -105,13 +104,13 @@ class Queue:
     words: tuple[str, ...] = words("[WORDS]", needs="")
 
 
-@task
+@task("fab queue", "fab queue work", "fab queue cancel 3", "fab queue move 3 first")
 def queue(args: Queue) -> int:
     """Show the queue, work on it, or change its order.
 
-    fab queue; fab queue work; fab queue cancel ENTRY …; fab queue move ENTRY first (or last, before:N, --priority P)
-    `work` starts what waits when a slice is free, until nothing waits or runs. Several may work at once. An ENTRY to
-    cancel is a number, the name or id of a run, a sweep, or all.
+    WORDS are work, cancel ENTRY …, or move ENTRY first (or last, before:N, --priority P). `work` starts what waits when
+    a slice is free, until nothing waits or runs; several may work at once. An ENTRY to cancel is a number, the name or
+    id of a run, a sweep, or all.
     """
     from keeper import queue_commands
     from keeper.stack import documents_for

@@ -23,7 +23,7 @@ class Recover:
     detach: bool = flag("return when the run has started")
 
 
-@task(outlives_signals=True)
+@task("fab recover latest --stack dev", outlives_signals=True)
 def recover(args: Recover) -> int:
     """Restore the slice of a run, then resume the run."""
     from console import follow
@@ -38,7 +38,7 @@ class Keep:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab keep latest --stack dev --keep-hours 48")
 def keep(args: Keep) -> int:
     """Let the stack's keeper resume a run after a loss."""
     from keeper import commands
@@ -55,7 +55,7 @@ class Unkeep:
     where: Where = group(Where, "stack", "runs")
 
 
-@task
+@task("fab unkeep latest --stack dev")
 def unkeep(args: Unkeep) -> int:
     """Keep a run no more; if it runs, it goes on."""
     from keeper import commands
@@ -74,7 +74,7 @@ class Keeper:
     where: Where = group(Where, "stack", "runs")
 
 
-@task
+@task("fab keeper status --stack dev")
 def keeper(args: Keeper) -> int:
     """Show what the keeper does, carry out a pass, or install it."""
     from keeper import commands, install

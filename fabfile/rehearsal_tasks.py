@@ -50,7 +50,7 @@ class Rehearsal:
         )
 
 
-@task
+@task("fab rehearsal up --hosts 2", "fab rehearsal kill --host 1")
 def rehearsal(args: Rehearsal) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
     from rehearsal.daemon.cli import Typed, carry_out

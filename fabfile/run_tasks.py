@@ -20,7 +20,7 @@ class Runs:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab runs --stack dev")
 def runs(args: Runs) -> int:
     """List the runs: state, step, metrics, age."""
     from console import status as status_command
@@ -36,7 +36,7 @@ class Compare:
     runs: tuple[str, ...] = words("RUN …", needs="RUNs to compare", unless="sweep")
 
 
-@task
+@task("fab compare latest latest:jax_hello", "fab compare --sweep rates")
 def compare(args: Compare) -> int:
     """Compare runs, or a sweep: the settings, what was measured."""
     from console import status as status_command
@@ -63,7 +63,7 @@ class Dashboard:
     )
 
 
-@task
+@task("fab dashboard --stack local,dev")
 def dashboard(args: Dashboard) -> int:
     """Show runs in a browser: curves, hosts, logs, settings."""
     from console.dashboard import server
@@ -90,7 +90,7 @@ class Track:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab track latest --to mlflow")
 def track(args: Track) -> int:
     """Mirror a run to MLflow or Weights & Biases."""
     from console import track as tracking
@@ -103,7 +103,7 @@ class Notify:
     test: bool = flag("send a message to each channel")
 
 
-@task
+@task("fab notify --test")
 def notify(args: Notify) -> int:
     """Say to which channels a run's end is sent."""
     from console import notify
@@ -118,7 +118,7 @@ class Rm:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab rm latest")
 def rm(args: Rm) -> int:
     """Remove a run."""
     from console import removal
@@ -136,7 +136,7 @@ class Prune:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab prune --keep 5")
 def prune(args: Prune) -> int:
     """Remove all runs but the newest."""
     from console import removal

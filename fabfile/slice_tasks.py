@@ -21,7 +21,7 @@ class Accelerators:
     )
 
 
-@task
+@task("fab accelerators --generation v5e --zone us-central1-a")
 def accelerators(args: Accelerators) -> int:
     """List the TPU types: hosts, chips, memory, zones, prices."""
     from console.accelerators import list_accelerators, list_granted
@@ -43,14 +43,15 @@ class Fit:
     words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB, or a script]", of="job")
 
 
-@task
+@task(
+    "fab fit --job flax_mlm --accelerator v5litepod-16 -- --model base --batch-size 512",
+    "fab fit --accelerator v5litepod-16 -- examples/jax/train.py",
+)
 def fit(args: Fit) -> int:
     """Estimate a job's memory, speed and cost on a slice, without it.
 
-    The TPU compiler compiles the job's own step on this machine. The job's options come after --, as in:
-    fab fit --job flax_mlm --accelerator v5litepod-16 -- --model base --batch-size 512
-    So does a script of your own, which hands over its step (docs/accelerators.md):
-    fab fit --accelerator v5litepod-16 -- examples/jax/train.py
+    The TPU compiler compiles the job's own step on this machine. The job's options come after --, or a script
+    of your own, which hands over its step (docs/accelerators.md).
     """
     from console import fit, follow
     from console import status as status_command
@@ -81,7 +82,7 @@ class Capacity:
     json: bool = flag("for programs: every hour that is known")
 
 
-@task
+@task("fab capacity --stack dev --days 7")
 def capacity(args: Capacity) -> int:
     """Show which zones had capacity for the stack's slices, and when."""
     from keeper import capacity as capacities
@@ -98,7 +99,7 @@ class Zombies:
     yes: bool = flag(YES)
 
 
-@task
+@task("fab zombies --stack dev")
 def zombies(args: Zombies) -> int:
     """List all TPUs of the project, and those left over."""
     from keeper import zombies

@@ -198,12 +198,15 @@ class Train:
         return None
 
 
-@task(outlives_signals=True)
+@task(
+    "fab train --job flax_mlm -- --steps 2000",
+    "fab train --workdir ~/my-project -- python train.py",
+    outlives_signals=True,
+)
 def train(args: Train) -> int:
     """Train a job or your own script, and follow the run.
 
-    The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
-    `fab jobs` lists them. Your own command: fab train --workdir ~/my-project -- python train.py
+    The job's own options come after --; `fab jobs --job JOB` lists them. A command of your own comes after -- too.
     """
     from console import follow
 
@@ -237,7 +240,7 @@ class Jobs:
     job: str | None = option("only this one, with all its options")
 
 
-@task
+@task("fab jobs --job flax_mlm")
 def jobs(args: Jobs) -> int:
     """List the jobs, or a job's options."""
     from console import status as status_command
@@ -252,7 +255,7 @@ class Status:
     where: Where = group(Where, "stack", "slice", "hosts", "runs")
 
 
-@task
+@task("fab status latest")
 def status(args: Status) -> int:
     """Show what a run is doing, host by host."""
     from console import status as status_command
@@ -269,7 +272,7 @@ class Logs:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab logs latest --host 0 --follow")
 def logs(args: Logs) -> int:
     """Print the logs of all hosts, or one."""
     from console import logs
@@ -286,7 +289,7 @@ class Stop:
     where: Where = group(Where, "stack", "slice", "runs")
 
 
-@task
+@task("fab stop latest --grace 60")
 def stop(args: Stop) -> int:
     """Write a checkpoint of a run, then stop it."""
     from console import status as status_command

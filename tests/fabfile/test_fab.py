@@ -16,7 +16,7 @@ import pytest
 
 from contracts.errors import RequestError, Unreachable
 from fabfile.command import Command
-from fabfile.command_line import main
+from fabfile.command_line import main, options_after_dashes
 from fabfile.commands import COMMANDS
 from fabfile.options import flag, options
 from fabfile.slips import Line
@@ -181,6 +181,51 @@ def test_help_of_a_command_is_shown_however_it_is_asked_for(fab: Fab, typed: str
     done = fab(*typed.split())
     assert done.code == 0
     assert done.out.startswith("Usage: fab recover RUN [--options]\n\nRestore the slice")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_shows_examples_that_it_takes_before_the_options(fab: Fab, name: str) -> None:
+    help_text = fab("help", name).out
+    examples, _, options = help_text.partition("\nExamples:\n  ")[2].partition("\n\n")
+    assert examples and options
+    for example in examples.splitlines():
+        program, *words = shlex.split(example)
+        place = words.index("--") if "--" in words else len(words)
+        line = Line(words[:place], words[place + 1 :], COMMANDS, options_after_dashes)
+        line.check()
+        assert (program, [call.name for call in line.calls]) == ("fab", [name])
+        COMMANDS[name].read(line.calls[0].as_kwargs, line.after)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["qu"], ["queue"]),
+        (["train", "--jo"], ["--job"]),
+        (["train", "--job", ""], job_names()),
+        (["train", "--job", "flax"], ["flax_mlm"]),
+        (["train", "--workdir", ""], []),
+    ],
+)
+def test_bash_completes_commands_options_and_jobs(
+    fab: Fab, tmp_path: Path, typed: list[str], offered: list[str]
+) -> None:
+    script = tmp_path / "fab.bash"
+    script.write_text(fab("--print-completion-script", "bash").out)
+    words, last = shlex.join(["fab", *typed]), shlex.quote(typed[-1])
+    line = f'. {script}; COMP_WORDS=({words}); _complete_fab fab {last}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    completed = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+    )
+    assert completed.stdout.split() == offered
+
+
+def test_a_completion_script_is_printed_for_bash_zsh_and_fish(fab: Fab) -> None:
+    scripts = [fab("--print-completion-script", shell).out for shell in ("bash", "zsh", "fish")]
+    assert all("--complete -- " in script for script in scripts)
+    refused = fab("--print-completion-script", "tcsh")
+    assert refused.code == 2 and "bash, fish, zsh" in refused.err
 
 
 def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
