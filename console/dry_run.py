@@ -62,7 +62,8 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
         if spec.work is not None:
             yield f"  in    {spec.work}"
         for local_rank in range(spec.ranks.per_host):
-            yield from _variables(rank_variables(read_environment(request["env"]), spec.ranks, local_rank))
+            of_rank = rank_variables(read_environment(request["env"]), spec.ranks, local_rank)
+            yield from _variables({**plan.env, **of_rank})
 
 
 class _Plainly(yaml.SafeDumper):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,10 @@ class Training:
     send: tuple[str, ...] = several(
         "a file of your folder that is sent although it may hold a secret; may be given several times"
     )
+    env: tuple[str, ...] = several(
+        "NAME=VALUE, or NAME for its value in this shell: a variable of the run's processes; may be given several times"
+    )
+    env_file: tuple[str, ...] = several("a file of such lines; may be given several times")
     words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB]", of="job")
 
     def request(
@@ -83,6 +88,7 @@ class Training:
     ) -> Request:
         """Return the run that the options ask for. Raises RequestError: they contradict each other."""
         from console import follow
+        from launch import run_environment
         from launch.run_request import Request
 
         arguments, command = follow.words(self.args, self.words), None
@@ -106,6 +112,7 @@ class Training:
             max_usd=self.max_usd,
             queue=queue,
             wait_s=wait_s,
+            env=run_environment.read(self.env, self.env_file, os.environ),
         )
 
     def place(self, request: Request) -> Where:

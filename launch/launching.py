@@ -368,6 +368,7 @@ def run_record(
         **({"track": [*track]} if track else {}),
         **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
         **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
+        **({"env": dict(plan.env)} if plan.env else {}),
         **(of_launcher or {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),

@@ -281,10 +281,39 @@ times what a step needs."""
 
 
 def environment(plan: Plan, process_id: int) -> dict[str, str]:
-    """Return the process environment (contract 2) of one process, and where Python finds the code."""
+    """Return the process environment (contract 2) of one process, where Python finds the code, and the user's own
+    variables."""
+    path = plan.at_home(process_id, plan.code_dir)
+    if plan.command is not None and (user_path := plan.env.get("PYTHONPATH")):
+        path += os.pathsep + user_path  # the ranks get what follows the first folder
+    return {**plan.env, **_launcher_variables(plan, process_id), "PYTHONPATH": path}
+
+
+def launcher_names(plan: Plan) -> set[str]:
+    """Return the names of the variables that the launcher sets for a rank of the plan, before it is settled."""
+    free = settled(
+        plan,
+        [{"free_ports": [1] * (2 + plan.ranks_per_host * plan.processes), "home": "~"}] * plan.processes,
+        token="",
+    )
+    names = {*_launcher_variables(free, 0), *rank_variables(_process_environment(free, 0), free.ranks, 0)}
+    return names if plan.command is not None else {*names, "PYTHONPATH"}
+
+
+def _launcher_variables(plan: Plan, process_id: int) -> dict[str, str]:
+    variables = _process_environment(plan, process_id)
+    has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
+    return {
+        **(rank_variables(variables, plan.ranks, 0) if has_one_rank else variables.variables()),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **(ON_CPU if plan.target.platform == "cpu" and plan.command is None else {}),
+    }
+
+
+def _process_environment(plan: Plan, process_id: int) -> ProcessEnvironment:
     target, peak = plan.target, plan.target.peak_flops_per_s
     bucket = target.inventory.storage.bucket_url
-    variables = ProcessEnvironment(
+    return ProcessEnvironment(
         run_id=plan.run_id,
         run_dir=plan.run_dir,
         job=plan.job,
@@ -300,13 +329,6 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         control_dir=None,  # the agent says it
         shared_cache=f"{bucket}/cache" if bucket and not target.capabilities.hosts_outlive_runs else None,
     )
-    has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
-    return {
-        **(rank_variables(variables, plan.ranks, 0) if has_one_rank else variables.variables()),
-        "PYTHONPATH": plan.at_home(process_id, plan.code_dir),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **(ON_CPU if target.platform == "cpu" and plan.command is None else {}),
-    }
 
 
 RUNTIMES = ("bare", "docker")

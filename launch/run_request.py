@@ -20,7 +20,7 @@ from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch import costs, jobs, precompiled, remote_files, runs
+from launch import costs, jobs, precompiled, remote_files, run_environment, runs
 from launch import plan as plans
 from launch.bundles import Bundle, bundle_folder, named_in
 from launch.hosts import HostError
@@ -50,7 +50,8 @@ class Request:
     run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
     `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
     it was when it was submitted; job, command and arguments are then not read. precompiled: the note of its step, where
-    another machine has compiled it; None: as this machine has it.
+    another machine has compiled it; None: as this machine has it. env: the user's own variables; a resumed run has
+    those that it began with, and these.
     """
 
     job: str
@@ -73,6 +74,7 @@ class Request:
     queue: str | None = None
     wait_s: float | None = None
     precompiled: Note | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def resuming(run: Run) -> Request:
@@ -191,7 +193,9 @@ def work_out(request: Request, target: Target) -> Planned:
         command=command.planned(target, bundles[1], python, in_container=box is not None)
         if command
         else None,
+        env={**(resume.described.get("env", {}) if resume else {}), **request.env},
     )
+    run_environment.check(plan)
     return Planned(
         plan=launcher.placed(plan),
         launcher=launcher,

@@ -276,7 +276,7 @@ class Plan:
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
     coordinator_port, liveness_port, rank_ports (of each host one for each rank): chosen by the preflight (`settled`).
     container: what the processes run in; None: bare, by the target's interpreter. command: where no job runs, but an
-    own command.
+    own command. env: the user's own variables.
     """
 
     target: Target
@@ -292,6 +292,7 @@ class Plan:
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     container: Container | None = None
     command: OwnCommand | None = None
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ranks_per_host: int = 1
     rank_ports: tuple[tuple[int, ...], ...] = ()
     coordinator_port: int = 0

@@ -9,6 +9,7 @@ import stat
 
 from contracts import atomic
 from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
+from contracts.process import SET_BY_IMAGE
 
 from . import docker_command
 from .docker_command import MARKER, NO_SUCH_CONTAINER, Container, container_name, recorded_container
@@ -202,7 +203,6 @@ CID = "container.id"
 PASSED_ON = re.compile(
     "STORAGE_EMULATOR_HOST|TENSORSTORE_GCS_HTTP_URL|GCSFS_.+|NO_GCE_CHECK|(HTTPS?|NO)_PROXY|(https?|no)_proxy|(JAX|XLA|LIBTPU|TPU|TF|PJRT|TORCH|NCCL|GLOO)_.+"
 )
-STEERS_CLIENT = re.compile("HOME|PATH|LD_.*|DOCKER_.*")
 NETWORK = ["--network", "host", "--log-driver", "none", "--pull", "never"]
 
 
@@ -302,7 +302,7 @@ def image_environment(
     Raises:
         Failed: the request sets what would steer Docker's client instead.
     """
-    wrong = sorted(name for name in request_env if STEERS_CLIENT.fullmatch(name))
+    wrong = sorted(name for name in request_env if SET_BY_IMAGE.fullmatch(name))
     if wrong:
         message = f"start: env {', '.join(wrong)} is the image's to set, and would steer Docker's client"
         raise Failed(message, "leave it out, or `--runtime bare`")

@@ -54,7 +54,7 @@ MOST_COMPLETED = 8 * 1024
 EVENT_FILES = "events.out.tfevents."
 FOLDER_STAMP = ".tpu-stack-folder"
 OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-"""Set for this process, and not for the command."""
+"""Set for this process, and not for the command; of PYTHONPATH the first folder."""
 
 
 def main(text: str) -> int:
@@ -150,6 +150,9 @@ def variables(
     """The whole environment of one rank. cpus: those that the ranks of this host share."""
     of_command = spec.folder is not None
     found = {name: value for name, value in inherited.items() if not (of_command and name in OURS)}
+    _, _, user_path = inherited.get("PYTHONPATH", "").partition(os.pathsep)
+    if of_command and user_path:
+        found["PYTHONPATH"] = user_path
     found["PYTHONUNBUFFERED"] = "1"
     if spec.layer is not None:
         path = found.get("PATH", os.defpath)

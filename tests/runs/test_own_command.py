@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +25,13 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def launch(lab: Lab, words: Sequence[str] = (), resume: Run | None = None, **named: str) -> Run:
+def launch(
+    lab: Lab,
+    words: Sequence[str] = (),
+    resume: Run | None = None,
+    env: Mapping[str, str] | None = None,
+    **named: str,
+) -> Run:
     options = {
         "framework": "",
         "processes_per_host": "",
@@ -34,7 +40,7 @@ def launch(lab: Lab, words: Sequence[str] = (), resume: Run | None = None, **nam
         "workdir": str(EXAMPLE),
     }
     command = None if resume else asked_for(words, **{**options, **named})
-    request = Request(job="command", command=command, arguments=(), name=None, resume=resume)
+    request = Request(job="command", command=command, arguments=(), name=None, resume=resume, env=env or {})
     with mock.patch.dict(os.environ, lab.environ):
         return launching.launch(request, on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 
@@ -44,7 +50,10 @@ def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_w
 ) -> None:
     folder = lab.runs_dir.parent / "my prøject"
     shutil.copytree(EXAMPLE, folder)
-    run = launch(lab, ["python", "train.py"], processes_per_host="2", workdir=str(folder))
+    with (folder / "train.py").open("a") as script:
+        script.write('import os; print("A is", os.environ["A"], "and B", os.environ["B"])\n')
+    env = {"A": "one", "B": "two"}
+    run = launch(lab, ["python", "train.py"], processes_per_host="2", workdir=str(folder), env=env)
     lab.reach(run, 20)
     lab.signal(run, signal.SIGTERM, 1)
     preempted = lab.finish(run)
@@ -53,7 +62,7 @@ def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_w
 
     shutil.rmtree(folder)
     lab.said.clear()
-    resumed = lab.finish(launch(lab, resume=lab.read(run)))
+    resumed = lab.finish(launch(lab, resume=lab.read(run), env={"B": "three"}))
     assert f"{folder} is not there: the command goes on with the folder as it was last sent" in lab.said
     assert result(resumed)["outcome"] == "done"
     assert sorted(losses(resumed)) == list(range(20, 201, 20))
@@ -61,6 +70,8 @@ def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_w
     assert resumed.described["args"] == ["python", "train.py"]
     log = resumed.directory.read_text("logs/1/host-1.log") or ""
     assert "process 3 of 4: weight 2.9" in log
+    assert "A is one and B three" in log
+    assert resumed.described["env"] == {"A": "one", "B": "three"}
 
 
 JAX = """
