@@ -1,7 +1,7 @@
 """A stack's control documents: their folder in its bucket, and the one that says what its slices are made of.
 
 `pulumi up` makes a slice by that specification, as the keeper and `fab recover` do: `infra.cloud_tpu.lifecycle`, under
-the slice's lease (`infra.lease`).
+the slice's lease (`infra.documents.lease`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pulumi_gcp import storage
 
 from contracts import inventory
 from contracts.inventory import CONTROL, SPECIFICATION
-from infra import lease
 from infra.config import Config, NotifyConfig
+from infra.documents import lease
 
 VERSION = 1
 CHANNELS = {

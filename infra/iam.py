@@ -8,8 +8,9 @@ import pulumi
 from pulumi_gcp import projects, serviceaccount, storage
 
 from contracts.inventory import CONTROL, RECORDED
-from infra import lease, naming
+from infra import naming
 from infra.config import Config
+from infra.documents import lease
 
 LONGEST_ACCOUNT_ID = 30
 

@@ -20,8 +20,9 @@ import pulumi
 import pulumi.runtime
 
 from contracts import inventory
-from infra import node_pools, offered, policy
+from infra import offered, policy
 from infra.config import Config, ConfigError, reader, settings_file
+from infra.gke import node_pools
 from infra.stack import declare_stack
 
 LOGS = {"warning": pulumi.log.warn, "note": pulumi.log.info}

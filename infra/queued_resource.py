@@ -20,12 +20,11 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 from pulumi.runtime.rpc import contains_unknowns
 
 from contracts.aliases import Json
-from infra import lease
 from infra.cloud_tpu import plugin, request
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import CloudTpuError
-from infra.documents import DocumentsError, MissingError
+from infra.documents import DocumentsError, MissingError, lease
 
 OUTPUTS = ("state", "nodes", "create_time")
 
@@ -58,10 +57,10 @@ class QueuedResourceArgs:
     accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
     node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
     guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
-    lease_url: of the slice's lease (`infra.lease.document_url`), where there is a place for it.
+    lease_url: of the slice's lease (`infra.documents.lease.document_url`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
     `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
-    store_url: a folder of documents in which stock-outs are remembered (`infra.stock_outs`).
+    store_url: a folder of documents in which stock-outs are remembered (`infra.documents.stock_outs`).
     """
 
     project: pulumi.Input[str]

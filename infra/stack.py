@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import pulumi
 from pulumi_gcp import projects
@@ -11,14 +11,14 @@ from pulumi_gcp import projects
 from contracts import inventory
 from infra import control, startup
 from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
-from infra.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_entry
 from infra.config import Config, NfsConfig
 from infra.control import Specification, SpecificationArgs
 from infra.file_server import Filestore, FilestoreArgs, GatewayArgs, GatewayServer
+from infra.gke.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_entry
+from infra.gke.node_pools import UNKNOWN, Hooks, Observed
 from infra.iam import Access, AccessArgs, Identity
 from infra.keeper_access import KeeperAccount, KeeperAccountArgs
 from infra.network import Network
-from infra.node_pools import UNKNOWN, Hooks, Observed
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity
 
@@ -29,9 +29,6 @@ LOGIN_SERVICES = ("iap", "oslogin")
 FILESTORE_SERVICE = "file"
 SECRETS_SERVICE = "secretmanager"
 CLUSTER_SERVICE = "container"
-
-
-_Slices = Sequence[pulumi.Input[inventory.Slice]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,25 +47,16 @@ def declare_stack(
     hooks: Hooks | None = None,
 ) -> Stack:
     """Declare everything that `config` asks for. granted_chips: how many of each slice's a grant covers. observed,
-    hooks: of `infra.node_pools`."""
-    granted: Sequence[int | None] = granted_chips or [None] * len(config.slices)
+    hooks: of `infra.gke.node_pools`."""
     services = Services("services", config)
     after_services = pulumi.ResourceOptions(depends_on=[services])
     # A stack that is only a cluster has nobody who logs in and no hosts to log in to.
     identity = Identity("identity", config, after_services) if config.has_machines else None
-    hosts = identity.member if identity else None
     network = Network("network", config, after_services)
     # What holds data comes first. The engine refuses to replace what is protected, and then nothing else has been made.
+    hosts = identity.member if identity else None
     registry = Registry("registry", RegistryArgs(config=config, member=hosts), after_services)
-    bucket = (
-        StorageBucket(
-            "storage",
-            StorageBucketArgs(config=config, bucket=config.bucket, member=hosts),
-            after_services,
-        )
-        if config.bucket
-        else None
-    )
+    bucket = _bucket(config, hosts, after_services)
     server = _file_server(config, config.nfs, network, after_services) if config.nfs else None
     vms = {
         slice_config.name: TpuSlice(config, slice_config, after_services)
@@ -78,45 +66,99 @@ def declare_stack(
     stores = [registry, *([bucket] if bucket else [])]
     disks = [disk for tpu_slice in vms.values() for disk in tpu_slice.disks.values()]
     data = [*stores, *([server.data] if server else []), *disks]
-    after_data = pulumi.ResourceOptions(depends_on=[services, *data])
     network.connect(config, after=data)
+    after_data = pulumi.ResourceOptions(depends_on=[services, *data])
     if identity:
         people = AccessArgs(config=config, account=identity.account, bucket=bucket.name if bucket else None)
         Access("access", people, after_data)
-    zones = {
-        zone for slice_config in config.slices if not slice_config.in_cluster for zone in slice_config.zones
-    }
     # It is deleted before all that its TPUs stand on, of which some may be in no state.
     below = pulumi.ResourceOptions(depends_on=[network, *([identity] if identity else []), *data])
+    zones = {zone for tpu_slice in config.slices if not tpu_slice.in_cluster for zone in tpu_slice.zones}
     owner = StackIdentity("owner", config.project, zones, control.folder_url(config), below).owner
-    keeper = (
-        KeeperAccount(
-            "keeper",
-            KeeperAccountArgs(config=config, bucket=bucket.name, hosts_account=identity.account, owner=owner),
-            after_data,
-        )
-        if config.keeper and config.gateway and bucket and identity
-        else None
-    )
     if isinstance(server, GatewayServer) and config.nfs:
-        _serve(server, config, config.nfs, network, keeper, after=[network, *stores])
+        email = _keeper_email(config, bucket, identity, owner, after_data)
+        _serve(server, config, config.nfs, network, email, after=[network, *stores])
     cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
-    after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
-    if cluster and config.gke:
-        for slice_config in config.slices:
-            if slice_config.in_cluster:
-                pools = PoolsArgs(
-                    config=config,
-                    slice_config=slice_config,
-                    cluster=cluster.name,
-                    zone=config.gke.zone,
-                    nodes=cluster.nodes,
-                    observed=observed,
-                    hooks=hooks,
-                )
-                Pools(slice_config.name, pools, after_cluster)
+    if identity:
+        _ask_for_slices(config, vms, network, identity, server, owner, after=[network, identity, *stores])
+    granted: Sequence[int | None] = granted_chips or [None] * len(config.slices)
+
+    def stack_inventory(
+        entries: Mapping[str, pulumi.Input[inventory.Slice]],
+    ) -> pulumi.Output[inventory.Inventory]:
+        return _inventory(config, server, entries, granted, cluster)
+
+    if bucket:
+        specified = SpecificationArgs(
+            config=config,
+            bucket=bucket.name,
+            owner=owner,
+            slices={name: vm.inputs for name, vm in vms.items() if vm.inputs is not None},
+            vacant=stack_inventory({name: vm.vacant for name, vm in vms.items()}),
+        )
+        Specification("specification", specified, after_services)
+    return Stack(
+        inventory=stack_inventory({name: vm.entry for name, vm in vms.items()}),
+        image_repository=registry.url,
+    )
+
+
+def _bucket(
+    config: Config, hosts: pulumi.Output[str] | None, opts: pulumi.ResourceOptions
+) -> StorageBucket | None:
+    if config.bucket is None:
+        return None
+    args = StorageBucketArgs(config=config, bucket=config.bucket, member=hosts)
+    return StorageBucket("storage", args, opts)
+
+
+def _keeper_email(
+    config: Config,
+    bucket: StorageBucket | None,
+    identity: Identity | None,
+    owner: pulumi.Input[str],
+    opts: pulumi.ResourceOptions,
+) -> pulumi.Output[str] | None:
+    """Declare the keeper's account; return its name, or None where the stack has no keeper."""
+    if not (config.keeper and bucket and identity):
+        return None
+    args = KeeperAccountArgs(config=config, bucket=bucket.name, hosts_account=identity.account, owner=owner)
+    return KeeperAccount("keeper", args, opts).email
+
+
+def _serve(
+    gateway: GatewayServer,
+    config: Config,
+    nfs: NfsConfig,
+    network: Network,
+    service_account: pulumi.Output[str] | None,
+    *,
+    after: Sequence[pulumi.Resource],
+) -> None:
+    """Declare the gateway's machine, which installs its packages through the network's way out, and whose keeper writes
+    to the bucket."""
+    args = GatewayArgs(
+        config=config,
+        nfs=nfs,
+        subnetwork=network.subnetworks[nfs.region],
+        tag=network.gateway_tag,
+        service_account=service_account,
+    )
+    gateway.serve(args, after=after)
+
+
+def _ask_for_slices(
+    config: Config,
+    vms: Mapping[str, TpuSlice],
+    network: Network,
+    identity: Identity,
+    server: GatewayServer | Filestore | None,
+    owner: pulumi.Input[str],
+    *,
+    after: Sequence[pulumi.Resource],
+) -> None:
     for slice_config in config.slices:
-        if slice_config.name in vms and identity:
+        if slice_config.name in vms:
             slice_args = TpuSliceArgs(
                 config=config,
                 slice_config=slice_config,
@@ -129,65 +171,22 @@ def declare_stack(
                 lease_url=control.lease_url(config, slice_config.name),
                 store_url=control.folder_url(config),
             )
-            vms[slice_config.name].ask(slice_args, after=[network, identity, *stores])
-
-    def all_slices(get_entry: Callable[[TpuSlice], pulumi.Input[inventory.Slice]]) -> _Slices:
-        return [
-            get_entry(vms[slice_config.name])
-            if slice_config.name in vms
-            else slice_entry(config, slice_config)
-            for slice_config in config.slices
-        ]
-
-    if bucket:
-        specified = SpecificationArgs(
-            config=config,
-            bucket=bucket.name,
-            owner=owner,
-            slices={
-                name: tpu_slice.inputs for name, tpu_slice in vms.items() if tpu_slice.inputs is not None
-            },
-            vacant=_inventory(
-                config, server, all_slices(lambda tpu_slice: tpu_slice.vacant), granted, cluster
-            ),
-        )
-        Specification("specification", specified, after_services)
-    return Stack(
-        inventory=_inventory(config, server, all_slices(lambda tpu_slice: tpu_slice.entry), granted, cluster),
-        image_repository=registry.url,
-    )
-
-
-def _serve(
-    gateway: GatewayServer,
-    config: Config,
-    nfs: NfsConfig,
-    network: Network,
-    keeper: KeeperAccount | None,
-    *,
-    after: Sequence[pulumi.Resource],
-) -> None:
-    """Declare the gateway's machine, which installs its packages through the network's way out, and whose keeper writes
-    to the bucket."""
-    args = GatewayArgs(
-        config=config,
-        nfs=nfs,
-        subnetwork=network.subnetworks[nfs.region],
-        tag=network.gateway_tag,
-        service_account=keeper.email if keeper else None,
-    )
-    gateway.serve(args, after=after)
+            vms[slice_config.name].ask(slice_args, after=after)
 
 
 def _inventory(
     config: Config,
     server: GatewayServer | Filestore | None,
-    slices: _Slices,
+    vms: Mapping[str, pulumi.Input[inventory.Slice]],
     granted: Sequence[int | None],
     cluster: Gke | None,
 ) -> pulumi.Output[inventory.Inventory]:
+    """vms: the entries of the slices that are TPU VMs, by name."""
     parts = pulumi.Output.all(
-        slices=list(slices),
+        slices=[
+            vms[slice_config.name] if slice_config.name in vms else slice_entry(config, slice_config)
+            for slice_config in config.slices
+        ],
         gateway=server.entry if isinstance(server, GatewayServer) else None,
         share=server.share if server else None,
         cluster=cluster.entry if cluster else None,
@@ -243,6 +242,7 @@ def _cluster(
     observed: Observed,
     hooks: Hooks | None,
 ) -> Gke | None:
+    """Declare the stack's own cluster and its node pools."""
     if config.gke is None:
         return None
     args = GkeArgs(
@@ -255,7 +255,21 @@ def _cluster(
         observed=observed,
         hooks=hooks,
     )
-    return Gke("cluster", args, pulumi.ResourceOptions(depends_on=list(needed)))
+    cluster = Gke("cluster", args, pulumi.ResourceOptions(depends_on=list(needed)))
+    after_cluster = pulumi.ResourceOptions(depends_on=[network, cluster])
+    for slice_config in config.slices:
+        if slice_config.in_cluster:
+            pools = PoolsArgs(
+                config=config,
+                slice_config=slice_config,
+                cluster=cluster.name,
+                zone=config.gke.zone,
+                nodes=cluster.nodes,
+                observed=observed,
+                hooks=hooks,
+            )
+            Pools(slice_config.name, pools, after_cluster)
+    return cluster
 
 
 def _file_server(

@@ -4,8 +4,8 @@ Two people may give two stacks the same name in one project. What a stack makes 
 what carries another is never touched (`infra.cloud_tpu.lifecycle`). It is made before any TPU and deleted after them:
 `pulumi destroy` then deletes what interrupted ones have left behind, which no state knows of and which nobody could
 recognise without the id. Before that it marks every slice as removed, also those that a refresh has not found and that
-are in no state, so that nobody makes one of them again (`infra.lease`). What a TPU stands on (network, account, disks,
-bucket) is made before it and deleted after it.
+are in no state, so that nobody makes one of them again (`infra.documents.lease`). What a TPU stands on (network,
+account, disks, bucket) is made before it and deleted after it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from contracts.aliases import Json
-from infra import lease
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, NoServiceError
-from infra.documents import DocumentsError, MissingError
+from infra.documents import DocumentsError, MissingError, lease
 
 
 class StackIdentityProvider(Provider):

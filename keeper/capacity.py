@@ -11,9 +11,8 @@ from rich.table import Table
 
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
-from infra import stock_outs
-from infra.documents import DocumentsError
-from infra.stock_outs import Hours, ZoneOffer
+from infra.documents import DocumentsError, stock_outs
+from infra.documents.stock_outs import Hours, ZoneOffer
 from keeper.stack import documents_for
 from launch import targets
 from launch.output import table

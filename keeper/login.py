@@ -16,7 +16,7 @@ from pathlib import Path
 
 from contracts import atomic
 from contracts.inventory import Inventory
-from infra.lease import clock_s
+from infra.documents.lease import clock_s
 from launch.hosts import HostError
 
 VARIABLE = "TPU_STACK_KEEPER_LOGIN"

@@ -22,7 +22,7 @@ from contracts.durations import HOUR_S, spoken
 from contracts.inventory import Slice
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents
-from infra.lease import LeaseHeldError, LeaseLostError
+from infra.documents.lease import LeaseHeldError, LeaseLostError
 from keeper.stack import NOTED_EVERY_S, Stack, is_noted, stack_of
 from keeper.world import World, on
 from launch import runs

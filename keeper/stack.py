@@ -5,8 +5,8 @@ inventory.json      slices that were made again since, by name, as contracts.inv
 runs/, slices/      what people want of runs and slices: see `launch.control` and `launch.store`
 bundles/            the code of submitted runs
 executables/        notes of training steps that were compiled for them beforehand
-leases/<slice>.json who may change a slice now: see `infra.lease`
-capacity.json       stock-outs that were seen: see `infra.stock_outs`
+leases/<slice>.json who may change a slice now: see `infra.documents.lease`
+capacity.json       stock-outs that were seen: see `infra.documents.stock_outs`
 used.json           when a TPU of a slice was last seen open: see `keeper.reclaim`
 looked.json         when a pass last began, as it notes now and then: see `note_look`
 """

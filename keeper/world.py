@@ -29,7 +29,7 @@ from infra.cloud_tpu import request, zones
 from infra.cloud_tpu.retry import Backoff, CloudTpuError, LostAgainError
 from infra.cloud_tpu.zones import WRONG
 from infra.documents import Documents, DocumentsError
-from infra.lease import Lease, held, myself
+from infra.documents.lease import Lease, held, myself
 from keeper import submissions
 from keeper.login import from_here
 from keeper.stack import Stack, stack_of

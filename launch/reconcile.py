@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from contracts.errors import RequestError
 from infra.documents import DocumentsError
-from infra.lease import Lease, LeaseHeldError, LeaseLostError
+from infra.documents.lease import Lease, LeaseHeldError, LeaseLostError
 from launch import policy
 from launch.control import End, Run, Slice
 from launch.policy import Action, RunObserved, Signs, SliceObserved

@@ -19,13 +19,12 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, slices_to_json
-from infra import lease
 from infra.cloud_tpu import request
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.workers import are_complete, inventory_hosts
-from infra.documents import Documents
-from infra.lease import Lease
+from infra.documents import Documents, lease
+from infra.documents.lease import Lease
 from launch import inventories
 from launch.jobs import CHECKOUT
 from launch.targets import Require
@@ -89,7 +88,7 @@ def ensure(
 
     Raises:
         infra.cloud_tpu.retry.CloudTpuError: it is not available, or not with these properties.
-        infra.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
+        infra.documents.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
     """
     home = {"zone": known.zone} if known.zone in (properties.get("zones") or ()) else {}
     try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.aliases import Json
 from contracts.durations import spoken
-from infra import stock_outs
 from infra.cloud_tpu import request, workers
 from infra.cloud_tpu.request import Look, Props, SliceSpec
 from infra.cloud_tpu.retry import (
@@ -25,7 +24,7 @@ from infra.cloud_tpu.retry import (
     poll_pause_s,
 )
 from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search, require_empty, strays
-from infra.documents import Documents, DocumentsError
+from infra.documents import Documents, DocumentsError, stock_outs
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client, Listing

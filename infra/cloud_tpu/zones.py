@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.durations import spoken
-from infra import stock_outs
 from infra.cloud_tpu import request
 from infra.cloud_tpu.request import Look, SliceSpec
 from infra.cloud_tpu.retry import (
@@ -29,6 +28,7 @@ from infra.cloud_tpu.retry import (
     RunningError,
     poll_pause_s,
 )
+from infra.documents import stock_outs
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client, Listing

@@ -121,43 +121,47 @@ def read(
         _provider(provider, problems, unlisted=unlisted)
         home = _home(root, project, stack, provider, unlisted)
         grant = _grant(root, unlisted=unlisted)
-        slices = slice_keys.read(root, dataclasses.replace(home, grant=grant))
-        # What is not a slice is where the first one is.
-        home = dataclasses.replace(
-            home, zone=next((slice_config.zone for slice_config in slices if slice_config.zone), home.zone)
-        )
-        with root.section("storage") as storage:
-            bucket = _bucket(storage, home)
-            nfs = _nfs(storage, home)
-        keeper = _keeper(root, bucket)
-        config = Config(
-            project=project or "",
-            stack=stack,
-            slices=slices,
-            bucket=bucket,
-            nfs=nfs,
-            cluster=_cluster(root, home, slices),
-            network=_network(root),
-            access=_access(root),
-            images=_images(root, home),
-            keeper=keeper,
-            notify=_notify(root, keeper=keeper),
-            grant=grant,
-            allow=Allowances(
-                unlisted=unlisted,
-                billable=root.flag("allow-billable", default=False),
-                cross_region=root.flag("allow-cross-region", default=False),
-            ),
-            budget_usd_per_hour=root.number_above_zero("budget-usd-per-hour"),
-            idle_hours=root.number_above_zero("idle-hours"),
-            protect=root.flag("protect", default=True),
-        )
+        config = _config(root, dataclasses.replace(home, grant=grant))
         problems += [
             f"{key_shown(key)}: {wrong}" for key in other_keys if (wrong := _meant_for_us(key, root.keys))
         ]
     if problems:
         raise ConfigError(tuple(problems))
     return config
+
+
+def _config(root: Section, home: Home) -> Config:
+    slices = slice_keys.read(root, home)
+    # What is not a slice is where the first one is.
+    home = dataclasses.replace(
+        home, zone=next((slice_config.zone for slice_config in slices if slice_config.zone), home.zone)
+    )
+    with root.section("storage") as storage:
+        bucket = _bucket(storage, home)
+        nfs = _nfs(storage, home)
+    keeper = _keeper(root, bucket)
+    return Config(
+        project=home.project or "",
+        stack=home.stack,
+        slices=slices,
+        bucket=bucket,
+        nfs=nfs,
+        cluster=_cluster(root, home, slices),
+        network=_network(root),
+        access=_access(root),
+        images=_images(root, home),
+        keeper=keeper,
+        notify=_notify(root, keeper=keeper),
+        grant=home.grant,
+        allow=Allowances(
+            unlisted=home.unlisted,
+            billable=root.flag("allow-billable", default=False),
+            cross_region=root.flag("allow-cross-region", default=False),
+        ),
+        budget_usd_per_hour=root.number_above_zero("budget-usd-per-hour"),
+        idle_hours=root.number_above_zero("idle-hours"),
+        protect=root.flag("protect", default=True),
+    )
 
 
 def read_grant(value: object) -> tuple[GrantLine, ...]:

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from contracts import inventory
-from infra import catalogue, cluster
+from infra import catalogue
 from infra.catalogue import machine_types
+from infra.gke import cluster
 from infra.network import OWN_RANGE
 from tests.infra.conftest import Declare, Declared
 

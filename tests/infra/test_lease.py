@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from infra import lease
-from infra.documents import Documents, DocumentsError, MissingError, StoredDocument
-from infra.lease import RENEW_S, STALE_S, Lease, LeaseHeldError, LeaseLostError
+from infra.documents import Documents, DocumentsError, MissingError, StoredDocument, lease
+from infra.documents.lease import RENEW_S, STALE_S, Lease, LeaseHeldError, LeaseLostError
 
 
 class Time:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra import node_pools
-from infra.node_pools import Observed, Pool
+from infra.gke import node_pools
+from infra.gke.node_pools import Observed, Pool
 from tests.infra.conftest import Configure
 
 FULL = "the zone 'us-central1-a' does not have enough resources"

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from contracts import inventory
 from contracts.errors import RequestError
-from infra import stock_outs
-from infra.documents import Documents
-from infra.stock_outs import Hours, ZoneOffer
+from infra.documents import Documents, stock_outs
+from infra.documents.stock_outs import Hours, ZoneOffer
 from keeper.capacity import capacity, capacity_table
 from launch.targets import Wanted
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice

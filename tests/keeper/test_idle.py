@@ -25,7 +25,7 @@ from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.settings import read as read_settings
 from infra.documents import Documents
-from infra.lease import Lease, LeaseHeldError
+from infra.documents.lease import Lease, LeaseHeldError
 from keeper import reclaim
 from keeper.stack import NOTED_EVERY_S, Stack, stack_of
 from keeper.world import World

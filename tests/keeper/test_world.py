@@ -16,7 +16,7 @@ from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.request import SliceSpec
 from infra.documents import Documents
-from infra.lease import Lease, held
+from infra.documents.lease import Lease, held
 from keeper import commands, queue_commands
 from keeper.stack import Stack
 from keeper.world import World, observed_slice

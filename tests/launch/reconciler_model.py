@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from contracts.errors import RequestError, Unreachable
-from infra import lease as leases
 from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
-from infra.lease import Lease
+from infra.documents import lease as leases
+from infra.documents.lease import Lease
 from launch import policy
 from launch.control import Run
 from launch.policy import Cause, RunObserved, Signs, SliceObserved, Standing

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from infra.documents import DocumentsError
-from infra.lease import LeaseHeldError, LeaseLostError
+from infra.documents.lease import LeaseHeldError, LeaseLostError
 from launch.control import Attempt, Limits, Run, Submission
 from tests.launch.reconciler_model import PowerCut, Process, World
 

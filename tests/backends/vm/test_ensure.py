@@ -19,7 +19,7 @@ from backends.vm import ensure
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import Slice, slices_from_json
 from infra.documents import Documents
-from infra.lease import Lease
+from infra.documents.lease import Lease
 from launch import inventories
 from launch.targets import Target, Wanted
 from rehearsal.tpu_api import Clock, TpuApi
@@ -40,7 +40,7 @@ def test_a_launch_holds_the_lease_of_its_slice_and_a_second_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RENEW_S", "LOOK_S"):  # by a second renewal it is known to be held
-        monkeypatch.setattr(f"infra.lease.{name}", 0.1)
+        monkeypatch.setattr(f"infra.documents.lease.{name}", 0.1)
     target = on_a_stack(str(tmp_path))
     lease = Documents(str(tmp_path / "control"))
     with target.backend.hold() as require:

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from contracts.aliases import Json
-from infra import stock_outs
 from infra.cloud_tpu import request
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import CloudTpuError, LostAgainError
-from infra.documents import Documents
+from infra.documents import Documents, stock_outs
 from infra.queued_resource import changes_between
 from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
 from tests.infra.cloud_tpu.conftest import CloudFactory

@@ -18,8 +18,8 @@ from infra import naming
 from infra.bucket_and_images import BUCKET_ROLES, READ_IMAGES, bucket_condition
 from infra.cloud_tpu.request import SCOPES
 from infra.config import ClusterConfig, Config, SliceConfig
+from infra.gke.node_pools import ATTEMPT, Hooks, Observed, pool_names
 from infra.iam import LONGEST_ACCOUNT_ID
-from infra.node_pools import ATTEMPT, Hooks, Observed, pool_names
 
 POD_RANGE, SERVICE_RANGE = "172.20.0.0/14", "172.24.0.0/20"
 """Outside the range of the subnets (`infra.network.OWN_RANGE`), so that a region that joins later meets neither."""
@@ -60,7 +60,7 @@ objects. No secret, no role, no node of the cluster can be changed with it."""
 class GkeArgs:
     """network, subnetwork: full names, of the cluster's region. bucket: its resource; None where there is none.
 
-    observed, hooks: of `infra.node_pools`.
+    observed, hooks: of `infra.gke.node_pools`.
     """
 
     config: Config
@@ -284,7 +284,7 @@ def _let_people_launch(config: Config, owner: pulumi.Input[str], opts: pulumi.Re
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolsArgs:
     """slice_config: the slice's own part of `config`. cluster, zone: the name and the zone of
-    the cluster. nodes: what they act as, an email. observed, hooks: of `infra.node_pools`."""
+    the cluster. nodes: what they act as, an email. observed, hooks: of `infra.gke.node_pools`."""
 
     config: Config
     slice_config: SliceConfig
@@ -414,7 +414,7 @@ def _node_config(
 ) -> container.NodePoolNodeConfigArgs:
     """slice_config: the slice that the nodes belong to; None: they are for GKE's own pods.
 
-    attempt: see `infra.node_pools`; set for a pool that has to be made again.
+    attempt: see `infra.gke.node_pools`; set for a pool that has to be made again.
     """
     capacity = slice_config.capacity if slice_config else "on-demand"
     labels = naming.labels(config.stack, slice_name=slice_config.name if slice_config else None)
