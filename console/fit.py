@@ -319,7 +319,7 @@ def require_script(script: Script) -> None:
     if HOOK not in b"\n" + content:
         raise RequestError(
             f"-- {script.path}: hands over no step; it needs a function `lower_step(devices)` as "
-            "examples/jax/train.py has one (docs/accelerators.md)"
+            "examples/jax/train.py has one (docs/fit.md)"
         )
 
 

@@ -51,7 +51,7 @@ def fit(args: Fit) -> int:
     """Estimate a job's memory, speed and cost on a slice, without it.
 
     The TPU compiler compiles the job's own step on this machine. The job's options come after --, or a script
-    of your own, which hands over its step (docs/accelerators.md).
+    of your own, which hands over its step (docs/fit.md).
     """
     from console import fit, follow
     from console import status as status_command

@@ -1,4 +1,4 @@
-"""The smallest job is what docs/jobs.md shows, and learns."""
+"""The smallest job is what docs/writing-jobs.md shows, and learns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = {path.name: path.read_text() for path in sorted((ROOT / "jobs" / "jax_he
 
 
 def test_the_page_on_writing_a_job_shows_every_file_of_the_job_as_it_is() -> None:
-    page = (ROOT / "docs" / "jobs.md").read_text()
+    page = (ROOT / "docs" / "writing-jobs.md").read_text()
     shown = dict(
         re.findall(r"`jobs/jax_hello/(\w+\.py)`[^\n]*\n(?:[^\n]+\n)*\n```python\n(.*?)```", page, re.DOTALL)
     )
