@@ -66,7 +66,6 @@ FORM = "the form of a command that wants more words; run with them by "
 NOT_RUN = {
     "make check": BY_CI,
     "make test": BY_CI,
-    "make test-all": BY_CI,
     "gcloud *": ACCOUNT,
     "pulumi *": ACCOUNT + "; tests/engine and tests/rehearsal run the real engine without",
     "cp Pulumi.example.yaml Pulumi.dev.yaml": "for a project of one's own; `make preview` runs the example",
@@ -74,7 +73,6 @@ NOT_RUN = {
     "fab train --job flax_mlm --max-restarts 5 -- --model base --steps 100000": "takes days on two cores",
     "fab train --job flax_mlm": "`make train` runs it",
     "fab train --job flax_mlm -- --data my_texts/ --model small --steps 10000": "takes an hour on two cores",
-    "fab train --workdir FOLDER -- COMMAND": FORM + "the line above it",
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
@@ -83,7 +81,6 @@ NOT_RUN = {
     "--dropout 0.1": "compiles for minutes; tests/bench/test_tpu.py, nightly",
     "fab capacity": "of a stack on Google Cloud; tests/keeper/test_capacity.py",
     "fab train … --runtime docker": FORM + "tests/runs/test_docker.py",
-    "fab train … --keep": FORM + "tests/keeper/test_world.py",
     "fab keep RUN": FORM + "a stack with a keeper; tests/keeper/test_world.py",
     "fab recover RUN": FORM + "`make rehearse`",
     "fab recover latest": BY_REHEARSE,

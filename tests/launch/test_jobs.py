@@ -35,7 +35,8 @@ def said(*arguments: str) -> str:
 def test_a_job_is_a_package_that_can_be_started_and_another_name_is_answered_with_those_there_are(
     name: str,
 ) -> None:
-    assert jobs.names() == ["flax_mlm", "jax_hello", "keras_glue", "tf_images", "tf_squad", "torch_glue"]
+    assert {"flax_mlm", "jax_hello"} <= {*jobs.names()}
+    assert not {"runtime", "glue", "serve"} & {*jobs.names()}
     assert (jobs.find("flax_mlm").name, jobs.find("flax_mlm").framework) == ("flax_mlm", "jax")
     with pytest.raises(RequestError) as error:
         jobs.find(name)
