@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -66,84 +65,6 @@ def test_a_jobs_package_imports_no_more_than_what_its_metrics_are_defined_with(j
     of_definitions = ("from jobs.runtime.metric_definitions import ", "from jobs.glue import METRICS")
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     assert [line for line in imports if not line.startswith(of_definitions)] == []
-
-
-def lint_imports(house: Path) -> str:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        cwd=house, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    return done.stdout + done.stderr
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Path:
-    """A house of empty rooms under this project's import rules."""
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    empty = [
-        *("contracts/inventory.py", "contracts/errors.py", "contracts/run_directory.py"),
-        *("infra/catalogue/__init__.py", "infra/policy.py", "host/agent/start.py", "launch/plan.py"),
-        *("launch/targets.py", "backends/vm/access.py", "images/build.py", "fabfile/train.py"),
-        *("rehearsal/state.py", "jobs/runtime/cache.py", "jobs/runtime/metrics.py"),
-        *(f"backends/pods/{each.name}" for each in sorted((ROOT / "backends/pods").glob("[!_]*.py"))),
-        *("console/follow.py", "keeper/world.py"),
-        *(f"{job}/train.py" for job in JOBS),
-    ]
-    for name in empty:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        for folder in path.relative_to(tmp_path).parents[:-1]:
-            (tmp_path / folder / "__init__.py").touch()
-    return tmp_path
-
-
-def test_every_import_against_the_flow_breaks_its_rule(house: Path) -> None:
-    against = [
-        ("launch/plan.py", "fabfile.train", "none imports upwards"),
-        ("launch/plan.py", "console.follow", "none imports upwards"),
-        ("backends/vm/access.py", "console.follow", "none imports upwards"),
-        ("console/follow.py", "keeper.world", "none imports upwards"),
-        ("launch/plan.py", "infra.policy", "of infra only the catalogue"),
-        ("fabfile/train.py", "infra.policy", "of infra only the catalogue"),
-        ("launch/plan.py", "jobs.flax_mlm.train", "the rest by name"),
-        ("launch/plan.py", "jobs.runtime.metrics", "the rest by name"),
-        ("launch/targets.py", "jax", "loads no framework"),
-        ("images/build.py", "launch.targets", "no target in sight"),
-        ("backends/pods/cluster_runs.py", "launch.plan", "what looks at pods knows nothing of plans"),
-        ("jobs/runtime/cache.py", "launch.plan", "jobs know nothing of clouds"),
-        ("jobs/flax_mlm/train.py", "infra.catalogue", "jobs know nothing of clouds"),
-        ("jobs/runtime/cache.py", "jobs.flax_mlm.train", "jobs are siblings"),
-        ("infra/policy.py", "launch.plan", "infra knows nothing"),
-        ("infra/policy.py", "host.agent.start", "infra knows nothing"),
-        ("contracts/inventory.py", "infra.catalogue", "the contracts import nothing"),
-        ("host/agent/start.py", "jobs.runtime.cache", "the agent imports nothing of ours"),
-        ("rehearsal/state.py", "launch.plan", "knows nothing of what runs on it"),
-        ("rehearsal/state.py", "infra.policy", "the catalogue alone"),
-        ("infra/policy.py", "rehearsal.state", "never imports the rehearsal"),
-    ]
-    for path, name, _ in against:
-        with (house / path).open("a") as file:
-            file.write(f"import {name}\n")
-    sections = re.split(r"\n(.+)\n-{3,}\n", lint_imports(house))
-    broken = dict(zip(sections[1::2], sections[2::2], strict=True))
-    for path, name, rule in against:
-        (section,) = [section for title, section in broken.items() if rule in title]
-        importer = path.removesuffix(".py").replace("/", ".")
-        assert re.search(rf"^- +{re.escape(f'{importer} -> {name}')} \(l", section, re.MULTILINE), (
-            path,
-            name,
-        )
-
-
-def test_a_framework_loaded_through_the_runtime_and_a_job_of_no_rule_are_noticed(house: Path) -> None:
-    (house / "launch/plan.py").write_text("import jobs.runtime.cache\n")
-    (house / "jobs/runtime/cache.py").write_text("import jobs.runtime.metrics\n")
-    (house / "jobs/runtime/metrics.py").write_text("import jax\n")
-    assert re.search(r"loads no framework BROKEN", lint_imports(house))
-    (house / "jobs/torch_qa").mkdir()
-    (house / "jobs/torch_qa/__init__.py").touch()
-    assert "torch_qa" in lint_imports(house)
 
 
 KIND_OF_BACKEND = re.compile(
@@ -227,14 +148,6 @@ def test_arguments_of_a_training_run_reach_it_as_one_argument() -> None:
     # The shell reads the variable itself, so quotes inside need no care; without ARGS the option is absent.
     assert said.splitlines()[-1].endswith('fab train --job flax_mlm --args "$ARGS"')
     assert run_make("--dry-run", "train").splitlines()[-1].rstrip().endswith("--job flax_mlm")
-
-
-def test_ci_runs_the_commands_of_the_readme_and_stops_at_the_first_error_of_its_own() -> None:
-    script = (ROOT / ".ci" / "run").read_text()
-    assert "set -euo pipefail" in script
-    assert "make check" in script
-    assert "make test-all" in script
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
 def test_the_python_of_the_house_is_the_same_wherever_it_is_said() -> None:

@@ -1,9 +1,8 @@
-"""Every lock, of the checkout's environments and of the images, against what asks for it; and `make lock`."""
+"""Every lock, of the checkout's environments and of the images, against what asks for it."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,37 +92,3 @@ def test_what_builds_this_package_is_in_the_lock_so_that_an_install_fetches_noth
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (build,) = map(Requirement, project["build-system"]["requires"])
     assert build in list(asked(ROOT / "requirements/run.in"))
-
-
-def test_make_lock_says_which_pins_moved(tmp_path: Path) -> None:
-    for folder in ("requirements", "images/one", "tools"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "tools/lock.sh").write_text((ROOT / "tools/lock.sh").read_text())
-    for each in ("uv", "run", "jobs", "dev", "gpu", "tpu"):
-        (tmp_path / f"requirements/{each}.in").touch()
-    for each in ("requirements", "requirements-cpu", "overrides"):
-        (tmp_path / f"images/one/{each}.in").touch()
-    pin = "numpy=={} \\\n    --hash=sha256:00\n"
-    (tmp_path / "images/one/requirements.txt").write_text(pin.format(1))
-    # In uv's place, one that writes a lock of one pin and what it was asked.
-    uv = tmp_path / "uv"
-    uv.write_text(
-        f"#!/bin/sh\nfor last; do :; done\necho \"$@\" >>asked\nprintf '%s' '{pin.format(2)}' >\"$last\"\n"
-    )
-    uv.chmod(0o755)
-
-    def make_lock() -> str:
-        return subprocess.run(
-            ["sh", "tools/lock.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "UV": "uv", "UPGRADE": ""},
-            capture_output=True, text=True, timeout=60, check=True,
-        ).stdout  # fmt: skip
-
-    said = make_lock().splitlines()
-    assert "-images/one/requirements.txt:numpy==1" in said
-    for each in ("images/one/requirements.txt", "images/one/requirements-cpu.txt", "jobs.txt"):
-        assert f"+{each}:numpy==2" in said
-    *_, tpu, cpu = (tmp_path / "asked").read_text().splitlines()
-    assert "--overrides images/one/overrides.in" in tpu
-    assert "--constraint" not in tpu
-    assert "--constraint images/one/requirements.txt" in cpu
-    assert "every pin is what it was" in make_lock()

@@ -14,11 +14,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.datastructures import QueryParams
 
 from backends.local.local_backend import on_this_machine
 from console import export as exporting
 from console import follow, overview, removal
 from console import status as status_command
+from console.dashboard.folders import Place
+from console.dashboard.server import Dashboard
 from console.display import Progress
 from console.summary import summary
 from contracts.errors import RequestError
@@ -333,7 +336,11 @@ def odd_files(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
     st.lists(st.dictionaries(st.sampled_from(["step", "time", "loss", "x"]), ANYTHING), max_size=3),
 )
 def test_whatever_a_run_says_of_itself_every_reader_reads_it_and_the_run_beside_it(
-    write_run: WriteRun, beat: Beat, odd: Mapping[str, Mapping[str, Any]], lines: list[dict[str, Any]]
+    write_run: WriteRun,
+    beat: Beat,
+    runs_dir: Path,
+    odd: Mapping[str, Mapping[str, Any]],
+    lines: list[dict[str, Any]],
 ) -> None:
     good = write_run(GOOD, result={"outcome": "done", "steps": 3, "eval_loss": 1.5})
     bad = write_run(beats=[beat("stepping", step=3)] * 2, result={"outcome": "done"}, metrics=lines)
@@ -358,6 +365,16 @@ def test_whatever_a_run_says_of_itself_every_reader_reads_it_and_the_run_beside_
     compared = overview.compare(both, [overview.overview(run, "done") for run in both])
     for row in (*compared.about, *compared.settings, *compared.metrics):
         row.texts()
+    seen = Place("here", "here", RunsFolder(url=str(runs_dir), files=DiskFiles()), period_s=0.0)
+    dashboard, nothing = Dashboard([seen]), QueryParams()
+    answers = [dashboard.runs(), dashboard.compare([f"here/{run.run_id}" for run in both])]
+    for run in seen.look(30.0).runs.values():
+        assert not any("cannot be understood" in problem for problem in run.problems)
+        answers += [
+            dashboard.run(seen, run, nothing),
+            *([dashboard.curves(seen, run, nothing)] if run.run else []),
+        ]
+    json.dumps(answers, allow_nan=False)
 
 
 def test_a_result_that_cannot_be_read_is_none_that_is_missing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socketserver
 import threading
@@ -17,6 +16,7 @@ from console import notify
 from console.notify import Event, Undelivered, send
 from contracts.errors import RequestError
 from launch.runs import Run
+from tests.servers import Handler, serving
 
 SECRET_PART = "T00/B11/kcRe7s"
 FIELDS: dict[str, Any] = {
@@ -28,25 +28,20 @@ FIELDS: dict[str, Any] = {
 EVENT = Event(kind="failed", text="host 1 was killed <by & by>", **FIELDS)
 
 
-class Web(http.server.BaseHTTPRequestHandler):
+class Web(Handler):
     """Keeps what it is sent; /slow answers after a while, /CODE with that code, /away sends elsewhere."""
 
     got: list[tuple[str, Any]]
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.got.append((self.path, body))
+        self.got.append((self.path, json.loads(self.body())))
         last = self.path.rpartition("/")[2]
         if last == "slow":
             time.sleep(2)
-        self.send_response(302 if last == "away" else int(last) if last.isdigit() else 200)
-        self.send_header("Location", "/elsewhere")
-        self.end_headers()
+        status = 302 if last == "away" else int(last) if last.isdigit() else 200
+        self.reply(status=status, Location="/elsewhere")
 
     do_GET = do_POST
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 class Mail(socketserver.StreamRequestHandler):
@@ -76,10 +71,8 @@ class Mail(socketserver.StreamRequestHandler):
 @pytest.fixture
 def web() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     handler: Any = type("Here", (Web,), {"got": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/{SECRET_PART}", handler.got
-        server.shutdown()
+    with serving(handler) as address:
+        yield f"http://{address}/{SECRET_PART}", handler.got
 
 
 @pytest.fixture

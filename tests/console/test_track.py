@@ -32,6 +32,7 @@ from launch.remote_files import HostFiles
 from launch.runs import Run
 from launch.targets import Target
 from tests.launch.slices import ssh_backend
+from tests.servers import free_port
 
 WriteRun = Callable[..., Run]
 LIMIT_S = 90.0
@@ -219,12 +220,6 @@ def server(mlflow: Path, folder: Path, port: int) -> Iterator[subprocess.Popen[b
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.nightly

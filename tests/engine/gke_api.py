@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rehearsal.gcp_stand_in.world import World
+from tests.servers import Handler, serving
 
 CLUSTER, POOL = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"
 
@@ -18,24 +16,14 @@ CLUSTER, POOL = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePoo
 def served(world: World) -> Iterator[str]:
     """Its URL, as gcp:containerCustomEndpoint has it."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Clusters(Handler):
         def do_GET(self) -> None:
             found = answer(world, self.path.removeprefix("/v1/"))
             missing = {"error": {"code": 404, "status": "NOT_FOUND", "message": f"Not found: {self.path}"}}
-            content = json.dumps(missing if found is None else found).encode()
-            self.send_response(404 if found is None else 200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.reply(missing if found is None else found, 404 if found is None else 200)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/"
-        server.shutdown()
+    with serving(Clusters) as address:
+        yield f"http://{address}/v1/"
 
 
 def answer(world: World, name: str) -> dict[str, Any] | None:

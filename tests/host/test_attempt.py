@@ -19,7 +19,10 @@ from typing import Any
 
 import pytest
 
-from tests.host.conftest import CHECKOUT, INTERPRETERS, Agent, free_port, is_running, until
+from tests.host.conftest import CHECKOUT, INTERPRETERS, Agent
+from tests.processes import is_alive
+from tests.servers import free_port
+from tests.waiting import until
 
 SIZE = 4
 SILENCE_S = 5.0
@@ -148,7 +151,7 @@ def left_over(root: Path) -> list[int]:
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             texts = (place / "environ").read_bytes() + (place / "cmdline").read_bytes()
-            if os.fsencode(root) in texts and is_running(int(place.name)):
+            if os.fsencode(root) in texts and is_alive(int(place.name)):
                 found.append(int(place.name))
     return found
 

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.agent import files
-from tests.host.conftest import ONE, is_running
+from tests.host.conftest import ONE
+from tests.processes import is_alive
 
 TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)
 
@@ -155,7 +156,7 @@ def test_a_process_that_can_gives_its_stacks_anew_each_time_and_others_are_not_a
     assert "was never started" in agent.refusal("logs", **ONE, offset=0, limit_bytes=10)
     started = agent.start_and_hear('say("up"); live()')
     assert "no SIGUSR1 handler" in agent.refusal("stacks", **ONE, timeout_s=1)
-    assert is_running(started["pid"])
+    assert is_alive(started["pid"])
     agent.start_and_hear('signal.signal(signal.SIGUSR1, lambda *_: None); say("up"); live()', attempt=1)
     assert "did not answer" in agent.refusal("stacks", **{**ONE, "attempt": 1}, timeout_s=0.3)
     answers = """

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ import pytest
 
 from host.agent import preflight
 from host.agent.proc import parse_listeners
-from tests.host.conftest import free_port
+from tests.servers import Handler, free_port, serving
 
 
 def test_a_host_in_order_passes_every_check_and_tells_its_facts(host: Any) -> None:
@@ -119,15 +116,10 @@ def test_a_host_describes_itself_without_secrets(host: Any, monkeypatch: pytest.
     guest = {"hostkeys": {"ssh-ed25519": "AAAA"}, "tpu-stack": {"ready": "yes"}}
     told = {"startup-script": "s3cret", "agent-worker-number": "3"}
 
-    class Metadata(BaseHTTPRequestHandler):
+    class Metadata(Handler):
         def do_GET(self) -> None:
             assert self.headers["Metadata-Flavor"] == "Google"
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(guest if "guest-attributes" in self.path else told).encode())
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
+            self.reply(guest if "guest-attributes" in self.path else told)
 
     monkeypatch.setenv("TPU_SECRET_SETTING", "s3cret")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
@@ -137,13 +129,9 @@ def test_a_host_describes_itself_without_secrets(host: Any, monkeypatch: pytest.
     assert "memlock " in found["limits"] and "none of /dev/accel*" in found["device nodes"]
     assert found["guest attributes"].startswith("no metadata server answers")
     assert "TPU_SECRET_SETTING" in found["settings in the environment"].split(", ")
-    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    with serving(Metadata) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
         found = host.agent("describe")["found"]
-        server.shutdown()
-        thread.join()
     assert found["guest attributes"] == "hostkeys/ssh-ed25519, tpu-stack/ready"
     assert found["instance attributes"] == "agent-worker-number, startup-script"
     assert (found["agent-worker-number"], found["accelerator-type"]) == ("3", "none")

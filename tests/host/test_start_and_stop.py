@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from host.agent import proc
-from tests.host.conftest import AGENT, ONE, cut_off, is_running, until
+from tests.host.conftest import AGENT, ONE, cut_off
+from tests.processes import is_alive
+from tests.waiting import until
 
 LIVES = 'say("up"); live()'
 SAVES = """
@@ -184,7 +186,7 @@ def test_stops_at_once_send_one_sigterm_and_leave_a_job_and_its_children_the_tim
     assert {one["code"] for one in stopped} == {75}
     up, saving, saved, child = agent.log().splitlines()
     assert (up, saving, saved) == ("up", "saving True", "saved, and its child ended with None")
-    until(lambda: not is_running(int(child)))
+    until(lambda: not is_alive(int(child)))
     assert agent.stop(5)["how"] == "not running"
     assert agent("stop", run_id="run-9", grace_s=5)["stopped"] == []
 
@@ -200,7 +202,7 @@ def test_a_job_that_does_not_stop_is_killed_and_that_is_no_failure(agent: Any, i
     stopped = agent.stop(0.5)
     assert 0.5 < time.monotonic() - before < 5
     assert (stopped["how"], stopped["signal"]) == ("killed", 9)
-    assert not is_running(started["pid"])
+    assert not is_alive(started["pid"])
     agent.ended()
     assert agent.heartbeat()["state"] == "stopped"
     assert not (agent.run_dir / "result.json").exists()

@@ -21,7 +21,9 @@ from host.agent.proc import NO_MEMORY, oom_kills
 from host.agent.process import Process, exit_record
 from host.agent.run_files import RunFiles
 from jobs.runtime.bucket_files import files_of
-from tests.host.conftest import CHECKOUT, cut_off, is_running, until
+from tests.host.conftest import CHECKOUT, cut_off
+from tests.processes import is_alive
+from tests.waiting import until
 
 SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
 TAKEN = "port 99 is taken on this host; end the process that has it, or use another port"
@@ -119,7 +121,7 @@ for options in ({}, {"preexec_fn": lambda: os.setpgid(0, 0)}, {"start_new_sessio
     agent.ended()
     pids = [int(line) for line in agent.log().split()]
     assert len(pids) == 3
-    until(lambda: not any(map(is_running, pids)), timeout_s=2)
+    until(lambda: not any(map(is_alive, pids)), limit_s=2)
 
 
 def test_a_run_directory_that_vanished_does_not_end_the_supervision(agent: Any) -> None:
@@ -189,9 +191,9 @@ def test_a_process_without_supervisor_and_guard_is_stopped_whole(agent: Any, is_
     if is_killed:
         os.kill(started["pid"], signal.SIGKILL)
         until(lambda: agent.status()["state"] == "lost")
-    assert is_running(grandchild)
+    assert is_alive(grandchild)
     assert agent.stop(5)["how"] == ("killed" if is_killed else "terminated")
-    assert not is_running(started["pid"]) and not is_running(grandchild)
+    assert not is_alive(started["pid"]) and not is_alive(grandchild)
     assert agent.status()["state"] == ("lost" if is_killed else "exited")
 
 
@@ -199,7 +201,7 @@ def test_a_process_whose_supervisor_is_killed_is_ended_and_reported(agent: Any) 
     started = agent.start_and_hear('beat("stepping", 3); say("up"); live()')
     os.killpg(agent.record()["supervisor_pid"], signal.SIGKILL)  # its whole session: the guard is in another
     until(lambda: agent.status()["state"] == "exited")
-    assert not is_running(started["pid"])
+    assert not is_alive(started["pid"])
     until((agent.run_dir / "result.json").exists)
     assert agent.result()["error"] == "host 0: its supervisor was killed\nup"
 

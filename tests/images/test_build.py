@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from images.docker_client import ImageError, buildkit
 from images.local_images import BuildResult
 from images.recipe import Recipe
 from launch.jobs import CHECKOUT
+from tests import waiting
 
 slow = pytest.mark.slow
 FAILS = "def main():\n    print('FAIL step  loss is nan')\n    raise SystemExit(1)\n"
@@ -254,18 +254,12 @@ def test_a_second_signal_leaves_no_build_behind(tmp_path: Path) -> None:
     client = tmp_path / "docker"
     client.write_text(DEAF)
 
-    def wait_for(name: str) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not (tmp_path / name).exists():
-            assert time.monotonic() < deadline, name
-            time.sleep(0.01)
-
     words = [sys.executable, "-c", BUILDS, str(client)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT) as process:
         assert process.stderr is not None
         until(process.stderr, "builds")
         process.send_signal(signal.SIGTERM)
-        wait_for("docker.told")
+        waiting.until((tmp_path / "docker.told").exists, LIMIT_S)
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
     assert process.wait(LIMIT_S) != 0

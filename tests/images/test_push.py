@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import http.server
 import io
 import json
 import os
 import re
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from contracts.errors import RequestError
 from images import local_images, push
 from images.push import explained
 from images.recipe import BASE_VARIABLE, Recipe
+from tests.servers import Handler, serving
 
 slow = pytest.mark.slow  # seconds, but they need Docker
 
@@ -36,59 +36,55 @@ esac
 """
 
 
-class Registry(http.server.ThreadingHTTPServer):
-    """Speaks as much of the registry's protocol as a push takes. refusal: status, code and message for every upload."""
+@dataclasses.dataclass
+class Registry:
+    """refusal: status, code and message for every upload."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.refusal: tuple[int, str, str] | None = None
-        self.stored: dict[str, bytes] = {}
-        self.manifests: dict[str, str] = {}
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_address[1]}"
+    host: str = ""
+    refusal: tuple[int, str, str] | None = None
+    stored: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    manifests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Registry
+class Protocol(Handler):
+    """As much of the registry's protocol as a push takes."""
+
+    registry: Registry
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self.server.refusal is not None and self.server.refusal[0] == 401:
-            self._answer(401, WWW_Authenticate='Basic realm="registry"')
+        if self.registry.refusal is not None and self.registry.refusal[0] == 401:
+            self.reply_with(401, WWW_Authenticate='Basic realm="registry"')
         else:
-            self._answer(200)
+            self.reply_with(200)
 
     def do_HEAD(self) -> None:
-        self._answer(200 if self.path.rpartition("/")[2] in self.server.stored else 404)
+        self.reply_with(200 if self.path.rpartition("/")[2] in self.registry.stored else 404)
 
     def do_POST(self) -> None:
-        if self.server.refusal is not None:
-            status, code, message = self.server.refusal
-            self._answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode())
+        if self.registry.refusal is not None:
+            status, code, message = self.registry.refusal
+            self.reply_with(status, {"errors": [{"code": code, "message": message}]})
             return
-        self._answer(202, Location=f"http://{self.server.host}{self.path}one", Docker_Upload_UUID="one")
+        self.reply_with(202, Location=f"http://{self.registry.host}{self.path}one", Docker_Upload_UUID="one")
 
     def do_PATCH(self) -> None:
-        body = self.server.stored[self.path] = self._body()
-        self._answer(202, Location=f"http://{self.server.host}{self.path}", Range=f"0-{len(body) - 1}")
+        body = self.registry.stored[self.path] = self.body()
+        self.reply_with(202, Location=f"http://{self.registry.host}{self.path}", Range=f"0-{len(body) - 1}")
 
     def do_PUT(self) -> None:
-        body = self._body()
+        body = self.body()
         if "/manifests/" in self.path:
             digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-            self.server.manifests[self.path] = digest
+            self.registry.manifests[self.path] = digest
         else:
             path, _, digest = self.path.replace("%3A", ":").partition("?digest=")
-            self.server.stored[digest] = self.server.stored.pop(path, b"") + body
-        self._answer(201, Docker_Content_Digest=digest)
+            self.registry.stored[digest] = self.registry.stored.pop(path, b"") + body
+        self.reply_with(201, Docker_Content_Digest=digest)
 
-    def _body(self) -> bytes:
+    def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return super().body() if "Content-Length" in self.headers else b""
         found = b""
         while size := int(self.rfile.readline(), 16):
             found += self.rfile.read(size)
@@ -96,29 +92,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return found
 
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        if self.command == "POST" and self.server.refusal:
-            self._body()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Docker-Distribution-Api-Version", "registry/2.0")
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a test says itself what was asked."""
+    def reply_with(self, status: int, content: Any = b"", **headers: str) -> None:
+        if self.command == "POST" and self.registry.refusal:
+            self.body()
+        self.reply(content, status, Docker_Distribution_Api_Version="registry/2.0", **headers)
 
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    with Registry() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(10)
+    made = Registry()
+    with serving(type("Here", (Protocol,), {"registry": made})) as address:
+        made.host = address
+        yield made
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 
 from images.smoke import apart, checks, lock
 from launch import jobs
+from tests.processes import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "images"
@@ -152,7 +153,7 @@ def test_a_check_that_hangs_ends_with_its_traces_and_what_it_started(image: Imag
     assert not verdict.ok
     assert "not done after 4 s: it hangs" in verdict.finding
     assert "in waits_for_ever" in verdict.finding
-    assert not _alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,6 @@ def test_a_lock_is_pins_and_nothing_else_and_whatever_differs_from_it_is_named(i
     for line in ("numpy>=2", "numpy==2 ; python_version > '3'", "-r other.txt", "https://x/y.whl"):
         with pytest.raises(ValueError, match=r"line 1 of the lock .*NAME==VERSION"):
             lock.read(line)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 # --- what the frameworks' own files have, which are read and not run: what they are made for is not here ----------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import http.server
 import json
 import threading
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
+
+from tests.servers import Handler, serving
 
 REFUSALS = {
     "busy": (503, b"busy"),
@@ -18,7 +19,7 @@ REFUSALS = {
 }
 
 
-class Bucket(http.server.BaseHTTPRequestHandler):
+class Bucket(Handler):
     """Objects with generations.
 
     requests: method and path of each. faults: what happens to the next ones: "lost" (done, unanswered), "busy", or to
@@ -101,16 +102,10 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None: ...
-
 
 @contextlib.contextmanager
 def served() -> Iterator[str]:
     """Serve an empty one; its URL, for STORAGE_EMULATOR_HOST."""
     Bucket.objects, Bucket.faults, Bucket.requests = {}, [], []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Bucket) as address:
+        yield f"http://{address}"

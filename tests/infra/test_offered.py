@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from infra.offered import Offered, Organisation
 from rehearsal.tpu_api import TpuApi
 from tests.infra.conftest import Configure
 from tests.infra.policy.stacks import a_slice, a_stack, an_nfs
+from tests.servers import Handler, serving
 
 DISABLED = "Compute Engine API has not been used in project 1 before or it is disabled."
 
@@ -34,39 +33,28 @@ class Google:
         self.answers: dict[str, tuple[int, Any]] = {}
         self.hangs = threading.Event()
         self.hangs.set()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.hangs.wait(20)
-                missing = (404, {"error": {"status": "NOT_FOUND", "message": "was not found"}})
-                status, body = outer.answers.get(self.path, missing)
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.do_GET()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = ""
 
 
 @pytest.fixture
 def google() -> Iterator[Google]:
     made = Google()
-    yield made
-    made.hangs.set()
-    made.server.shutdown()
-    made.server.server_close()
+
+    class Answering(Handler):
+        def do_GET(self) -> None:
+            made.hangs.wait(20)
+            missing = (404, {"error": {"status": "NOT_FOUND", "message": "was not found"}})
+            status, content = made.answers.get(self.path, missing)
+            self.reply(content, status)
+
+        def do_POST(self) -> None:
+            self.body()
+            self.do_GET()
+
+    with serving(Answering) as address:
+        made.url = f"http://{address}"
+        yield made
+        made.hangs.set()
 
 
 def settings(tpu_api: TpuApi, google: Google | None = None) -> dict[str, str]:

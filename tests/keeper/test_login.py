@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
+import dataclasses
 import importlib.resources
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from keeper import login
 from launch.hosts import HostError
 from rehearsal.tpu_api.discovery import Document
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
+from tests.servers import Handler, serving
 
 EMAIL = "tpu-stack-dev-keeper@my-project.iam.gserviceaccount.com"
 USER = "sa_104372000000000000001"
@@ -28,17 +28,16 @@ SHIPPED = importlib.resources.files("googleapiclient") / "discovery_cache/docume
 DOCUMENT = Document(json.loads(SHIPPED.read_text().replace('"v1/', '"v2/')))
 
 
-class Google(http.server.ThreadingHTTPServer):
+@dataclasses.dataclass
+class OsLogin:
     """keys: of each import the key and its end. status: what the next one is answered with."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.keys: list[dict[str, Any]] = []
-        self.status = 200
+    keys: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    status: int = 200
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Google
+class Google(Handler):
+    os_login: OsLogin
 
     def do_GET(self) -> None:
         assert self.headers["Metadata-Flavor"] == "Google"
@@ -52,45 +51,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         assert self.headers["Authorization"] == "Bearer t0ken"
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        call = DOCUMENT.call("POST", self.path.replace("/v1/", "/v2/", 1), body)
+        call = DOCUMENT.call("POST", self.path.replace("/v1/", "/v2/", 1), self.body())
         assert call.method.id == "oslogin.users.importSshPublicKey"
         assert (call.resource, call.query) == (f"users/{EMAIL}", {"projectId": "my-project"})
-        if self.server.status != 200:
-            error = {"code": self.server.status, "message": "OS Login API has not been used"}
-            self._answer({"error": error}, self.server.status)
+        if self.os_login.status != 200:
+            error = {"code": self.os_login.status, "message": "OS Login API has not been used"}
+            self._answer({"error": error}, self.os_login.status)
             return
-        self.server.keys.append(call.body)
+        self.os_login.keys.append(call.body)
         accounts = [{"username": USER, "primary": True}]
         answer = {"loginProfile": {"name": EMAIL, "posixAccounts": accounts}}
         assert DOCUMENT.wrong("ImportSshPublicKeyResponse", answer) == []
         self._answer(answer)
 
     def _answer(self, value: Any, status: int = 200) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        for name, text in {"Metadata-Flavor": "Google", "Content-Type": "application/json"}.items():
-            self.send_header(name, text)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.reply(value, status, Metadata_Flavor="Google", Content_Type="application/json")
 
 
 @pytest.fixture
-def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    server = Google()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    address = f"127.0.0.1:{server.server_port}"
-    monkeypatch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", address)
-    monkeypatch.setattr(login, "ENDPOINT", f"http://{address}")
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[OsLogin]:
+    os_login = OsLogin()
+    with serving(type("Here", (Google,), {"os_login": os_login})) as address:
+        monkeypatch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", address)
+        monkeypatch.setattr(login, "ENDPOINT", f"http://{address}")
+        yield os_login
 
 
 def inventory(project: str | None = "my-project") -> Inventory:
@@ -99,7 +83,7 @@ def inventory(project: str | None = "my-project") -> Inventory:
 
 
 def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a_key_that_is_made_once_a_day(
-    google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    google: OsLogin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
     monkeypatch.setattr(login, "clock_s", lambda: now_s[0])
@@ -122,7 +106,7 @@ def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a
 
 
 def test_a_key_that_os_login_has_not_taken_is_not_used_and_the_next_look_tries_again(
-    google: Google, tmp_path: Path
+    google: OsLogin, tmp_path: Path
 ) -> None:
     key = tmp_path / "id_ed25519"
     environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import logging
 import socket
 import threading
@@ -20,6 +18,7 @@ from jobs.runtime.bucket_files import BucketFiles
 from launch import remote_files
 from launch.hosts import Agent, HostError
 from launch.remote_files import Buckets, HostFiles, reach
+from tests.servers import Handler, serving
 
 NoneFound: Callable[[str], Exception] = google.auth.exceptions.DefaultCredentialsError
 Expired: Callable[[str], Exception] = google.auth.exceptions.RefreshError
@@ -28,7 +27,7 @@ SAID = "ann@example.com does not have storage.objects.list access."
 KEY = "Bearer of-ann"
 
 
-class Google(http.server.BaseHTTPRequestHandler):
+class Google(Handler):
     """Each bucket is named by how it answers: to all, and to those with a key."""
 
     def do_GET(self) -> None:
@@ -43,26 +42,15 @@ class Google(http.server.BaseHTTPRequestHandler):
             "hidden": (401, 404),
         }[bucket]
         status = known if self.headers["Authorization"] == KEY else anybody
-        body = json.dumps({"error": {"message": f"{SAID}\nMore."}}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
+        self.reply({"error": {"message": f"{SAID}\nMore."}}, status)
 
 
 @pytest.fixture(autouse=True)
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Google) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        here = f"127.0.0.1:{server.server_port}"
+    with serving(Google) as here:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{here}")
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         yield here
-        server.shutdown()
-        thread.join()
 
 
 class Ann:

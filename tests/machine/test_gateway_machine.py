@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import http.server
 import os
 import re
 import struct
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ import pytest
 from infra import startup
 from tests.machine import debian
 from tests.machine.guest import Disk, Ended, Guest, GuestError, started
+from tests.servers import Handler, serving
 
 # Each run boots the machine, and may build its disk first.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,7 +40,7 @@ UID, GID = 4242, 4343
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Told:
+class GuestAttribute:
     """One guest attribute that the machine set."""
 
     path: str
@@ -55,7 +54,7 @@ class Gateway:
 
     guest: Guest
     metadata: str
-    told: list[Told]
+    attributes: list[GuestAttribute]
     share: Disk
     swap: Disk
     scribbled: Disk
@@ -99,7 +98,7 @@ def running(folder: Path, *, installed: bool = False) -> Iterator[Gateway]:
         file.seek(5000)
         file.write(b"somebody's data in a format that nobody knows")
     with (
-        _metadata_server() as (port, told),
+        _metadata_server() as (port, attributes),
         started(debian.image(installed=installed), (share, swap, scribbled), folder) as guest,
     ):
         metadata = f"10.0.2.2:{port}"
@@ -118,7 +117,7 @@ def running(folder: Path, *, installed: bool = False) -> Iterator[Gateway]:
         yield Gateway(
             guest=guest,
             metadata=metadata,
-            told=told,
+            attributes=attributes,
             share=share,
             swap=swap,
             scribbled=scribbled,
@@ -128,29 +127,18 @@ def running(folder: Path, *, installed: bool = False) -> Iterator[Gateway]:
 
 
 @contextmanager
-def _metadata_server() -> Iterator[tuple[int, list[Told]]]:
-    """Google's metadata server as far as setting guest attributes goes; its port, and what it was told."""
-    told: list[Told] = []
+def _metadata_server() -> Iterator[tuple[str, list[GuestAttribute]]]:
+    """Google's metadata server as far as setting guest attributes goes: its port, and those that were set."""
+    attributes: list[GuestAttribute] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Metadata(Handler):
         def do_PUT(self) -> None:
-            value = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            told.append(Told(path=self.path, flavor=self.headers["Metadata-Flavor"], value=value))
-            self.send_response(200)
-            self.end_headers()
+            flavor, value = self.headers["Metadata-Flavor"], self.body().decode()
+            attributes.append(GuestAttribute(path=self.path, flavor=flavor, value=value))
+            self.reply()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address[1], told
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Metadata) as address:
+        yield address.rpartition(":")[2], attributes
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +166,11 @@ def test_the_first_run_makes_a_file_system_serves_it_to_hosts_and_nothing_else_a
     assert "tpu-stack: made an ext4 file system on the empty disk /dev/disk/by-id/google-share" in lines
     assert lines[-1] == READY
     # Who waits for the gateway learns when it is ready.
-    assert [each.value for each in gateway.told[:2]] == ["starting", "yes"]
-    assert {each.path for each in gateway.told} == {
+    assert [each.value for each in gateway.attributes[:2]] == ["starting", "yes"]
+    assert {each.path for each in gateway.attributes} == {
         "/computeMetadata/v1/instance/guest-attributes/tpu-stack/ready"
     }
-    assert {each.flavor for each in gateway.told} == {"Google"}
+    assert {each.flavor for each in gateway.attributes} == {"Google"}
 
     assert gateway.host_first.status == 0
     source, options = guest.read("findmnt", "--noheadings", "--output", "SOURCE,OPTIONS", MOUNT).split()
@@ -264,7 +252,7 @@ def test_a_disk_with_somebody_else_s_data_is_left_alone(gateway: Gateway, name: 
     assert line.startswith(f"tpu-stack: FAILED: the disk /dev/disk/by-id/google-{name} ")
     assert reason in line
     assert hashlib.sha256(disk.file.read_bytes()).hexdigest() == before
-    assert gateway.told[-1].value.startswith("no: the disk ")
+    assert gateway.attributes[-1].value.startswith("no: the disk ")
 
 
 @pytest.mark.nightly
@@ -296,7 +284,7 @@ def test_a_host_that_boots_before_its_gateway_mounts_as_soon_as_it_serves(gatewa
     try:
         ended = gateway.start_up("/opt/startup/tpu-host")
         assert ended.status == 0
-        assert gateway.told[-1].value == "mounting"
+        assert gateway.attributes[-1].value == "mounting"
         gateway.guest.until(
             "sh", "-c", "journalctl --boot --unit tpu-stack-share | grep -q refused", limit_s=60
         )

@@ -1,30 +1,26 @@
 """The stand-in for the gcp provider: what it takes, what it refuses, and what there is afterwards."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contracts.aliases import Json
-from rehearsal.gcp_stand_in import arguments, tpu_vm
+from rehearsal.gcp_stand_in import arguments
 from rehearsal.gcp_stand_in.arguments import UNKNOWN
 from rehearsal.gcp_stand_in.provider import Provider, provider_settings
 from rehearsal.gcp_stand_in.table import KINDS
-from rehearsal.gcp_stand_in.world import Thing, World, WorldError
-from rehearsal.tpu_api import Delays, TpuApi
+from rehearsal.gcp_stand_in.world import World, WorldError
 
 NETWORK = "gcp:compute/network:Network"
 DISK = "gcp:compute/disk:Disk"
 BUCKET = "gcp:storage/bucket:Bucket"
 ACCOUNT = "gcp:serviceaccount/account:Account"
-FILESTORE = "gcp:filestore/instance:Instance"
 NODE_POOL = "gcp:container/nodePool:NodePool"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"
 INSTANCE = "gcp:compute/instance:Instance"
 ADDRESS = "gcp:compute/address:Address"
 SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
-REPOSITORY = "gcp:artifactregistry/repository:Repository"
 
 DISK_INPUTS: Json = {"name": "d", "project": "p", "zone": "us-central1-a", "size": 10}
 VM_INPUTS: Json = {
@@ -34,7 +30,6 @@ VM_INPUTS: Json = {
     "acceleratorType": "v5litepod-16",
     "runtimeVersion": "v2-alpha-tpuv5-lite",
 }
-VM_ID = "projects/p/locations/us-central1-a/nodes/tpu"
 
 
 def urn(type_token: str, name: str = "thing") -> str:
@@ -174,38 +169,7 @@ def test_a_change_is_made_in_place_where_google_can_and_by_a_new_one_elsewhere(
     assert again == (changed if replaces else [])
 
 
-def test_null_and_absent_are_the_same_ignored_changes_are_none_and_the_old_one_goes_first(
-    gcp: Provider,
-) -> None:
-    assert diff(gcp, NETWORK, {"name": "a", "mtu": None}, {"name": "a"}) == ([], [])
-    assert gcp.diff(urn(NETWORK), {"mtu": 1}, {"mtu": 2}, ["mtu"]) == ([], [])
-    # Where the provider could have given the name.
-    assert gcp.old_first(urn(DISK), ["zone"], ["zone"])
-    assert not gcp.old_first(urn(DISK), ["name"], ["name"])
-    assert not gcp.old_first(urn(DISK), ["size"], [])
-    assert not gcp.old_first(urn(REPOSITORY), ["location"], ["location"])
-
-
 # --- what there is ------------------------------------------------------------------------------------------------
-
-
-def test_what_is_made_is_in_the_world_until_it_is_deleted_and_its_name_is_taken(
-    gcp: Provider, world: World
-) -> None:
-    own_id, made = gcp.create(urn(DISK), DISK_INPUTS, 0)
-    assert own_id == "projects/p/zones/us-central1-a/disks/d"
-    assert made["selfLink"].endswith(own_id)
-    assert [thing.id for thing in world.with_type("compute:Disk")] == [own_id]
-    with pytest.raises(WorldError, match=r"Error 409.*already exists"):
-        gcp.create(urn(DISK, "other"), DISK_INPUTS, 0)
-    world.replace(Thing(type=DISK, id=own_id, inputs=DISK_INPUTS | {"size": 99}, outputs={"size": 99}))
-    found = gcp.read(urn(DISK), own_id, DISK_INPUTS)  # as somebody else has changed it
-    assert found is not None and found[0]["size"] == 99 and found[1]["size"] == 99
-    gcp.delete(urn(DISK), own_id, 0)
-    gcp.delete(urn(DISK), own_id, 0)  # twice is as good as once
-    assert world.things() == {} and gcp.read(urn(DISK), own_id, DISK_INPUTS) is None
-    with pytest.raises(WorldError, match="Error 404"):
-        gcp.update(urn(DISK), own_id, DISK_INPUTS, DISK_INPUTS | {"size": 20}, 0)
 
 
 def test_what_is_in_use_is_kept_but_a_disk_is_taken_out_of_the_machine_that_runs(
@@ -239,84 +203,6 @@ def test_what_is_in_use_is_kept_but_a_disk_is_taken_out_of_the_machine_that_runs
     gcp.delete(urn(ADDRESS), address_id, 0)
     gcp.delete(urn(SUBNETWORK), subnet_id, 0)
     assert world.things() == {}
-
-
-def test_google_keeps_what_it_filled_in_sorts_cleanup_policies_and_takes_the_name_out_of_a_link(
-    gcp: Provider,
-) -> None:
-    inputs: Json = {"accountId": "runner", "project": "p"}
-    own_id, made = gcp.create(urn(ACCOUNT), inputs, 0)
-    after = gcp.update(urn(ACCOUNT), own_id, inputs, inputs | {"displayName": "Runner"}, 0)
-    assert made["email"] == "runner@p.iam.gserviceaccount.com"
-    assert after == made | {"displayName": "Runner"}
-    again = gcp.read(urn(ACCOUNT), own_id, inputs)
-    assert again is not None and again[1] == after
-
-    share = {"name": "share", "project": "p", "location": "us-central1-a", "tier": "BASIC_HDD"}
-    inputs = share | {
-        "networks": [{"network": "n", "modes": ["MODE_IPV4"]}],
-        "fileShares": {"capacityGb": 1024},
-    }
-    own_id, made = gcp.create(urn(FILESTORE), inputs, 0)
-    after = gcp.update(urn(FILESTORE), own_id, inputs, inputs | {"fileShares": {"capacityGb": 2048}}, 0)
-    assert after["networks"] == made["networks"] and after["networks"][0]["ipAddresses"]
-
-    policies = [{"id": "keep"}, {"id": "delete"}]
-    inputs = {"repositoryId": "r", "project": "p", "location": "us-central1", "cleanupPolicies": policies}
-    own_id, made = gcp.create(urn(REPOSITORY), inputs, 0)
-    found = gcp.read(urn(REPOSITORY), own_id, inputs)
-    assert found is not None and found[0]["cleanupPolicies"] == policies[::-1] == made["cleanupPolicies"]
-
-    router = "projects/p/regions/us-central1/routers/r"
-    inputs = {"name": "nat", "project": "p", "region": "us-central1", "router": router}
-    assert gcp.create(urn("gcp:compute/routerNat:RouterNat"), inputs, 0)[0] == "p/us-central1/r/nat"
-
-
-# --- TPU VMs ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def api() -> Iterator[TpuApi]:
-    with TpuApi(capacity={"us-central1-a:v5litepod:on-demand": 16}, delays=Delays().scaled(0.01)) as api:
-        yield api
-
-
-@pytest.fixture
-def tpus(api: TpuApi, world: World) -> Provider:
-    return Provider(settings={"project": "p", "tpuV2CustomEndpoint": f"{api.url}/v2/"}, world=world)
-
-
-def test_a_tpu_vm_is_a_node_of_the_cloud_tpu_api_changed_in_place(tpus: Provider, api: TpuApi) -> None:
-    account = {"email": "runner@p.iam.gserviceaccount.com", "scopes": ["cloud-platform"]}
-    api.control.inject("too-many-requests", "nodes.create", times=2)  # tried again silently
-    own_id, made = tpus.create(
-        urn(TPU_VM), VM_INPUTS | {"serviceAccount": account, "labels": {"team": "nlp"}}, 30
-    )
-    assert own_id == VM_ID
-    assert (made["state"], len(made["networkEndpoints"])) == ("READY", 4)
-    assert made["effectiveLabels"] == {"team": "nlp", "goog-pulumi-provisioned": "true"}
-    (node,) = api.control.alive()["nodes"]
-    assert node["name"] == VM_ID
-    after = tpus.update(urn(TPU_VM), VM_ID, VM_INPUTS, VM_INPUTS | {"metadata": {"a": "b"}}, 30)
-    assert after["metadata"] == {"a": "b"} and after["state"] == "READY"
-    tpus.delete(urn(TPU_VM), own_id, 30)
-    assert api.control.alive()["nodes"] == []
-    tpus.delete(urn(TPU_VM), own_id, 30)
-
-
-def test_what_the_api_refuses_is_told_and_nothing_is_left(
-    tpus: Provider, api: TpuApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(WorldError, match="googleapi: Error 400"):
-        tpus.create(urn(TPU_VM), VM_INPUTS | {"acceleratorType": "v5litepod-3"}, 30)
-    api.control.set_capacity("us-central1-a:v5litepod:on-demand", 0)
-    with pytest.raises(WorldError, match="Error code 8, message: There is no more capacity"):
-        tpus.create(urn(TPU_VM), VM_INPUTS, 30)
-    monkeypatch.setattr(tpu_vm, "IN_FLIGHT_S", 0.2)
-    api.control.inject("too-many-requests", "nodes.create", times=1000)
-    with pytest.raises(WorldError, match="Error creating Vm: googleapi: Error 429"):
-        tpus.create(urn(TPU_VM), VM_INPUTS, 0.1)
-    assert api.control.alive()["nodes"] == []
 
 
 def test_the_access_token_is_not_kept() -> None:

@@ -55,124 +55,6 @@ def test_a_request_goes_through_the_queue_to_active_is_deleted_by_force_and_its_
     assert moments == sorted(moments)
 
 
-def test_the_oldest_request_that_fits_is_served_and_one_that_does_not_fit_holds_up_nobody(
-    new_lab: Any,
-) -> None:
-    lab = new_lab(capacity={SPOT: 0, ON_DEMAND: 0, "us-central1-a:v4:on-demand": 4})
-    # A pool that is named is offered also where the catalogue does not have it.
-    assert lab.ready_node("v4", "v4-8", runtimeVersion="tpu-ubuntu2204-base")["state"] == "READY"
-    lab.enqueue("large", lab.wanted("large-node", "v5litepod-32"))
-    lab.enqueue("second-by-name")
-    lab.enqueue("first-by-name")
-    lab.control.advance(2)
-    lab.control.set_capacity(SPOT, 16)
-    lab.control.advance(3600)
-    states = [lab.queue_state(each) for each in ("large", "second-by-name", "first-by-name")]
-    assert states == [WAITING, "ACTIVE", WAITING]
-    lab.control.preempt("second-by-name")  # its chips serve the next
-    lab.control.advance(60)
-    assert lab.queue_state("first-by-name") == "ACTIVE"
-    lab.control.set_capacity(SPOT, 0)  # takes nothing from anybody
-    # Chips of one tier do not serve another.
-    reserved = {**lab.wanted("r-node"), "reservationName": f"{lab.zone}/reservations/mine", "guaranteed": {}}
-    del reserved["spot"]
-    lab.enqueue("reserved", reserved)
-    lab.enqueue("on-demand", {"tpu": lab.wanted("d-node")["tpu"]})
-    lab.control.advance(60)
-    states = [lab.queue_state(each) for each in ("large", "first-by-name", "reserved", "on-demand")]
-    assert states == [WAITING, "ACTIVE", "ACTIVE", WAITING]
-
-
-def test_a_request_that_still_waits_when_its_time_is_over_fails_for_good(new_lab: Any) -> None:
-    lab = new_lab(capacity={SPOT: 16})
-    policy = {"validUntilDuration": "3600s"}
-    lab.active("in-time", lab.wanted("served", queueingPolicy=policy))
-    lab.enqueue("q", lab.wanted("n", queueingPolicy=policy))
-    lab.control.advance(3599)
-    assert lab.queue_state("q") == WAITING
-    lab.control.advance(1)
-    state = lab.queued("q")["state"]
-    assert (state["state"], state["stateInitiator"]) == ("FAILED", "SERVICE")
-    assert "valid-until" in state["failedData"]["error"]["message"]
-    lab.control.set_capacity(SPOT, 64)
-    lab.control.advance(3600)
-    assert (lab.queue_state("q"), lab.queue_state("in-time")) == ("FAILED", "ACTIVE")
-    lab.delete_queued("q")  # needs no force where there is no node
-
-
-@pytest.mark.parametrize("leave_nodes", [False, True])
-def test_a_preempted_one_is_suspended_and_never_queued_again(lab: Any, leave_nodes: bool) -> None:
-    lab.active("q")
-    lab.control.preempt("q", leave_nodes)
-    assert (lab.queue_state("q"), lab.node_state("q-node")) == ("SUSPENDING", "PREEMPTED")
-    lab.control.advance(1e6)
-    suspended = {"state": "SUSPENDED", "stateInitiator": "SERVICE", "suspendedData": {}}
-    assert lab.queued("q")["state"] == suspended
-    if leave_nodes:
-        assert lab.node_state("q-node") == "PREEMPTED"
-        assert lab.refused(lambda: lab.delete_queued("q"))["status"] == "FAILED_PRECONDITION"
-    lab.delete_queued("q", force=leave_nodes)
-    lab.control.advance(60)
-    assert lab.control.alive()["nodes"] == lab.control.alive()["queuedResources"] == []
-
-
-def test_a_request_sent_again_with_its_request_id_is_carried_out_once(lab: Any) -> None:
-    first = lab.enqueue("q", requestId="6d2e")
-    assert lab.enqueue("q", requestId="6d2e")["name"] == first["name"]
-    assert lab.refused(lambda: lab.enqueue("another", requestId="6d2e"))["status"] == "INVALID_ARGUMENT"
-    assert lab.refused(lambda: lab.enqueue("q"))["status"] == "ALREADY_EXISTS"
-    # httplib2 sends a create again by itself when its answer is lost: without a request id it "already exists".
-    for own_id, query in (("lost", {}), ("found", {"requestId": "7d2e"})):
-        lab.control.inject("cut-after", times=1)
-        if query:
-            assert lab.enqueue(own_id, **query)["metadata"]["verb"] == "create"
-        else:
-            assert lab.refused(lambda: lab.enqueue("lost"))["status"] == "ALREADY_EXISTS"
-    assert len(lab.control.alive()["queuedResources"]) == 3
-
-
-def test_more_than_a_projects_quota_is_refused_and_what_is_dead_counts_until_it_is_deleted(
-    new_lab: Any,
-) -> None:
-    lab = new_lab(quota={SPOT: 16})
-    lab.active("q")
-    elsewhere = lab.wanted("n")
-    elsewhere["tpu"]["nodeSpec"][0]["parent"] = parent = "projects/another/locations/us-central1-a"
-    lab.queue.create(parent=parent, queuedResourceId="q", body=elsewhere).execute()
-    lab.control.preempt(f"{lab.zone}/queuedResources/q")
-    lab.control.advance(60)
-    error = lab.refused(lambda: lab.enqueue("next"))
-    assert (error["code"], error["status"]) == (429, "RESOURCE_EXHAUSTED")
-    assert error["message"] == (
-        "Quota limit 'TPUV5sLitepodPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded."
-        " Limit: 16 in zone us-central1-a."
-    )
-    lab.delete_queued("q")
-    lab.control.advance(2)
-    lab.active("next")
-
-
-def test_what_is_lost_without_an_operation_is_gone_or_suspended_and_what_fails_late_says_why(
-    lab: Any,
-) -> None:
-    lab.ready_node("n")
-    for own_id in ("q", "whole", "deleted"):
-        lab.active(own_id)
-    lab.enqueue("late")
-    lab.control.advance(2)
-    lab.control.fail("late", "the network is not there")
-    assert lab.queued("late")["state"]["failedData"]["error"]["message"] == "the network is not there"
-    for name in ("n", "q-node", "whole"):
-        lab.control.vanish(name)
-    lab.delete_node("deleted-node")
-    lab.control.advance(60)
-    assert lab.control.alive()["nodes"] == []
-    assert lab.queue_state("q") == "SUSPENDED"
-    state = lab.queued("deleted")["state"]
-    assert (state["state"], state["stateInitiator"]) == ("SUSPENDED", "USER")
-    assert lab.refused(lambda: lab.queued("whole"))["code"] == 404
-
-
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 
@@ -220,26 +102,6 @@ def test_a_creation_fails_with_code_8_without_chips_and_with_code_1_where_its_no
     assert error["code"] == 8
     assert error["message"].startswith('There is no more capacity in the zone "us-central1-a"')
     assert lab.control.alive()["nodes"] == []
-
-
-def test_a_node_is_maintained_and_comes_back_a_lost_one_does_not_and_its_chips_are_free(new_lab: Any) -> None:
-    lab = new_lab(capacity={SPOT: 16})
-    lab.ready_node("n", schedulingConfig={"spot": True})
-    lab.control.maintain("n", seconds=600.0)
-    lab.control.advance(599)
-    assert (lab.node("n")["state"], lab.node("n")["health"]) == ("REPAIRING", "UNHEALTHY_MAINTENANCE")
-    lab.control.advance(1)
-    assert (lab.node("n")["state"], lab.node("n")["health"]) == ("READY", "HEALTHY")
-    lab.control.preempt("n")
-    lab.control.advance(1e6)
-    assert lab.node_state("n") == "PREEMPTED"
-    lab.delete_node("n")  # takes no chips back
-    lab.ready_node("next", schedulingConfig={"preemptible": True})
-    lab.ready_node("paid")
-    with pytest.raises(ValueError, match="only spot is preempted"):
-        lab.control.preempt("paid")
-    lab.control.terminate("paid")
-    assert lab.node_state("paid") == "TERMINATED"
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -373,6 +235,3 @@ def test_a_list_is_of_its_project_and_zone_and_a_dash_stands_for_all_zones(lab: 
         lab.nodes.stop(name=f"{lab.zone}/nodes/n", body={}),
     ):
         assert lab.refused(request)["status"] == "UNIMPLEMENTED"  # said instead of ignored
-
-
-# --- injected faults, many clients --------------------------------------------------------------------------------

@@ -6,30 +6,22 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from backends.local.local_backend import on_this_machine
-from launch import jobs, launching, precompiled
-from launch.run_request import Request
-from launch.runs import Run
-from tests.runs.lab import CHECKOUT, Lab, losses, result
+from launch import jobs, precompiled
+from tests.runs.lab import CHECKOUT, Lab
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def environment(run_id: str, run_dir: Path, cache_dir: Path, *, job: str, processes: int) -> dict[str, str]:
     """What the processes of a run are told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return {
         **os.environ,
         "RUN_ID": run_id,
@@ -38,7 +30,7 @@ def environment(run_id: str, run_dir: Path, cache_dir: Path, *, job: str, proces
         "RUN_FRAMEWORK": "jax",
         "RUN_ATTEMPT": "0",
         "RUN_NUM_PROCESSES": str(processes),
-        "RUN_COORDINATOR": f"127.0.0.1:{port}",
+        "RUN_COORDINATOR": f"127.0.0.1:{free_port()}",
         "RUN_PLATFORM": "cpu",
         "RUN_CACHE_DIR": str(cache_dir),
     }
@@ -224,27 +216,3 @@ def test_where_the_slice_numbers_its_hosts_otherwise_everything_is_named_by_the_
     assert (run_dir / "first").read_text()[0] == "0"
     beats = [json.loads((run_dir / "heartbeats" / f"host-{index}.json").read_text()) for index in range(3)]
     assert [beat["rank"] for beat in beats] == [0, 1, 2]
-
-
-def launch(lab: Lab, resume: Run | None = None, hosts: str = "2") -> Run:
-    # Saving after every step, it is not done before it has heard of a SIGTERM.
-    arguments = () if resume else ("--steps", "40", "--save-every", "1")
-    request = Request(job="jax_hello", arguments=arguments, name=None, resume=resume)
-    with mock.patch.dict(os.environ, lab.environ):
-        return launching.launch(request, on_this_machine(hosts=hosts, platform="cpu"), lab.said.append)
-
-
-@pytest.mark.nightly  # the same story as flax_mlm's in test_killed.py
-def test_a_run_of_two_processes_that_is_preempted_and_resumed_has_the_losses_of_one_process(lab: Lab) -> None:
-    run = launch(lab)
-    lab.reach(run, 1)
-    lab.signal(run, signal.SIGTERM, 1)
-    preempted = lab.finish(run)
-    assert lab.state(run) == "preempted"
-    assert sorted(losses(preempted)) == list(range(1, result(preempted)["steps"] + 1))
-    assert result(preempted)["steps"] < 40
-
-    resumed = lab.finish(launch(lab, lab.read(run)))
-    assert result(resumed)["outcome"] == "done"
-    alone = lab.finish(launch(lab, hosts="1"))
-    assert losses(resumed) == pytest.approx(losses(alone), rel=1e-3)

@@ -86,18 +86,6 @@ def test_a_run_in_containers_is_stopped_and_resumed_with_the_losses_of_a_bare_on
     assert owners == {os.getuid()}
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("jax_image")
-def test_a_container_that_is_killed_takes_the_other_with_it_and_is_named(lab: Lab) -> None:
-    run = launched(lab, *SLOWLY)
-    lab.reach(run, 1)
-    docker("kill", f"tpu-stack-{run.run_id}-0-1")
-    failed = lab.finish(run)
-    assert (result(failed)["outcome"], result(failed)["failed_host"]) == ("failed", 1)
-    assert "SIGKILL" in result(failed)["error"]
-    assert containers(run) == []
-
-
 @pytest.mark.usefixtures("base_image")
 def test_an_image_that_is_not_built_is_asked_for_with_the_command_that_builds_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import datetime
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +20,7 @@ import pytest
 from backends.local.local_backend import on_this_machine
 from backends.pods import manifests
 from backends.pods.pods import AGENT, ROOT
-from contracts.errors import FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
+from contracts.errors import FAILED, FAILED_HERE, PEER_LOST, WRONG_REQUEST
 from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
 from launch import runs
@@ -43,7 +40,6 @@ NAMESPACE = [
     "--kill-child=SIGKILL",
     "--mount-proc",
 ]
-INSIDE = ["nsenter", "--user", "--pid", "--mount", "--preserve-credentials"]
 CLUSTER = Cluster(name="c", context=None, namespace="n", service_account="s")
 LIMIT_S = 200.0
 
@@ -140,41 +136,6 @@ class Pods:
         self.alive[index].kill()
         self.end(index)
 
-    def process(self, index: int) -> int:
-        """The pid of a pod's job, as this namespace has it: the one in the session that the job began."""
-        root = self.folder / f"pod-{index}-{self.last[index]}"
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if f"RUN_CONTROL_DIR={root}".encode() in path.read_bytes():
-                    pid = int(path.parent.name)
-                    if os.getpgid(pid) == pid:
-                        return pid
-        raise AssertionError(f"pod {index} has no job:\n{self.said()}")
-
-    def ask(self, index: int, verb: str, **request: Any) -> dict[str, Any]:
-        """What the agent in a pod answers, as by an exec into it."""
-        root = self.folder / f"pod-{index}-{self.last[index]}" / "agent"
-        (child,) = self._children(index)
-        done = subprocess.run(
-            [*INSIDE, f"--target={child}", sys.executable, "-S", "-E", CHECKOUT / AGENT, verb],
-            input=json.dumps({"version": 1, "root": str(root), **request}),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
-
-    def _children(self, index: int) -> list[int]:
-        pid = self.alive[index].pid
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    def delete(self, *indices: int) -> None:
-        """SIGTERM to process 1, as when its node is drained."""
-        for index in indices:
-            (child,) = self._children(index)
-            os.kill(child, signal.SIGTERM)
-
     def run(self) -> Run:
         found = runs.read(self.directory)
         assert found is not None
@@ -211,32 +172,7 @@ def make(lab: Lab, tmp_path: Path) -> Iterator[Make]:
             pods.kill(index)
 
 
-@pytest.mark.nightly  # `make rehearse KUBERNETES=1` tells the same of real pods
-def test_a_run_whose_pods_are_killed_and_drained_ends_with_the_losses_of_one_that_nobody_disturbed(
-    make: Make, right_losses: Losses
-) -> None:
-    pods = make("--checkpoint-every", "1")
-    pods.start(1)  # which waits for the first one, however late that is
-    pods.start(0)
-    step = pods.reach(12)
-    pods.kill(1)
-    pods.start(1)  # in the middle of the attempt, which it must not enter
-    assert pods.end(0) == PEER_LOST
-    pods.start(0)
-    pods.reach(step + 3)
-    pods.delete(0)
-    assert pods.ends() == [RESUME_ME, RESUME_ME]
-    pods.start(0, 1)
-    assert pods.ends() == [0, 0]
-    assert losses(pods.run()) == right_losses
-    assert [each["outcome"] for each in pods.attempts()] == ["failed", "preempted", None]
-    assert [each["pod"] for each in pods.attempts()] == ["pod-0-1", "pod-0-3", "pod-0-4"]
-    steps = [each["checkpoint"] for each in pods.attempts()]
-    assert steps[0] is None and 0 < steps[1] < steps[2]
-    assert "step 20: eval loss" in pods.said()
-
-
-@pytest.mark.nightly
+@pytest.mark.nightly  # `make rehearse KUBERNETES=1` and rehearsal/kubernetes tell the rest, of real pods
 def test_the_first_pod_is_lost_and_the_others_wait_for_the_next_one(make: Make, right_losses: Losses) -> None:
     pods = make()
     pods.start(0, 1)
@@ -287,30 +223,3 @@ def test_a_program_error_is_repeated_after_a_new_checkpoint_and_else_ends_the_ru
     result = pods.run().current_result()
     assert result is not None and result["outcome"] == "failed"
     assert result["error"].startswith("it failed twice from the checkpoint of step 6, with no new checkpoint")
-
-
-@pytest.mark.nightly
-def test_a_process_that_hangs_is_ended_with_its_stack_traces_saved(make: Make) -> None:
-    pods = make(hang_floor_s=5.0, heartbeat_limit_s=5.0)
-    pods.start(0, 1)
-    pods.reach(12)
-    os.kill(pods.process(1), signal.SIGSTOP)
-    assert pods.ends() == [HUNG, HUNG]
-    assert "Thread" in (pods.directory.read_text("stacks/0/host-0.txt") or "")
-    pods.start(0, 1)
-    assert pods.ends() == [0, 0]
-    assert [each["outcome"] for each in pods.attempts()] == ["hung", None]
-
-
-@pytest.mark.nightly
-def test_fab_stop_ends_the_run_and_its_pods_are_not_to_be_started_again(make: Make) -> None:
-    pods = make("--checkpoint-every", "1")
-    pods.start(0, 1)
-    pods.reach(12)
-    run_id = pods.run().run_id
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        asked = [pool.submit(pods.ask, index, "stop", run_id=run_id, grace_s=60) for index in (0, 1)]
-    assert [each.result()["stopped"][0]["how"] for each in asked] == ["exited by itself"] * 2
-    assert pods.ends() == [INTERRUPTED] * 2
-    result = pods.run().current_result()
-    assert result is not None and result["outcome"] == "stopped"

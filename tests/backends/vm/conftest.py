@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from backends.vm.deploy import RUNNER
 from backends.vm.steps import Step, to_json
 from backends.vm.transport import SshTransport
 from launch.hosts import HostError
+from tests.servers import free_port
 
 SSHD = "/usr/sbin/sshd"
 RELAY = """
@@ -114,12 +114,6 @@ def write_key(path: Path) -> asyncssh.SSHKey:
     path.chmod(0o600)
     key.write_public_key(path.with_name(path.name + ".pub"))
     return key
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @pytest.fixture

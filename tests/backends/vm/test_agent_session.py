@@ -19,7 +19,7 @@ from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from launch.hosts import Completed, HostError
 from tests.backends.vm.conftest import Server
-from tests.launch.processes import all_end
+from tests.processes import all_end
 
 STAND_IN = """
 import json, os, sys, time

@@ -20,8 +20,9 @@ from backends.vm.access import Access
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from launch.hosts import HostError
-from tests.backends.vm.conftest import RELAY, Server, at, free_port, refusal, write_key
-from tests.launch.processes import all_end
+from tests.backends.vm.conftest import RELAY, Server, at, refusal, write_key
+from tests.processes import all_end
+from tests.servers import free_port
 
 
 @pytest.fixture

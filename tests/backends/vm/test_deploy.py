@@ -27,8 +27,8 @@ from backends.vm.python_environment import Lock
 from backends.vm.steps import Step, to_json
 from launch.hosts import Agent, Completed, HostError, HostsError, Show
 from launch.targets import Target
-from tests.launch.processes import all_end
 from tests.launch.slices import NO_STORAGE, make_target
+from tests.processes import all_end
 
 MakeAgent = Callable[..., Agent]
 

@@ -12,7 +12,7 @@ import pytest
 
 from backends.vm import runner
 from backends.vm.steps import Step
-from tests.launch.processes import all_end
+from tests.processes import all_end
 
 CarryOut = Callable[..., list[dict[str, Any]]]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import http.server
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from backends.vm import credential_helper, steps
 from backends.vm.steps import Step
 from tests.backends.vm.conftest import oldest_python
+from tests.servers import Handler, serving
 
 CarryOut = Callable[..., list[dict[str, Any]]]
 
@@ -243,25 +242,15 @@ def test_what_others_wrote_in_dockers_configuration_stays(
 def metadata() -> Iterator[str]:
     """A metadata server: host:port."""
 
-    class Answer(http.server.BaseHTTPRequestHandler):
+    class Metadata(Handler):
         def do_GET(self) -> None:
             if self.headers["Metadata-Flavor"] != "Google" or not self.path.endswith("/default/token"):
                 self.send_error(403)
-                return
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"access_token": TOKEN, "expires_in": 3000}).encode())
+            else:
+                self.reply({"access_token": TOKEN, "expires_in": 3000})
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Metadata) as address:
+        yield address
 
 
 def ask(helper: Path, registry: str, metadata: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from launch.hosts import Completed, HostError, Stream, Transport
 from tests.backends.vm.conftest import Server, stand_in
-from tests.launch.processes import all_end, is_alive
+from tests.processes import all_end, is_alive
 
 
 def test_a_port_of_a_host_is_one_of_this_machines_loopback_while_it_is_wanted(

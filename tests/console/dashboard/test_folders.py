@@ -10,13 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from starlette.datastructures import QueryParams
-
 from backends.local.local_backend import agents_here
 from console.dashboard.folders import Look, Place
-from console.dashboard.server import Dashboard
 from contracts.files import DiskFiles
 from jobs.runtime.bucket_files import BucketFiles
 from launch.remote_files import Buckets, HostFiles
@@ -101,46 +96,6 @@ def test_what_cannot_be_read_is_said_and_keeps_nothing_else_from_being_shown(tmp
     assert "more than the 1,048,576 that are read" in found.runs[runs["huge"].name].problems[0]
     assert found.others == ("<img src=x onerror=alert(1)>", "notes.txt")
     assert found.error is None
-
-
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = (
-    *("name", "job", "args", "config", "code", "slice", "hosts", "platform", "metric_definitions", "created"),
-    *("stack", "attempts", "target"),
-)
-
-
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=3),
-    st.dictionaries(st.sampled_from(["outcome", "wall_s", "error", "time", "warnings", "x"]), ANYTHING),
-    st.dictionaries(st.sampled_from(["state", "step", "time", "attempt", "message"]), ANYTHING),
-)
-def test_whatever_a_run_says_of_itself_can_be_sent_to_a_browser(
-    tmp_path: Path, record: dict[str, Any], result: dict[str, Any], beat: dict[str, Any]
-) -> None:
-    run = tmp_path / run_id(0)
-    if not run.exists():
-        make_run(tmp_path, run.name, points=2)
-        (tmp_path / "kept").mkdir()
-        for name in ("run.json", "result.json", "heartbeats/host-0.json"):
-            (tmp_path / "kept" / Path(name).name).write_bytes((run / name).read_bytes())
-    for name, values in (("run.json", record), ("result.json", result), ("heartbeats/host-0.json", beat)):
-        (run / name).write_bytes((tmp_path / "kept" / Path(name).name).read_bytes())
-        changed(run, name, **values)
-    here = place(tmp_path)
-    (seen,) = here.look(30.0).runs.values()
-    assert seen.summary is not None or seen.problems
-    assert not any("cannot be understood" in problem for problem in seen.problems)
-    dashboard, nothing = Dashboard([here]), QueryParams()
-    answers = [dashboard.runs(), dashboard.run(here, seen, nothing)]
-    if seen.run is not None:
-        answers += [dashboard.compare([f"here/{seen.name}"]), dashboard.curves(here, seen, nothing)]
-    json.dumps(answers, allow_nan=False)
 
 
 def test_a_run_lives_while_its_heartbeats_are_fresh_and_is_lost_when_they_are_not(tmp_path: Path) -> None:

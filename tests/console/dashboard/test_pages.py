@@ -214,37 +214,6 @@ def test_a_report_is_read_by_keyboard_without_a_server(tmp_path: Path, open_page
     assert not is_too_wide(page)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(500, "light"), (500, "dark"), (1200, "dark")])
-def test_the_pages_fit_a_narrow_screen_and_follow_the_colours_of_the_system(
-    tmp_path: Path, serve: Serve, open_page: Open, width: int, scheme: str
-) -> None:
-    folder, long = tmp_path / "here", "a_name_without_any_blank_" * 8
-    for number in range(2):
-        run = make_run(
-            folder, run_id(number), settings={long: long + str(number)}, more={"name": f"{long[:90]}{number}"}
-        )
-        (run / "logs" / "0" / "host-0.log").write_text("x" * 5000 + "\n")
-    (folder / long).mkdir()
-    base = serve(folder)
-    both = "&".join(f"run=here/{run_id(number)}" for number in range(2))
-    for path, there in (
-        ("/", "td.run a"),
-        (f"/run/here/{run_id(0)}", ".u-legend"),
-        (f"/compare?{both}", ".u-legend"),
-    ):
-        page = open_page(base + path, width=width, scheme=scheme)
-        expect(page.locator(there).first).to_be_visible()
-        assert not is_too_wide(page), path
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        red = int(re.findall(r"\d+", paper)[0])
-        assert red < 60 if scheme == "dark" else red > 200
-    before = page.evaluate("document.querySelector('.plot canvas').toDataURL()")
-    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
-    page.wait_for_function(
-        "before => document.querySelector('.plot canvas').toDataURL() !== before", arg=before
-    )
-
-
 def test_what_could_not_be_read_is_said_on_the_page_and_a_server_that_is_gone_too(
     tmp_path: Path, serve: Serve, open_page: Open
 ) -> None:

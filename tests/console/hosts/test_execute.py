@@ -21,7 +21,7 @@ from contracts.errors import RequestError
 from launch.hosts import HostError, Show, Transport
 from launch.jobs import CHECKOUT
 from launch.targets import Target
-from tests.launch.processes import all_end
+from tests.processes import all_end
 
 Captured = pytest.CaptureFixture[str]
 

@@ -18,7 +18,7 @@ from backends.local.local_backend import local
 from console.hosts import notebook
 from launch.hosts import HostError
 from launch.targets import PYTHON, Target
-from tests.launch.processes import all_end
+from tests.processes import all_end
 
 Captured = pytest.CaptureFixture[str]
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.host.conftest import INTERPRETERS, Agent, cmdline, until
+from tests.host.conftest import INTERPRETERS, Agent, cmdline
+from tests.waiting import until
 from tools.stand_in_base import chosen
 
 LABEL = "tpu-stack.tests-of-host"

@@ -14,8 +14,8 @@ from host.agent import container_start as command
 from host.agent.container_start import Access, Node, access, as_user, nodes, privileged
 from host.agent.docker_command import judged
 from host.agent.protocol import Failed, is_container, is_image
-from tests.host.conftest import until
 from tests.host.containers.conftest import docker
+from tests.waiting import until
 
 REF = "region-docker.pkg.dev/project/images/jax@sha256:" + "a" * 64
 

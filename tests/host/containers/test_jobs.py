@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.host.conftest import cut_off, is_running, until
+from tests.host.conftest import cut_off
 from tests.host.containers.conftest import docker
+from tests.processes import is_alive
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 SAVES = """
@@ -267,7 +269,7 @@ def test_a_frozen_daemon_hinders_no_stop_and_a_killed_one_ends_the_job(
         boxed.start_and_hear(UP, attempt=attempt)
         top = docker("top", f"tpu-stack-{boxed.run_id}-{attempt}-0")
         pids = [int(line.split()[1]) for line in top.splitlines()[1:]]
-        assert pids and all(map(is_running, pids))
+        assert pids and all(map(is_alive, pids))
         return pids
 
     pids = start(0)
@@ -276,14 +278,14 @@ def test_a_frozen_daemon_hinders_no_stop_and_a_killed_one_ends_the_job(
         stopped = boxed.stop(grace_s=0.5)
     finally:
         engine.send_signal(signal.SIGCONT)
-    assert not any(map(is_running, pids))
+    assert not any(map(is_alive, pids))
     assert "Docker still has its container" in str(stopped["note"])
     pids = start(1)
     engine.kill()
     ended = boxed.ended(attempt=1)
     assert ended["code"] == 125
     assert "Docker went away while the job ran" in ended["reason"]
-    until(lambda: not any(map(is_running, pids)))
+    until(lambda: not any(map(is_alive, pids)))
     message = boxed.refusal("start", **boxed.start_request(UP, attempt=2))
     assert "Docker could not make the container: Cannot connect" in message
 

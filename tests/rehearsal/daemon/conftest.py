@@ -1,4 +1,4 @@
-"""Parts of a rehearsal without Docker, whose machines only write down what is done with them; and a whole one."""
+"""A person whose rehearsal is up, and the base image of its hosts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,7 @@ from contracts.inventory import RECORDED, from_json
 from launch.inventories import with_kept
 from rehearsal import state
 from rehearsal.daemon import cli
-from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines import docker_engine, guardian
-from rehearsal.machines.machines import Machine
-from rehearsal.tpu_api import Delays, TpuApi
 from tools import stand_in_base
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,81 +100,6 @@ class Person:
             return [name for _, name in guardian.left(client, state.rehearsal_name(self.folder))]
         finally:
             client.close()
-
-
-class Paperwork:
-    """Machines on paper. may_boot, may_remove: each waits until its event is set. broken: names that cannot boot."""
-
-    def __init__(self) -> None:
-        self.up: dict[str, Machine] = {}
-        self.down: dict[str, Machine] = {}
-        self.booted: list[Machine] = []
-        self.broken: set[str] = set()
-        self.may_boot = threading.Event()
-        self.may_boot.set()
-        self.may_remove = threading.Event()
-        self.may_remove.set()
-        self._guard = threading.Lock()
-
-    def boot(self, machine: Machine) -> None:
-        assert self.may_boot.wait(10)
-        with self._guard:
-            self.booted.append(machine)
-            if machine.name in self.broken:
-                raise RuntimeError("no room for it")
-            assert machine.name not in self.up | self.down
-            self.up[machine.name] = machine
-
-    def kill(self, name: str) -> None:
-        with self._guard:
-            self.down[name] = self.up.pop(name)
-
-    def restart(self, name: str) -> None:
-        with self._guard:
-            self.up[name] = self.down.pop(name)
-
-    def remove(self, name: str) -> None:
-        assert self.may_remove.wait(10)
-        with self._guard:
-            self.up.pop(name, None)
-            self.down.pop(name, None)
-
-
-class Lab:
-    """A simulated API with machines on paper behind it. `said`: what was told; `moves`: how often something moved."""
-
-    def __init__(self, addresses: list[str]) -> None:
-        self.paper = Paperwork()
-        self.said: list[str] = []
-        self.moves = 0
-        self.hosts = NodeMachines(
-            machines=self.paper,  # type: ignore[arg-type]
-            addresses=addresses,
-            authorized_key="ssh-ed25519 AAAA",
-            say=self.said.append,
-            moved=self._moved,
-        )
-        self.api = TpuApi(hardware=self.hosts, delays=Delays().scaled(0))
-
-    def _moved(self) -> None:
-        self.moves += 1
-
-
-@pytest.fixture
-def new_lab() -> Iterator[Callable[[list[str]], Lab]]:
-    labs: list[Lab] = []
-
-    def make(addresses: list[str]) -> Lab:
-        labs.append(Lab(addresses))
-        labs[-1].api.__enter__()
-        return labs[-1]
-
-    yield make
-    for lab in labs:
-        lab.paper.may_boot.set()
-        lab.paper.may_remove.set()
-        lab.hosts.close()
-        lab.api.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="module")

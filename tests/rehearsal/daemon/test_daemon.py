@@ -1,19 +1,15 @@
-"""The daemon without Docker: its socket, faults that a person causes, what is typed behind `pulumi`, its machines."""
+"""The daemon without Docker: its socket, faults that a person causes, and what is typed behind `pulumi`."""
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import socket
 import stat
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import asyncssh
 import pytest
 
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
@@ -23,7 +19,6 @@ from rehearsal.daemon.rehearsal_stack import parse_pulumi
 from rehearsal.machines.faults import Faults
 from rehearsal.state import RehearsalError
 from rehearsal.tpu_api import Control
-from tests.rehearsal.daemon.conftest import Lab
 
 LIMIT_S = 10.0
 
@@ -147,103 +142,3 @@ def test_what_is_typed_behind_pulumi_is_an_operation_for_the_command_line_or_ref
     typed = parse_pulumi(line.split())
     assert (typed.kind, dict(typed.options)) == (kind, options)
     assert typed.arguments == (tuple(line.split()) if kind == "other" else ())
-
-
-# --- machines follow the nodes of the simulated cloud: there when one is READY, gone as soon as it is lost ---
-
-NewLab = Callable[[list[str]], Lab]
-ZONE = "projects/p/locations/us-central1-a"
-ADDRESSES = [f"10.9.0.{number}" for number in range(2, 12)]
-
-
-def send(lab: Lab, method: str, path: str, body: Any = None) -> Any:
-    request = urllib.request.Request(
-        f"{lab.api.url}/v2/{path}", method=method, data=None if body is None else json.dumps(body).encode()
-    )
-    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-        return json.load(answer)
-
-
-def make_node(lab: Lab, name: str = "n", accelerator: str = "v5litepod-16") -> Any:
-    """A spot node, READY."""
-    body = {
-        "acceleratorType": accelerator,
-        "runtimeVersion": "v2-alpha-tpuv5-lite",
-        "schedulingConfig": {"spot": True},
-    }
-    send(lab, "POST", f"{ZONE}/nodes?nodeId={name}", body)
-    node = send(lab, "GET", f"{ZONE}/nodes/{name}")
-    assert node["state"] == "READY"
-    return node
-
-
-def published(lab: Lab, name: str = "n") -> list[dict[str, str]]:
-    """Of each worker, its guest attributes by key."""
-    found = send(lab, "POST", f"{ZONE}/nodes/{name}:getGuestAttributes", {})["guestAttributes"]
-    return [{item["key"]: item["value"] for item in each["queryValue"]["items"]} for each in found]
-
-
-def settled(lab: Lab) -> None:
-    assert lab.hosts.settle(LIMIT_S), lab.said
-
-
-def test_every_worker_of_a_ready_node_is_a_machine_with_the_address_and_host_key_that_the_api_tells(
-    new_lab: NewLab,
-) -> None:
-    lab = new_lab(ADDRESSES)
-    node = make_node(lab)
-    settled(lab)
-    told = [end["ipAddress"] for end in node["networkEndpoints"]]
-    machines = [lab.paper.up[worker["hostname"]] for worker in published(lab)]
-    assert [machine.address for machine in machines] == told
-    assert len(set(told)) == 4 and set(told) <= set(ADDRESSES)
-    for machine, worker in zip(machines, published(lab), strict=True):
-        pair = asyncssh.import_private_key(machine.host_key)
-        assert base64.b64encode(pair.public_data).decode() == worker["ssh-ed25519"]
-
-
-@pytest.mark.parametrize("loss", ["preempt", "terminate", "vanish", "delete"])
-def test_a_node_that_is_lost_takes_its_machines_with_it(new_lab: NewLab, loss: str) -> None:
-    lab = new_lab(ADDRESSES)
-    make_node(lab)
-    settled(lab)
-    if loss == "delete":
-        send(lab, "DELETE", f"{ZONE}/nodes/n")
-    else:
-        getattr(lab.api.control, loss)("n")
-    settled(lab)
-    assert (lab.paper.up, lab.paper.down, lab.hosts.names()) == ({}, {}, [])
-
-
-def test_a_node_that_is_lost_while_its_machines_boot_leaves_none(new_lab: NewLab) -> None:
-    lab = new_lab(ADDRESSES)
-    lab.paper.may_boot.clear()
-    make_node(lab)
-    assert all(worker["ssh-ed25519"] for worker in published(lab))  # the API waits for none of them
-    lab.api.control.preempt("n")
-    lab.paper.may_boot.set()
-    settled(lab)
-    assert (lab.paper.up, lab.paper.down) == ({}, {})
-
-
-def test_a_machine_that_cannot_boot_is_named_and_the_others_are_up_and_come_back_after_a_power_cut(
-    new_lab: NewLab,
-) -> None:
-    lab = new_lab([f"10.9.0.{number}" for number in range(2, 40)])
-    lab.paper.may_boot.clear()
-    make_node(lab, accelerator="v5litepod-64")
-    # In their order, beyond ten too.
-    assert lab.hosts.names() == [worker["hostname"] for worker in published(lab)]
-    broken, cut = lab.hosts.names()[2:4]
-    lab.paper.broken = {broken}
-    lab.paper.may_boot.set()
-    settled(lab)
-    assert lab.hosts.failed == {broken: "no room for it"}
-    assert len(lab.paper.up) == 15 and lab.moves >= 16
-    assert f"machine {broken}: no room for it" in lab.said
-    lab.hosts.move(cut, "down")
-    settled(lab)
-    assert list(lab.paper.down) == [cut] and lab.hosts.stands(cut) == "down"
-    lab.hosts.move(cut, "up")
-    settled(lab)
-    assert len(lab.paper.up) == 15 and lab.paper.down == {}

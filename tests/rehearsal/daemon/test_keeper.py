@@ -30,7 +30,7 @@ from tests.rehearsal.daemon.test_rehearsal_up import (
     status,
     step_of,
 )
-from tests.rehearsal.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1800)]
 

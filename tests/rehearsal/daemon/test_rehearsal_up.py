@@ -21,7 +21,7 @@ from rehearsal.daemon import cli
 from rehearsal.rehearse import read_losses
 from rehearsal.state import RehearsalError
 from tests.rehearsal.daemon.conftest import LIMIT_S, Person
-from tests.rehearsal.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,14 +8,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
+import asyncssh
 import pytest
 
 from rehearsal.machines.machines import Machine, Machines
 from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, inventory_of
-from tests.rehearsal.machines.conftest import new_key
 from tests.runs.conftest import write_corpus
 from tests.runs.lab import Losses, losses
 from tools import stand_in_base
+
+
+def new_key() -> tuple[str, str]:
+    """A key: private, in OpenSSH's form, and public, as a line "ssh-ed25519 AAAA…"."""
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    return key.export_private_key().decode(), " ".join(key.export_public_key().decode().split()[:2])
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +29,21 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     base = stand_in_base.chosen(os.environ, print)
     environ = os.environ | ({stand_in_base.VARIABLE: base} if base else {})
-    own, keys = new_key(), {name: new_key() for name in NAMES}
+    (own_private, own_public), keys = new_key(), {name: new_key() for name in NAMES}
     identity = folder / "identity"
     identity.touch(0o600)
-    identity.write_text(own.private)
+    identity.write_text(own_private)
     launchers = {"TPU_STACK_SSH_KEY": str(identity), "XDG_CACHE_HOME": str(folder / "cache")}
     with Machines(name=f"test-{secrets.token_hex(4)}", say=print, environ=environ) as machines:
         addresses = dict(zip(NAMES, machines.network.addresses(len(NAMES)), strict=True))
         with ThreadPoolExecutor(len(NAMES)) as pool:
             hosts = [
-                Machine(
-                    name=name, address=addresses[name], host_key=keys[name].private, authorized_key=own.public
-                )
+                Machine(name=name, address=addresses[name], host_key=keys[name][0], authorized_key=own_public)
                 for name in NAMES
             ]
             list(pool.map(machines.boot, hosts))
         with mock.patch.dict(os.environ, launchers):
-            made = Pair(
-                machines, inventory_of(addresses, {name: keys[name].public for name in NAMES}), folder
-            )
+            made = Pair(machines, inventory_of(addresses, {name: keys[name][1] for name in NAMES}), folder)
             write_corpus(folder / "corpus.jsonl")
             with made.target() as target:
                 text = (folder / "corpus.jsonl").read_text()

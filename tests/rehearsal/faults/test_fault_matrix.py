@@ -47,6 +47,31 @@ from tests.runs.lab import Losses, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+
+def test_a_host_that_is_cut_off_or_killed_tells_nobody(pair: Pair) -> None:
+    """Without this all cases below would be easier ones: a refusal or a reset is an answer."""
+    address = pair.inventory.slices[0].hosts[0].internal_address
+
+    def on_the_other(command: str) -> tuple[int, str]:
+        done = pair.machines.find(NAMES[1]).exec_run(["bash", "-c", command])
+        return done.exit_code, done.output.decode()
+
+    def connections() -> str:
+        return on_the_other(f"ss -tn state established dst {address} | grep -c :22")[1].strip()
+
+    connect = f"timeout 2 bash -c 'exec 3<>/dev/tcp/{address}/22'"
+    watch = f"exec 3<>/dev/tcp/{address}/22; head -n 1 <&3 >/dev/null; echo open; cat <&3; echo ended"
+    on_the_other(f"({watch}) >/tmp/watched 2>&1 & disown")
+    until(lambda: on_the_other("cat /tmp/watched") == (0, "open\n"), "a connection is open", 10.0)
+    with broken(pair, (CUT_OFF, NAMES[0])):
+        assert on_the_other(connect)[0] == 124  # timeout's own: nothing came back
+        assert connections() == "1"
+    assert on_the_other(connect)[0] == 0
+    with broken(pair, (KILLED, NAMES[0])):
+        assert on_the_other(connect)[0] != 0
+        assert (on_the_other("cat /tmp/watched"), connections()) == ((0, "open\n"), "1")
+
+
 # --- before a launch: it is refused, nothing has been started, and every reason is told -----------------------
 
 REFUSAL_LIMIT_S = 45.0

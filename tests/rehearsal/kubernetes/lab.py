@@ -23,7 +23,7 @@ from rehearsal.machines import docker_engine
 from rehearsal.rehearse import attempt_in, has_ended, is_done, step_in
 from tests.rehearsal.daemon.conftest import ROOT, Person
 from tests.rehearsal.daemon.test_rehearsal_up import LAUNCH_LIMIT_S, SIZES, status
-from tests.rehearsal.waiting import until
+from tests.waiting import until
 
 TRAIN = "fab train --stack rehearsal --job flax_mlm"
 ENDS_LIMIT_S = 900.0

@@ -42,7 +42,7 @@ from tests.rehearsal.kubernetes.lab import (
     until_step,
     up,
 )
-from tests.rehearsal.waiting import until
+from tests.waiting import until
 
 __all__ = ["environ"]
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
