@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from backends.local.local_backend import on_this_machine
 from console import export as exporting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
@@ -19,8 +17,8 @@ from jobs.runtime.bucket_files import BucketFiles
 from launch.remote_files import Buckets
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.slices import WriteRun, here
 
-WriteRun = Callable[..., Run]
 RESULT = {
     "outcome": "done", "steps": 100, "wall_s": 3600.0, "eval_loss": 2.5, "eval_accuracy": 0.5, "unigram_entropy": 6.25,
     "tokens_per_s": 9000.0, "pseudo_perplexity": 12.0,
@@ -28,10 +26,6 @@ RESULT = {
 CONFIG = {"data": "texts/a|b.txt", "init_from": None, "steps": 100, "learning_rate": None}
 PLACE = {"zone": "us-central1-a", "capacity": "spot", "count": 2}
 SLICE = {"name": "main", "accelerator_type": "v5litepod-16", **PLACE}
-
-
-def here() -> Target:
-    return on_this_machine(hosts=None, platform="cpu")
 
 
 def exported(run: Run, **files: str) -> Run:

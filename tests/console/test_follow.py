@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,12 +25,8 @@ from launch.run_request import Request, resuming
 from launch.runs import Run
 from launch.targets import Target
 from tests.console.recorded_display import Recorded
-from tests.launch.slices import make_target, ssh_backend
+from tests.launch.slices import Beat, MakeAgent, WriteRun, make_target, ssh_backend
 
-MakeAgent = Callable[..., Agent]
-Beat = Callable[..., dict[str, Any]]
-WriteRun = Callable[..., Run]
-Program = Callable[[str, str], Path]
 STARTED_S = 1605908700.0
 
 

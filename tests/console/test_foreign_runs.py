@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
-from backends.local.local_backend import on_this_machine
 from console import export as exporting
 from console import follow, overview, removal
 from console import status as status_command
@@ -32,16 +31,10 @@ from launch import launching, runs
 from launch.hosts import HostError
 from launch.remote_files import Buckets
 from launch.runs import Run, RunsFolder
-from launch.targets import Target
 from tests.console.recorded_display import Recorded
+from tests.launch.slices import Beat, WriteRun, here
 
-WriteRun = Callable[..., Run]
-Beat = Callable[..., dict[str, Any]]
 GOOD = "flax_mlm-20261120-214500-good"
-
-
-def here() -> Target:
-    return on_this_machine(hosts="2", platform="cpu")
 
 
 def changed(path: Path, **values: Any) -> None:
@@ -104,25 +97,25 @@ def test_runs_that_cannot_be_read_are_named_once_and_hide_no_other(
 
     settings_problem = "settings.json: Too many levels of symbolic links"
     texts = [
-        printed(status_command.list_runs(here(), limit=None)),
-        printed(status_command.status(here(), None)),
-        printed(removal.prune(here(), keep=5, yes=True, resumed_by={})),
+        printed(status_command.list_runs(here("2"), limit=None)),
+        printed(status_command.status(here("2"), None)),
+        printed(removal.prune(here("2"), keep=5, yes=True, resumed_by={})),
     ]
     for text in texts:
         for what, (_, problem) in SPOILED.items():
             assert text.count(f"{name(what)} cannot be read: {problem}") == 1, (what, text)
     assert f"{GOOD}: {settings_problem}" in texts[0] and "mine" in texts[0]
     assert GOOD in texts[1] and settings_problem in texts[1]
-    said = json.loads(printed(status_command.list_runs(here(), limit=None, as_json=True)))
+    said = json.loads(printed(status_command.list_runs(here("2"), limit=None, as_json=True)))
     assert [run["run"] for run in said["runs"]] == [GOOD]
     assert said["runs"][0]["problems"] == [settings_problem]
     assert {*said["unreadable"]} == {name(what) for what in SPOILED}
     for what, (_, problem) in SPOILED.items():
         for wanted in (name(what), name(what)[-4:]):
             with pytest.raises(RequestError) as refused:
-                status_command.status(here(), wanted)
+                status_command.status(here("2"), wanted)
             assert problem in str(refused.value), what
-    assert runs.find(here().runs, "latest").run_id == GOOD
+    assert runs.find(here("2").runs, "latest").run_id == GOOD
     assert "may be newer, and cannot be read" in capsys.readouterr().err
 
 
@@ -134,9 +127,9 @@ def test_what_a_run_is_called_cannot_change_the_terminal(
     odd = {"name": "\x1b]0;mine\x07", "job": "command", "args": ["\x1b[2J.py"], "hosts": hosts}
     run = write_run(**odd, beats=[beat("\x1b[2J")] * 2)
     other = write_run(GOOD)
-    assert status_command.list_runs(here(), limit=None) == 0
-    assert status_command.status(here(), run.run_id) == 0
-    assert status_command.compare(here(), [run.run_id, other.run_id], as_json=False) == 0
+    assert status_command.list_runs(here("2"), limit=None) == 0
+    assert status_command.status(here("2"), run.run_id) == 0
+    assert status_command.compare(here("2"), [run.run_id, other.run_id], as_json=False) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
@@ -144,13 +137,13 @@ def test_where_no_run_can_be_read_that_is_said_and_not_that_there_is_none(
     spoiled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(spoiled / GOOD)
-    assert status_command.list_runs(here(), limit=3) == 0
+    assert status_command.list_runs(here("2"), limit=3) == 0
     listed = capsys.readouterr().out
-    assert status_command.status(here(), None) == 0
+    assert status_command.status(here("2"), None) == 0
     for text in (listed, capsys.readouterr().out):
         assert "no runs yet" not in text and f"{name('empty')} cannot be read: run.json: is empty" in text
     with pytest.raises(RequestError, match="there is no run in(?s:.*)cannot be read: run.json"):
-        runs.find(here().runs, "latest")
+        runs.find(here("2").runs, "latest")
 
 
 class Refusing(MemoryFileSystem):  # type: ignore[misc]
@@ -368,12 +361,11 @@ def test_whatever_a_run_says_of_itself_every_reader_reads_it_and_the_run_beside_
     seen = Place("here", "here", RunsFolder(url=str(runs_dir), files=DiskFiles()), period_s=0.0)
     dashboard, nothing = Dashboard([seen]), QueryParams()
     answers = [dashboard.runs(), dashboard.compare([f"here/{run.run_id}" for run in both])]
-    for run in seen.look(30.0).runs.values():
-        assert not any("cannot be understood" in problem for problem in run.problems)
-        answers += [
-            dashboard.run(seen, run, nothing),
-            *([dashboard.curves(seen, run, nothing)] if run.run else []),
-        ]
+    for shown in seen.look(30.0).runs.values():
+        assert not any("cannot be understood" in problem for problem in shown.problems)
+        answers.append(dashboard.run(seen, shown, nothing))
+        if shown.run:
+            answers.append(dashboard.curves(seen, shown, nothing))
     json.dumps(answers, allow_nan=False)
 
 
@@ -392,5 +384,5 @@ def test_a_result_that_cannot_be_read_is_none_that_is_missing(
     with pytest.raises(RequestError, match="how it ended cannot be read"):
         launching.observed(run, "lost")
     Path(run.directory.path("metrics.jsonl")).mkdir()
-    assert status_command.list_runs(here(), limit=1) == 0
+    assert status_command.list_runs(here("2"), limit=1) == 0
     assert capsys.readouterr().out.count(f"{run.run_id}: {problem} (and 1 more)") == 1

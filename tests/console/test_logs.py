@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +14,8 @@ from console import logs as log_command
 from console.logs import HostLog
 from launch.hosts import Agent, Completed
 from launch.runs import Run
-from tests.launch.slices import make_target
+from tests.launch.slices import MakeAgent, WriteRun, make_target
 
-WriteRun = Callable[..., Run]
-MakeAgent = Callable[..., Agent]
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
 TEXT = "".join(line + "\n" for line in LINES)
 assert len(TEXT) > 3 * log_command.CHUNK_BYTES

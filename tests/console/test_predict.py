@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import fsspec
 import pytest
 
 from backends.local import environments
-from backends.local.local_backend import on_this_machine
 from console import predict as predicting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
@@ -23,9 +21,8 @@ from launch.hosts import HostError
 from launch.jobs import Job
 from launch.runs import Run
 from launch.targets import Target
-from tests.launch.slices import ssh_backend
+from tests.launch.slices import WriteRun, here, ssh_backend
 
-WriteRun = Callable[..., Run]
 BEST = [
     {"text": "cat", "probability": 0.875},
     {"text": ",", "probability": 0.1},
@@ -33,10 +30,6 @@ BEST = [
 ]
 TABLE = ["87.5 %  cat", "10.0 %  “,”", "        4.25"]
 FILES = jobs.find("flax_mlm").predicts_from
-
-
-def here() -> Target:
-    return on_this_machine(hosts=None, platform="cpu")
 
 
 def exported(run: Run) -> Run:

@@ -13,7 +13,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from backends.host_backend import HostBackend
-from backends.local.local_backend import on_this_machine
 from backends.pods.pod_backend import PodBackend
 from console import removal
 from contracts.errors import RequestError
@@ -21,17 +20,11 @@ from jobs.runtime.bucket_files import BucketFiles
 from launch import runs
 from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles
-from launch.runs import Run
 from launch.targets import Target
-from tests.launch.slices import ssh_backend
+from tests.launch.slices import WriteRun, here, ssh_backend
 
-WriteRun = Callable[..., Run]
 DONE = {"outcome": "done"}
 IDS = {letter: f"flax_mlm-20261120-21450{place}-{letter * 4}" for place, letter in enumerate("abcdef")}
-
-
-def here() -> Target:
-    return on_this_machine(hosts=None, platform="cpu")
 
 
 @pytest.fixture(autouse=True)

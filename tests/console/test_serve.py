@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from backends.local.local_backend import on_this_machine
 from console import serve as serving
 from console.serve import Options
 from console.summary import summary
@@ -24,19 +23,12 @@ from contracts.errors import RequestError
 from jobs.runtime.prediction import Asked, answer
 from launch import jobs, runs
 from launch.jobs import CHECKOUT
-from launch.runs import Run
-from launch.targets import Target
 from tests.jobs.samples import write_export
-from tests.launch.slices import ssh_backend
+from tests.launch.slices import WriteRun, here, ssh_backend
 
-WriteRun = Callable[..., Run]
 FAB = str(Path(sys.executable).with_name("fab"))
 FEW_SHAPES = ("--batch-sizes", "1,4", "--lengths", "32")
 TEXTS = ["the <mask> sat", "<mask> on the <mask> mat"]
-
-
-def here() -> Target:
-    return on_this_machine(hosts="1", platform="cpu")
 
 
 @pytest.fixture
@@ -105,7 +97,7 @@ def test_a_server_answers_as_the_export_does_leads_who_comes_later_to_it_and_end
     (token,) = (tmp_path / "cache").glob("*/serve-token")
     assert token.stat().st_mode & 0o777 == 0o600
     secret = token.read_text().split()[-1].encode()
-    server = runs.find(here().runs, "latest")
+    server = runs.find(here("1").runs, "latest")
     kept = [path.read_bytes() for path in Path(server.directory.url).rglob("*") if path.is_file()]
     assert not any(secret in text for text in [*kept, said.encode()])
     assert server.described["job"] == jobs.SERVER
@@ -117,9 +109,9 @@ def test_a_server_answers_as_the_export_does_leads_who_comes_later_to_it_and_end
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=60)
     assert (first.returncode, f"{server.run_id} is done" in out) == (0, True), out
-    assert (runs.find(here().runs, server.run_id).result or {})["requests"] == 2
+    assert (runs.find(here("1").runs, server.run_id).result or {})["requests"] == 2
     with pytest.raises(RequestError, match="is a server that has ended; name the run whose export"):
-        serving.serve(here(), server.run_id, Options())
+        serving.serve(here("1"), server.run_id, Options())
 
 
 @pytest.mark.slow
@@ -139,9 +131,9 @@ def test_a_signal_to_the_command_ends_the_server_while_it_starts_too(
     read_until(process, when)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
-    server = runs.find(here().runs, "latest")
+    server = runs.find(here("1").runs, "latest")
     assert (f"{server.run_id} was stopped" in out) or (f"{server.run_id} is done" in out), out
-    state = here().state_of(server)
+    state = here("1").state_of(server)
     assert state in ("stopped", "done")
 
 
@@ -188,7 +180,7 @@ def test_what_cannot_be_served_so_is_refused_before_anything_is_started(
     run = write_run()
     run.directory.write_text("export/config.json", "{}")
     with pytest.raises(RequestError) as error:
-        serving.serve(dataclasses.replace(here(), **changed), run.run_id, Options(**options))
+        serving.serve(dataclasses.replace(here("1"), **changed), run.run_id, Options(**options))
     assert said in str(error.value)
 
 
@@ -197,8 +189,8 @@ def test_a_tpu_serves_what_jax_has_trained_and_only_one_of_a_single_host(write_r
     torch = write_run("torch_glue-20261120-214500-aaaa", job="torch_glue")
     for each in (run, torch):
         each.directory.write_text("export/config.json", "{}")
-    slice_ = dataclasses.replace(here().slice, accelerator_type="v5litepod-16", name="main")
-    tpu = dataclasses.replace(here(), name="dev", backend=ssh_backend(), platform="tpu")
+    slice_ = dataclasses.replace(here("1").slice, accelerator_type="v5litepod-16", name="main")
+    tpu = dataclasses.replace(here("1"), name="dev", backend=ssh_backend(), platform="tpu")
     with pytest.raises(RequestError, match="exports of torch_glue are served on CPUs; add --platform cpu"):
         serving.serve(tpu, torch.run_id, Options())
     with pytest.raises(RequestError, match="one process on one host, and the TPU of main has"):

@@ -7,14 +7,12 @@ import datetime
 import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from backends.local.local_backend import on_this_machine
 from backends.local.processes import ProcessLink
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pod_backend import PodBackend
@@ -24,18 +22,9 @@ from console import status as status_command
 from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
-from launch.hosts import Agent
-from launch.runs import Run
-from launch.targets import Target
+from tests.launch.slices import Beat, WriteRun, here
 
-WriteRun = Callable[..., Run]
-MakeAgent = Callable[..., Agent]
-Beat = Callable[..., dict[str, Any]]
 RUN_ID = "flax_mlm-20261120-214500-abcd"
-
-
-def here() -> Target:
-    return on_this_machine(hosts=None, platform="cpu")
 
 
 @pytest.fixture(autouse=True)

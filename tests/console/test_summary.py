@@ -16,9 +16,8 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime.bucket_files import BucketFiles
 from launch import runs
 from launch.launching import finalize
-from launch.runs import Run
+from tests.launch.slices import WriteRun
 
-WriteRun = Callable[..., Run]
 RUN_ID = "flax_mlm-20261120-214500-abcd"
 
 

@@ -31,10 +31,9 @@ from launch.jobs import CHECKOUT
 from launch.remote_files import HostFiles
 from launch.runs import Run
 from launch.targets import Target
-from tests.launch.slices import ssh_backend
+from tests.launch.slices import WriteRun, ssh_backend
 from tests.servers import free_port
 
-WriteRun = Callable[..., Run]
 LIMIT_S = 90.0
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

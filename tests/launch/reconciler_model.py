@@ -25,12 +25,9 @@ from launch.reconcile import (
     SliceLostError,
 )
 from launch.store import Content, Store
+from tests.infra.cloud_tpu.lab import PowerCut
 
 START_S = 1_800_000_000.0
-
-
-class PowerCut(BaseException):
-    """The program ends: no `except` and no clean-up of ours runs any more."""
 
 
 @dataclasses.dataclass

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from backends.host_backend import HostBackend
+from backends.local.local_backend import on_this_machine
 from backends.vm.ssh_backend import backend_of
 from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.hosts import Agent, Transport
+from launch.runs import Run
 from launch.targets import Target
+
+# What the fixtures write_run, make_agent, beat and program give.
+WriteRun = Callable[..., Run]
+MakeAgent = Callable[..., Agent]
+Beat = Callable[..., dict[str, Any]]
+Program = Callable[[str, str], Path]
 
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
 IMAGES = {"jax": "europe-west4-docker.pkg.dev/p/r/jax@sha256:00"}
@@ -60,6 +69,10 @@ def make_inventory(*slices: Slice, **changed: Any) -> Inventory:
         "gateway": None,
     }
     return Inventory(slices=slices, **{**given, **changed})
+
+
+def here(hosts: str | None = None) -> Target:
+    return on_this_machine(hosts=hosts, platform="cpu")
 
 
 def ssh_backend(

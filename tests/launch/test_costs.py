@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from console.summary import summary
 from contracts.errors import RequestError
 from contracts.inventory import NodePool
 from launch import costs
-from launch.runs import Run
-from tests.launch.slices import make_slice
+from tests.launch.slices import WriteRun, make_slice
 
-WriteRun = Callable[..., Run]
 MAIN = make_slice(
     on_this_machine(hosts="4", platform="cpu").hosts,
     name="main",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from launch.hosts import Agent, Completed, HostError, HostsError, all_or_error, ask_all
-
-MakeAgent = Callable[..., Agent]
+from launch.hosts import Completed, HostError, HostsError, all_or_error, ask_all
+from tests.launch.slices import MakeAgent
 
 
 def answered(make_agent: MakeAgent, answer: Any) -> str:

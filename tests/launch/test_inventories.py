@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from backends.local.local_backend import local
 from contracts.errors import RequestError
 from contracts.inventory import InventoryError, Slice, slices_to_json, to_json
 from launch import inventories
-from tests.launch.slices import make_host, make_inventory, make_slice
-
-Program = Callable[[str, str], Path]
+from tests.launch.slices import Program, make_host, make_inventory, make_slice
 
 
 def refused() -> str:

@@ -32,9 +32,8 @@ from launch.launching import NotJoined, run_record
 from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Container, Plan, Target
-from tests.launch.slices import make_target
+from tests.launch.slices import MakeAgent, WriteRun, make_target
 
-WriteRun = Callable[..., Run]
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
 TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3"
 
@@ -338,7 +337,6 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     assert Path.cwd() == tmp_path / "elsewhere"
 
 
-MakeAgent = Callable[..., Agent]
 PLAN = Plan(
     target=make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 3, platform="cpu"),
     run_id="flax_mlm-20261120-214500-abcd",

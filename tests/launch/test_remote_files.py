@@ -16,8 +16,9 @@ import pytest
 
 from jobs.runtime.bucket_files import BucketFiles
 from launch import remote_files
-from launch.hosts import Agent, HostError
+from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles, reach
+from tests.launch.slices import MakeAgent
 from tests.servers import Handler, serving
 
 NoneFound: Callable[[str], Exception] = google.auth.exceptions.DefaultCredentialsError
@@ -197,9 +198,6 @@ def test_a_bucket_is_asked_once_and_then_used_as_any_files_are(
     assert files.list("memory://launch-buckets/runs") == ["r"]
     files.remove("memory://launch-buckets/runs/r/file")
     assert files.read([]) == [] and reached == ["memory://launch-buckets"]
-
-
-MakeAgent = Callable[..., Agent]
 
 
 class Reading:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,10 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from launch import runs
 from launch.hosts import Agent, GoneLink
-from launch.runs import Run
-from tests.launch.slices import ssh_backend
+from tests.launch.slices import Beat, WriteRun, ssh_backend
 
 STARTED_S = 1605908700.0
 LONG_AFTER_S = STARTED_S + 3600
-WriteRun = Callable[..., Run]
-Beat = Callable[..., dict[str, Any]]
 
 
 def folder(path: Path) -> runs.RunsFolder:

@@ -204,10 +204,32 @@ class Pods:
     """The Job controller and the kubelet of one run, as far as a test needs them."""
 
     def __init__(self, target: Target, planned: Planned) -> None:
-        self.api, self.name = of(target).connection, name_of(planned.plan.run_id)
+        self.target, self.planned, self.cluster = target, planned, of(target)
+        self.run_id = planned.plan.run_id
+        self.api, self.name = self.cluster.connection, name_of(self.run_id)
+
+    def states(self) -> list[str]:
+        return [entry["state"] for entry in self.cluster.of(self.run_id).entries()]
+
+    def job(self) -> Object:
+        return self.api.get(self.api.path("jobs", self.name))
+
+    def is_deleted(self) -> bool:
+        return "deletionTimestamp" in self.job()["metadata"]
+
+    def create_suspended(self, plan: Plan | None = None, annotations: dict[str, str] | None = None) -> None:
+        """Its Job, as of a launcher that ended there."""
+        launcher(self.planned)._require_namespace()
+        job = manifests.manifests(plan or self.planned.plan, Options(suspended=True))[0]
+        launcher(self.planned)._create(
+            {**job, "metadata": {**job["metadata"], "annotations": annotations or {}}}
+        )
+
+    def begin(self, wait_s: float, say: Callable[[str], None] = lambda _: None) -> None:
+        launcher(self.planned, wait_s=wait_s).begin(self.planned.plan, say)
 
     def make(self, index: int, suffix: str = "a", node: str | None = None) -> str:
-        job = self.api.get(self.api.path("jobs", self.name))
+        job = self.job()
         template, name = job["spec"]["template"], f"{self.name}-{index}-{suffix}"
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": job["metadata"]["uid"]}
         labels = {**template["metadata"]["labels"], INDEX: str(index)}
@@ -229,16 +251,28 @@ class Pods:
 
     def end_what_is_deleted(self) -> None:
         """What the garbage collector does, of a Job that somebody deletes in the foreground."""
-        while not self.api.get(self.api.path("jobs", self.name))["metadata"].get("deletionTimestamp"):
+        while not self.is_deleted():
             time.sleep(0.05)
         for pod in self.api.get(self.api.path("pods"), labelSelector=OURS)["items"]:
             self.remove(pod["metadata"]["name"])
         free = {"metadata": {"finalizers": None}}
         self.api.ask("PATCH", self.api.path("jobs", self.name), free, content="application/merge-patch+json")
 
+    def take_away(self) -> None:
+        ended = in_background(self.end_what_is_deleted)
+        self.cluster.remove(self.run_id, wait_s=0)
+        ended.join(10)
+
 
 RUNNING = {"running": {"startedAt": "2026-11-23T12:00:00Z"}}
 KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-11-23T12:00:09Z"}}
+
+
+@pytest.fixture
+def pods(make: Callable[..., Target]) -> Pods:
+    """Of a run of one pod."""
+    target = make(nodes=1)
+    return Pods(target, work_out(BASIC, target))
 
 
 def in_background(work: Callable[[], None]) -> threading.Thread:
@@ -257,22 +291,20 @@ def eventually(found: Callable[[], Any], wanted: Any) -> None:
 def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target], tmp_path: Path) -> None:
     target = make()
     planned = work_out(BASIC, target)
-    plan, cluster = planned.plan, of(target)
-    pods, api, said = Pods(target, planned), cluster.connection, list[str]()
+    pods, plan, lines = Pods(target, planned), planned.plan, list[str]()
+    cluster, api = pods.cluster, pods.api
     check(planned)
     assert api.get(api.path("jobs"))["items"] == [], "nothing was made"
-    begun = in_background(lambda: launcher(planned, wait_s=20.0).begin(plan, said.append))
-    eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["starting", "starting"])
-    eventually(lambda: api.get(api.path("jobs", pods.name))["spec"].get("suspend"), False)
+    begun = in_background(lambda: pods.begin(20.0, lines.append))
+    eventually(pods.states, ["starting", "starting"])
+    eventually(lambda: pods.job()["spec"].get("suspend"), False)
     begin_by_s = cluster.of(plan.run_id).begin_by_s
     assert begin_by_s == pytest.approx(time.time() + 20 + 2 * 3600, abs=20), "the launcher may die"
-    assert "activeDeadlineSeconds" not in api.get(api.path("jobs", pods.name))["spec"], (
-        "it may train for long"
-    )
+    assert "activeDeadlineSeconds" not in pods.job()["spec"], "it may train for long"
     names = [pods.make(0, node="n0"), pods.make(1)]
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     pods.say(names[1], "Pending", conditions=[unplaced])
-    eventually(lambda: said, ["waiting for 1 of 2 pods to be placed: 0/1 nodes"])
+    eventually(lambda: lines, ["waiting for 1 of 2 pods to be placed: 0/1 nodes"])
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": names[1]}}
     target_node = {"target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}
     api.ask("POST", f"{api.path('pods', names[1])}/binding", {**binding, **target_node})
@@ -285,14 +317,14 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     assert owners == [pods.name] * 2, "who removes the Job removes all"
     pods.say(names[0], "Running", RUNNING)
     pods.say(names[1], "Running", RUNNING)
-    eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["running", "running"])
+    eventually(pods.states, ["running", "running"])
     # No program can be started in these pods: the heartbeats in the bucket say that a process has joined.
     beats = tmp_path / "runs" / plan.run_id / "heartbeats"
     beats.mkdir(parents=True)
     (beats / "host-0.json").write_text(json.dumps({"attempt": 0, "state": "stepping"}))
     assert cluster.join(plan.process(0), 10.0)["state"] == "stepping"
     pods.say(names[1], "Failed", KILLED)
-    eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["running", "starting"])
+    eventually(pods.states, ["running", "starting"])
     assert cluster.of(plan.run_id).entries()[1]["reason"] == "OOMKilled"
     time.sleep(1)  # by its second of creation, the newest of two pods is told
     pods.make(1, "b", node="n0")
@@ -305,74 +337,62 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
         "terminated",
         "terminated",
     ]
-    assert cluster.of(plan.run_id).entries() == []
+    assert pods.states() == []
 
 
-def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: Callable[..., Target]) -> None:
-    target = make(nodes=1)
-    planned = work_out(BASIC, target)
-    pods, cluster = Pods(target, planned), of(target)
-    check(planned)
+def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(pods: Pods) -> None:
+    check(pods.planned)
 
     def fail_to_place() -> None:
-        eventually(lambda: cluster.of(planned.plan.run_id).work is not None, True)
-        name = f"{pods.name}-event"
-        about = {"kind": "Job", "name": pods.name, "namespace": NAMESPACE}
-        said = 'Error creating: pods "run-0-x7f2q" is forbidden: exceeded quota: "chips"'
+        eventually(lambda: pods.cluster.of(pods.run_id).work is not None, True)
         event = {
-            "metadata": {"name": name},
-            "involvedObject": about,
+            "metadata": {"name": f"{pods.name}-event"},
+            "involvedObject": {"kind": "Job", "name": pods.name, "namespace": NAMESPACE},
             "type": "Warning",
             "reason": "FailedCreate",
+            "message": 'Error creating: pods "run-0-x7f2q" is forbidden: exceeded quota: "chips"',
         }
-        pods.api.ask("POST", pods.api.path("events"), {**event, "message": said})
+        pods.api.ask("POST", pods.api.path("events"), event)
         pods.end_what_is_deleted()
 
     ended = in_background(fail_to_place)
     with pytest.raises(
         HostsError, match=r'(?s)1 of 1 pods could not be placed within 2 s.*: exceeded quota: "chips"$'
     ):
-        launcher(planned, wait_s=2.0).begin(planned.plan, lambda _: None)
+        pods.begin(2.0)
     ended.join(10)
-    eventually(lambda: cluster.of(planned.plan.run_id).work, None)
+    eventually(lambda: pods.cluster.of(pods.run_id).work, None)
 
 
-def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., Target]) -> None:
-    target = make(nodes=1)
-    planned = work_out(BASIC, target)
-    pods, cluster, api = Pods(target, planned), of(target), of(target).connection
-    check(planned)
+def test_a_run_that_another_launcher_has_made_is_left_alone(pods: Pods) -> None:
+    check(pods.planned)
     errors: list[HostsError] = []
 
     def wait_for_nodes() -> None:
         try:
-            launcher(planned, wait_s=60.0).begin(planned.plan, lambda _: None)
+            pods.begin(60.0)
         except HostsError as error:
             errors.append(error)
 
     begun = in_background(wait_for_nodes)
-    eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
+    eventually(lambda: pods.cluster.of(pods.run_id).begins_pods, True)
     with pytest.raises(AtWorkError, match="is being launched by another process"):
-        launcher(planned, wait_s=60.0).begin(planned.plan, lambda _: None)
-    cluster.remove(planned.plan.run_id, wait_s=0, uid="another")
-    assert "deletionTimestamp" not in api.get(api.path("jobs", pods.name))["metadata"]
+        pods.begin(60.0)
+    pods.cluster.remove(pods.run_id, wait_s=0, uid="another")
+    assert not pods.is_deleted()
     # Who waits for its nodes waits no longer when somebody else removes it.
-    ended = in_background(pods.end_what_is_deleted)
-    cluster.remove(planned.plan.run_id, wait_s=0)
+    pods.take_away()
     begun.join(10)
-    ended.join(10)
     (error,) = errors
     assert "1 of 1 pods could not be placed; all" in str(error) and "removed by somebody else" in str(error)
 
 
 @pytest.mark.parametrize("whose", ["its own", "another's"])
 def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_alone(
-    make: Callable[..., Target], whose: str
+    pods: Pods, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = make(nodes=1)
-    planned = work_out(BASIC, target)
-    pods, cluster, api = Pods(target, planned), of(target), of(target).connection
-    check(planned)
+    check(pods.planned)
+    api = pods.api
     jobs, ask = api.path("jobs"), api.ask
     ended: list[threading.Thread] = []
 
@@ -380,21 +400,20 @@ def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_al
         if (method, path) != ("POST", jobs) or ended:
             return ask(method, path, body, **more)
         if whose == "another's":
-            body = manifests.manifests(planned.plan, Options(suspended=True))[0]
+            body = manifests.manifests(pods.planned.plan, Options(suspended=True))[0]
         ask(method, path, body, **more)
         ended.append(in_background(pods.end_what_is_deleted))
         raise ApiError(host=api.name, reason="no answer")
 
-    api.ask = losing  # type: ignore[method-assign]
+    monkeypatch.setattr(api, "ask", losing)
     error = HostsError if whose == "its own" else AtWorkError
     with pytest.raises(error, match="1 of 1 pods could not be placed within 1 s|by another process"):
-        launcher(planned, wait_s=1.0).begin(planned.plan, lambda _: None)
-    api.ask = ask  # type: ignore[method-assign]
+        pods.begin(1.0)
     if whose == "another's":
-        assert "deletionTimestamp" not in api.get(api.path("jobs", pods.name))["metadata"]
-        cluster.remove(planned.plan.run_id, wait_s=0)
+        assert not pods.is_deleted()
+        pods.cluster.remove(pods.run_id, wait_s=0)
     ended[0].join(10)
-    eventually(lambda: cluster.of(planned.plan.run_id).work, None)
+    eventually(lambda: pods.cluster.of(pods.run_id).work, None)
 
 
 @pytest.mark.parametrize(
@@ -407,90 +426,70 @@ def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_al
     ],
 )
 def test_a_run_whose_launcher_died_is_removed_by_a_look_when_its_pods_can_begin_no_more(
-    late_s: float,
-    attempt: dict[str, Any],
-    is_removed: bool,
-    make: Callable[..., Target],
-    tmp_path: Path,
-    capsys: Any,
+    pods: Pods, late_s: float, attempt: dict[str, Any], is_removed: bool, tmp_path: Path, capsys: Any
 ) -> None:
-    target = make(nodes=1)
-    planned = work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
-    pods, cluster, api = Pods(target, planned), of(target), of(target).connection
-    launcher(planned)._require_namespace()
     launched = datetime.datetime.fromtimestamp(time.time() - 3 * 3600, datetime.UTC)
-    described = run_record(planned.plan, planned.config, name=None, now=launched, before=None)
+    described = run_record(pods.planned.plan, pods.planned.config, name=None, now=launched, before=None)
     described["attempts"][0] |= attempt
-    (tmp_path / "runs" / RUN_ID).mkdir(parents=True)
-    planned.directory.write_json("run.json", described)
-    job = manifests.manifests(planned.plan, Options(suspended=True))[0]
-    job["metadata"]["annotations"] = {BEGIN_BY: str(time.time() - late_s)}
-    launcher(planned)._create(job)
-    eventually(lambda: cluster.of(RUN_ID).begins_pods, True)
-    assert status(target, None) == 0
+    (tmp_path / "runs" / pods.run_id).mkdir(parents=True)
+    pods.planned.directory.write_json("run.json", described)
+    pods.create_suspended(annotations={BEGIN_BY: str(time.time() - late_s)})
+    eventually(lambda: pods.cluster.of(pods.run_id).begins_pods, True)
+    assert status(pods.target, None) == 0
     shown = capsys.readouterr().out
-    is_going = "deletionTimestamp" in api.get(api.path("jobs", pods.name))["metadata"]
-    assert (is_going, f"{RUN_ID}  failed" in shown, TOO_LATE in shown) == (is_removed,) * 3, shown
-    ended = in_background(pods.end_what_is_deleted)
-    cluster.remove(RUN_ID, wait_s=0)
-    ended.join(10)
+    facts = (pods.is_deleted(), f"{pods.run_id}  failed" in shown, TOO_LATE in shown)
+    assert facts == (is_removed,) * 3, shown
+    pods.take_away()
 
 
 def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
-    make: Callable[..., Target], tmp_path: Path
+    pods: Pods, tmp_path: Path
 ) -> None:
-    target = make(nodes=1)
-    planned = work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
-    launcher(planned)._require_namespace()
-    launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
-    there = tmp_path / "runs" / RUN_ID
+    pods.create_suspended()
+    there = tmp_path / "runs" / pods.run_id
     there.mkdir(parents=True)
     (there / "run.json").write_text("{}")
+    planned = pods.planned
     with pytest.raises(AtWorkError):
         launching._start_and_join(planned.plan, planned.launcher, as_run(planned), lambda _: None)
     assert [path.name for path in there.iterdir()] == ["run.json"]
-    of(target).remove(RUN_ID, wait_s=0)
-    Pods(target, planned).end_what_is_deleted()
+    pods.take_away()
 
 
-def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(make: Callable[..., Target]) -> None:
-    target = make(nodes=1)
-    planned = work_out(dataclasses.replace(BASIC, queue="research"), target)
-    pods, api = Pods(target, planned), of(target).connection
-    launcher(planned)._require_namespace()
-    asked: list[tuple[str, str, Any]] = []
-    ask = api.ask
-
-    def noted(method: str, path: str, body: Any = None, **more: Any) -> Object:
-        if method in ("POST", "PATCH"):
-            asked.append((method, path.split("/")[-1], json.dumps(body)))
-        return ask(method, path, body, **more)
-
-    api.ask = noted  # type: ignore[method-assign]
-    with pytest.raises(HostsError, match="the queue research has not admitted it"):
-        launcher(planned, wait_s=1.0).begin(planned.plan, lambda _: None)
-    api.ask = ask  # type: ignore[method-assign]
-    pods.end_what_is_deleted()
-    assert [path for _, path, _ in asked] == ["jobs", "services", "networkpolicies"]
-    assert manifests.QUEUE_LABEL in asked[0][2]
-    assert '"suspend": true' in asked[0][2], "it is Kueue that lets it begin"
-
-
-def test_a_run_that_goes_on_is_not_cleared_away(
+def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.pods.pod_launcher.REMOVE_LIMIT_S", 0.0)
     target = make(nodes=1)
-    planned = work_out(BASIC, target)
-    pods, cluster = Pods(target, planned), of(target)
-    launcher(planned)._require_namespace()
-    launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
-    eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
-    with pytest.raises(HostError, match=f"goes on with {planned.plan.run_id}.*fab stop"):
-        launcher(planned).prepare(dataclasses.replace(planned.plan, attempt=1), [], lambda _: None)
-    ended = in_background(pods.end_what_is_deleted)
-    cluster.remove(planned.plan.run_id, wait_s=0)
-    ended.join(10)
+    pods = Pods(target, work_out(dataclasses.replace(BASIC, queue="research"), target))
+    launcher(pods.planned)._require_namespace()
+    made: list[tuple[str, str]] = []
+    ask = pods.api.ask
+
+    def recorded(method: str, path: str, body: Any = None, **more: Any) -> Object:
+        if method in ("POST", "PATCH"):
+            made.append((path.split("/")[-1], json.dumps(body)))
+        return ask(method, path, body, **more)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(HostsError, match="queue research has not admitted it"),
+    ):
+        patch.setattr(pods.api, "ask", recorded)
+        pods.begin(1.0)
+    pods.end_what_is_deleted()
+    assert [kind for kind, _ in made] == ["jobs", "services", "networkpolicies"]
+    assert manifests.QUEUE_LABEL in made[0][1]
+    assert '"suspend": true' in made[0][1], "it is Kueue that lets it begin"
+
+
+def test_a_run_that_goes_on_is_not_cleared_away(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.pods.pod_launcher.REMOVE_LIMIT_S", 0.0)
+    pods.create_suspended()
+    eventually(lambda: pods.cluster.of(pods.run_id).begins_pods, True)
+    again = dataclasses.replace(pods.planned.plan, attempt=1)
+    with pytest.raises(HostError, match=f"goes on with {pods.run_id}.*fab stop"):
+        launcher(pods.planned).prepare(again, [], lambda _: None)
+    pods.take_away()
 
 
 def test_an_api_server_that_is_away_is_told_of_and_asked_again(
@@ -513,8 +512,7 @@ def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
     plane: LocalControlPlane, make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make()
-    planned = work_out(BASIC, target)
-    launcher(planned)._require_namespace()
+    pods = Pods(target, work_out(BASIC, target))
     watches: collections.Counter[str] = collections.Counter()
     events = Connection.events
 
@@ -525,8 +523,8 @@ def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
 
     monkeypatch.setattr(Connection, "events", noted)
     for index in range(50):
-        plan = dataclasses.replace(planned.plan, run_id=f"flax_mlm-20261123-1200{index:02}-abcd")
-        launcher(planned)._create(manifests.manifests(plan, Options(suspended=True))[0])
+        plan = dataclasses.replace(pods.planned.plan, run_id=f"flax_mlm-20261123-1200{index:02}-abcd")
+        pods.create_suspended(plan)
     eventually(lambda: len(target.backend.status().processes), 100)
     for _ in range(20):
         target.backend.status()

@@ -8,7 +8,7 @@ import json
 import shlex
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +27,8 @@ from backends.vm.python_environment import Lock
 from backends.vm.steps import Step, to_json
 from launch.hosts import Agent, Completed, HostError, HostsError, Show
 from launch.targets import Target
-from tests.launch.slices import NO_STORAGE, make_target
+from tests.launch.slices import NO_STORAGE, MakeAgent, make_target
 from tests.processes import all_end
-
-MakeAgent = Callable[..., Agent]
-
 
 LOCK = Lock(name="tpu", files={}, sha256="00" * 32, folder="~/l")
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,7 @@ from launch import inventories
 from launch.targets import Target, Wanted
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import PARENT, POOL, Cloud, wanted_props
-from tests.launch.slices import NFS, make_host, make_inventory, make_slice
-
-Program = Callable[[str, str], Path]
+from tests.launch.slices import NFS, Program, make_host, make_inventory, make_slice
 
 
 def on_a_stack(bucket_url: str | None) -> Target:

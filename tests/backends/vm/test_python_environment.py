@@ -15,7 +15,7 @@ from backends.vm import python_environment
 from backends.vm.python_environment import Lock
 from contracts.errors import RequestError
 from launch.hosts import Agent, HostError
-from tests.launch.slices import make_target
+from tests.launch.slices import MakeAgent, make_target
 
 CarryOut = Callable[..., list[dict[str, Any]]]
 UV = """#!/bin/sh
@@ -104,9 +104,6 @@ def test_our_environment_is_made_from_the_lock_with_hashes_whole_or_not_and_neve
     assert answers[-1]["state"] == "changed"
     assert (base / "venv/tpu-stack-lock").read_text().strip() == newer.sha256
     assert sorted(path.name for path in base.iterdir()) == ["uv", "venv"]
-
-
-MakeAgent = Callable[..., Agent]
 
 
 def test_only_an_environment_that_is_ours_is_made(make_agent: MakeAgent, tmp_path: Path) -> None:

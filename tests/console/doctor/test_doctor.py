@@ -13,12 +13,10 @@ from backends.local.local_backend import local
 from console.doctor import doctor
 from console.doctor.check import Check, Finding, State, carry_out, ok, warn
 from contracts.errors import RequestError
-from launch.hosts import Agent, HostError, HostsError
+from launch.hosts import HostError, HostsError
 from launch.targets import Target
 from tests.console.doctor.test_workstation import machine
-from tests.launch.slices import make_target
-
-MakeAgent = Callable[..., Agent]
+from tests.launch.slices import MakeAgent, make_target
 
 
 def finding(name: str, state: State, message: str, host: str | None = None, remedy: str = "") -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from console.doctor.workstation import Answer
 from contracts.files import DiskFiles
 from contracts.inventory import Inventory, Slice
 from launch.hosts import Agent
-from tests.launch.slices import IMAGES, make_target
+from tests.launch.slices import IMAGES, MakeAgent, make_target
 
-MakeAgent = Callable[..., Agent]
 HELD = {"name": "device", "ok": False, "message": "/dev/accel0 is held by pid 7", "remedy": "end it"}
 FINE = {"name": "python", "ok": True, "message": "Python 3.12", "remedy": None}
 

@@ -9,6 +9,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine
+
 from contracts.aliases import Json
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.plugin import Session
@@ -36,6 +39,22 @@ def wanted_props(**more: Any) -> Json:
         "node_count": 1.0,
     }
     return {name: value for name, value in (props | more).items() if value is not None}
+
+
+class PowerCut(BaseException):
+    """The process ends: no `except` and no clean-up of ours runs any more."""
+
+
+def machine_of(model: type[RuleBasedStateMachine], max_examples: int) -> Any:
+    """A test that walks through a model."""
+    case: Any = type(f"{max_examples} examples", (model.TestCase,), {})
+    case.settings = settings(
+        max_examples=max_examples,
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    return case
 
 
 class Cloud:

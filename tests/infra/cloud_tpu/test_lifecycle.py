@@ -10,7 +10,7 @@ import pytest
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
 from rehearsal.tpu_api import Delays
 from tests.infra.cloud_tpu.conftest import CloudFactory
-from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, PowerCut, Stack
 
 QR = f"{PARENT}/queuedResources/main"
 NODE = f"{PARENT}/nodes/main"
@@ -101,10 +101,6 @@ def test_nodes_that_cannot_be_read_leave_the_request_in_the_state(cloud: Cloud) 
 
 
 # --- adoption ---------------------------------------------------------------------------------------------------
-
-
-class PowerCut(BaseException):
-    """A second Ctrl-C, or a power cut, while it waits: nothing of ours runs any more."""
 
 
 @pytest.fixture

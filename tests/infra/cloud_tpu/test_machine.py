@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -18,7 +17,7 @@ from contracts.aliases import Json
 from infra.cloud_tpu import request
 from infra.cloud_tpu.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
-from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, PowerCut, Stack, machine_of
 
 QR = f"{PARENT}/queuedResources/main"
 CONFIGS = st.fixed_dictionaries(
@@ -36,10 +35,6 @@ KINDS = st.sampled_from(["too-many-requests", "unavailable", "cut-before", "cut-
 METHODS = st.sampled_from(
     ["*", "queuedResources.create", "queuedResources.get", "queuedResources.delete", "nodes.*"]
 )
-
-
-class PowerCut(BaseException):
-    """The provider's process ends: no `except` and no clean-up of ours runs any more."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -303,16 +298,5 @@ def _refusal_of_what_runs() -> Iterator[None]:
         assert "is ACTIVE. Nothing that runs" in str(error) or "its other nodes run" in str(error), error
 
 
-def machine(max_examples: int) -> Any:
-    case: Any = type(f"{max_examples} examples", (Machine.TestCase,), {})
-    case.settings = settings(
-        max_examples=max_examples,
-        stateful_step_count=12,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    return case
-
-
-TestMachine = machine(60)
-TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine(600)))
+TestMachine = machine_of(Machine, 60)
+TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine_of(Machine, 600)))

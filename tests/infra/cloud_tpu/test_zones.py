@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -21,7 +20,7 @@ from infra.documents import Documents, stock_outs
 from infra.queued_resource import changes_between
 from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
 from tests.infra.cloud_tpu.conftest import CloudFactory
-from tests.infra.cloud_tpu.lab import OWNER, Cloud, Stack
+from tests.infra.cloud_tpu.lab import OWNER, Cloud, PowerCut, Stack, machine_of
 
 A, B, C = ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
 ANYWHERE = {"zones": list(ZONES), "strategy": "first", "zone_wait_s": 600}
@@ -67,10 +66,6 @@ def most_at_once(cloud: Cloud) -> int:
 @pytest.fixture
 def sold_out(new_cloud: CloudFactory) -> Cloud:
     return new_cloud(capacity={pool(zone): 0 for zone in ZONES})
-
-
-class PowerCut(BaseException):
-    """The process ends: no `except` and no clean-up of ours runs any more."""
 
 
 # --- which zone -------------------------------------------------------------------------------------------------------
@@ -566,16 +561,5 @@ class Machine(RuleBasedStateMachine):
             self.api.__exit__(None, None, None)
 
 
-def machine(max_examples: int) -> Any:
-    case: Any = type(f"{max_examples} examples", (Machine.TestCase,), {})
-    case.settings = settings(
-        max_examples=max_examples,
-        stateful_step_count=12,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    return case
-
-
-TestMachine = machine(40)
-TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine(600)))
+TestMachine = machine_of(Machine, 40)
+TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine_of(Machine, 600)))
