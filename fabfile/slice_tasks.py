@@ -14,7 +14,7 @@ from fabfile.where import JSON, Where
 @options
 class Accelerators:
     zone: str | None = option("only types in this zone, at its prices")
-    generation: str | None = option("v2, v3, v4, v5e, v5p or v6e")
+    generation: str | None = option("only this generation, such as v5e")
     max_chips: int | None = option("the largest number of chips (default: 64)", whole(1))
     grant: str | None = option(
         "only types that the grant in this configuration file covers, such as Pulumi.dev.yaml"

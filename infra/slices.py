@@ -106,7 +106,7 @@ def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
         queued_resource_id=_node_id(args),
         owner=args.owner,
         accelerator_type=slice_config.accelerator.type_name if by_name else None,
-        accelerator_generation=None if by_name else slice_config.accelerator.generation.name.upper(),
+        accelerator_generation=None if by_name else slice_config.accelerator.generation.api_name,
         topology=None if by_name else slice_config.accelerator.topology,
         runtime_version=slice_config.runtime_version,
         capacity=slice_config.capacity,
@@ -150,7 +150,7 @@ def _direct(args: TpuSliceArgs, parent: TpuSlice, after: Sequence[pulumi.Resourc
         accelerator_config=None
         if by_name
         else tpu.V2VmAcceleratorConfigArgs(
-            type=slice_config.accelerator.generation.name.upper(), topology=slice_config.accelerator.topology
+            type=slice_config.accelerator.generation.api_name, topology=slice_config.accelerator.topology
         ),
         runtime_version=slice_config.runtime_version,
         description=_description(args),

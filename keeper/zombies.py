@@ -41,10 +41,7 @@ EMPTY_STATES = frozenset(
 )
 """States in which a resource holds no machine and nothing is billed."""
 QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
-QUOTA_PREFIXES = {
-    "v2": "TPUV2", "v3": "TPUV3", "v4": "TPUV4", "v5e": "TPUV5sLitepod", "v5p": "TPUV5P", "v6e": "TPUV6E",
-}  # fmt: skip
-"""Generation → how the ids of its quotas begin, as in TPUV6EPreemptiblePerProjectPerZone… of Google's refusals."""
+QUOTA_PREFIXES = {each.name: each.quota_prefix for each in catalogue.GENERATIONS if each.offered}
 SPOT, SERVING = "Preemptible", "Serving"
 ANSWER_LIMIT_S = 10.0
 

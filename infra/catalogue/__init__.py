@@ -10,9 +10,15 @@ import dataclasses
 from typing import Literal
 
 from contracts.inventory import Capacity
-from infra.catalogue import prices
-from infra.catalogue.generations import GENERATIONS, OFFERED, Generation, chips_in, is_made_of_cubes
-from infra.catalogue.machine_types import NODE_KINDS, NodeKind
+from infra.catalogue.generations import (
+    GENERATIONS,
+    OFFERED,
+    PRICES_READ_IN,
+    Generation,
+    NodeKind,
+    chips_in,
+    is_made_of_cubes,
+)
 from infra.catalogue.zones import ZONE
 
 __all__ = [
@@ -31,8 +37,6 @@ __all__ = [
     "price_usd_per_hour",
     "zone_region",
 ]
-
-PRICES_READ_IN = prices.READ_IN
 
 
 class CatalogueError(ValueError):
@@ -80,7 +84,7 @@ class Accelerator:
     @property
     def node_kind(self) -> NodeKind | None:
         """The kind of its hosts as nodes of a cluster; None if GKE has none of its generation."""
-        return NODE_KINDS.get(self.generation.name)
+        return self.generation.nodes
 
     @property
     def machine_type(self) -> str | None:
@@ -230,8 +234,7 @@ def price_usd_per_hour(tpu: Accelerator, zone: str, capacity: Capacity) -> float
     Raises:
         CatalogueError: not the name of a zone.
     """
-    price = prices.list_price(tpu.generation.name, zone_region(zone), hosts=tpu.hosts)
-    per_chip = price.usd_per_chip_hour(capacity) if price else None
+    per_chip = tpu.generation.usd_per_chip_hour(zone_region(zone), capacity, hosts=tpu.hosts)
     return None if per_chip is None else per_chip * tpu.chips
 
 

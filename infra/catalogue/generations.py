@@ -1,20 +1,11 @@
-"""The generations of TPU: what a chip is, what a type's number counts, which sizes there are and where. Data, no I/O.
-
-Cores, memory and peak of a chip, sizes and hosts: Google's page of each generation (https://cloud.google.com/tpu/docs/v2
-and v3, v4, v5e, v5p, v6e, tpu7x). Devices per chip: JAX takes the two cores of a v4 or v5p chip as one device
-("megacore"), those of v2, v3 and TPU7x one by one (https://docs.jax.dev, jax.experimental.pallas.tpu.ChipVersion).
-Clock: v2, v3 and v4 by Jouppi et al. 2023 (arXiv:2304.01433); of the others, which nobody publishes, the peak divided
-by what a core's matrix units do in a cycle (131,072 operations for v5e and v5p, 524,288 for v6e and TPU7x). Memory and
-links: those pages, and Jouppi et al. for v2, v3 and v4; a page that counts both directions of a link is halved.
-Runtime versions: https://cloud.google.com/tpu/docs/runtimes. Zones: https://cloud.google.com/tpu/docs/regions-zones for
-North America and Europe, elsewhere SkyPilot's price catalogue v8, which is made from Google's SKUs; zones that only
-single tenants get are left out. Which v4 and v5p sizes there are: the same catalogue. All read in November 2026.
+"""The generations of TPU, from `tpus.toml`, and the shapes that their chips form. Look-ups, no I/O but that file.
 
 Shapes, "AxB" or "AxBxC", say how many chips lie along each direction. Two dimensions (v2, v3, v5e, v6e): the shapes of
 Google's pages for v5e and v6e (https://cloud.google.com/tpu/docs/v5e and …/v6e). The v2 and v3 pages name none; theirs
 are the host bounds that torch_xla sets for these types, times the 2x2 chips of a host. Three dimensions (v4, v5p): a
 cube of 4x4x4 chips is the unit that optical switches join, so a slice is a part of one cube or whole cubes. Of the
 shapes of one size a type name means the one most like a cube (https://cloud.google.com/tpu/docs/types-topologies).
+All read in November 2026.
 """
 
 from __future__ import annotations
@@ -22,7 +13,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Literal
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from contracts.inventory import Capacity
 
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")
 
@@ -104,19 +100,47 @@ def _boxes(volume: int) -> list[tuple[int, int, int]]:
     ]
 
 
+Prices = Mapping[str, Mapping[Capacity, float]]
+"""Region → capacity → USD per chip and hour."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """The hosts of a generation as nodes of a cluster. A machine type is `prefix`-Nt, N being its chips.
+
+    label: the value of cloud.google.com/gke-tpu-accelerator on its nodes. flex_start_zones: where Google lists that.
+    workload_policy: slices of several nodes are placed by a policy of their own that carries the topology.
+    """
+
+    prefix: str
+    label: str
+    chips: tuple[int, ...]
+    boot_disk_type: str
+    workload_policy: bool = False
+    flex_start_zones: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
     """One generation. A type is called `type_prefix`-number, the number counting TensorCores or chips.
 
-    A slice of up to `most_chips_on_one_host` chips is one VM; a larger one has `chips_per_slice_host` on each.
+    sizes_chips: of the types; the file has `largest_chips` in its place where all parts of a cube and all numbers of
+    cubes up to it are sizes. A slice of up to `most_chips_on_one_host` chips is one VM; a larger one has
+    `chips_per_slice_host` on each.
     clock_mhz: of a core. ici_gb_per_s_per_chip: what a chip sends over all its links to other chips of the slice.
-    offered: by the Cloud TPU API; Compute Engine and GKE have others.
+    api_name: of the Cloud TPU API; empty: only Compute Engine and GKE have it. quota_prefix: how the ids of its quotas
+    begin. disk_types: of data disks, the default first; most_disks: beside the boot disk.
+    zones: where it is listed; the file has `one_host_zones` and `slice_zones` where these differ. one_host_prices: for
+    slices of one host, where these have other prices. nodes: None: GKE does not have it.
     """
 
     name: str
     type_prefix: str
     number_counts: Literal["cores", "chips"]
     dimensions: Literal[2, 3]
+    sizes_chips: tuple[int, ...]
+    most_chips_on_one_host: int
+    chips_per_slice_host: int = 4
     cores_per_chip: int
     devices_per_chip: int
     hbm_gib_per_chip: int
@@ -124,13 +148,21 @@ class Generation:
     clock_mhz: int
     hbm_gb_per_s_per_chip: int
     ici_gb_per_s_per_chip: int
-    most_chips_on_one_host: int
-    chips_per_slice_host: int = 4
-    sizes_chips: tuple[int, ...]
-    runtime_version: str | None
+    api_name: str = ""
+    runtime_version: str | None = None
+    quota_prefix: str = ""
+    disk_types: tuple[str, ...]
+    most_disks: int
     one_host_zones: tuple[str, ...]
     slice_zones: tuple[str, ...]
-    offered: bool = True
+    prices: Prices = dataclasses.field(default_factory=dict, repr=False, hash=False)
+    one_host_prices: Prices = dataclasses.field(default_factory=dict, repr=False, hash=False)
+    nodes: NodeKind | None = None
+
+    @property
+    def offered(self) -> bool:
+        """Whether the Cloud TPU API has it."""
+        return bool(self.api_name)
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -152,177 +184,60 @@ class Generation:
             raise KeyError(f"{self.name} has no type of {chips} chips")
         return shape
 
+    def usd_per_chip_hour(self, region: str, capacity: Capacity, *, hosts: int) -> float | None:
+        """The list price of a chip in a slice of so many hosts; None where none is known, as for every reservation."""
+        prices = self.one_host_prices if hosts == 1 and self.one_host_prices else self.prices
+        return prices.get(region, {}).get(capacity)
 
-def _cubes(*, most_chips: int) -> tuple[int, ...]:
-    """Parts of a cube, and every number of whole cubes that a type has."""
-    sizes = (*PARTS_OF_A_CUBE, *range(CUBE_CHIPS, most_chips + 1, CUBE_CHIPS))
-    return tuple(chips for chips in sizes if cuboid(chips))
+    def lowest_usd_per_chip_hour(self, capacity: Capacity) -> float | None:
+        """The least that a chip of a slice costs in any region; None where no price is known.
+
+        Where there is no price at all, the most expensive generation stands for it; for flex-start, which has none,
+        spot does, which is no cheaper.
+        """
+        if not self.prices:
+            priced = [tpu_generation for tpu_generation in GENERATIONS if tpu_generation.prices]
+            most_expensive = max(priced, key=lambda priced: priced.lowest_usd_per_chip_hour("on-demand") or 0)
+            return most_expensive.lowest_usd_per_chip_hour(capacity)
+        listed: Capacity = "spot" if capacity == "flex-start" else capacity
+        return min((usd[listed] for usd in self.prices.values() if listed in usd), default=None)
 
 
-_V5E_ZONES = (
-    "us-central1-a",
-    "us-south1-a",
-    "us-west1-c",
-    "us-west4-a",
-    "europe-west4-a",
-    "europe-west4-b",
-)
-_V5P_ZONES = ("us-central1-a", "us-east5-a", "europe-west4-b")
-_V6E_ZONES = (
-    "us-central1-b",
-    "us-east1-d",
-    "us-east5-a",
-    "us-east5-b",
-    "us-south1-ai1b",
-    "europe-west4-a",
-    "asia-northeast1-b",
-    "asia-south1-b",
-    "asia-south1-c",
-    "asia-southeast1-b",
-    "southamerica-west1-a",
-)
+def read(table: Mapping[str, Any], name: str) -> Generation:
+    """The generation of one table of `tpus.toml`."""
+    values = _with_tuples(table)
+    values.pop("sources", None)
+    if (zones := values.pop("zones", None)) is not None:
+        values |= {"one_host_zones": zones, "slice_zones": zones}
+    if (largest := values.pop("largest_chips", None)) is not None:
+        sizes = (*PARTS_OF_A_CUBE, *range(CUBE_CHIPS, largest + 1, CUBE_CHIPS))
+        values["sizes_chips"] = tuple(chips for chips in sizes if cuboid(chips))
+    if (nodes := values.pop("nodes", None)) is not None:
+        values["nodes"] = NodeKind(**_with_tuples(nodes))
+    return Generation(name=name, **values)
 
-_TPU7X_ZONES = ("us-central1-ai1a", "us-central1-c")
 
-V2 = Generation(
-    name="v2",
-    type_prefix="v2",
-    number_counts="cores",
-    dimensions=2,
-    cores_per_chip=2,
-    devices_per_chip=2,
-    hbm_gib_per_chip=16,
-    peak_bf16_tflops_per_chip=45,
-    clock_mhz=700,
-    hbm_gb_per_s_per_chip=700,
-    ici_gb_per_s_per_chip=248,
-    most_chips_on_one_host=4,
-    sizes_chips=(4, 16, 64, 128, 256),
-    runtime_version="tpu-ubuntu2204-base",
-    one_host_zones=("us-central1-b", "us-central1-c", "europe-west4-a", "asia-east1-c"),
-    slice_zones=("us-central1-a", "europe-west4-a"),
-)
-V3 = Generation(
-    name="v3",
-    type_prefix="v3",
-    number_counts="cores",
-    dimensions=2,
-    cores_per_chip=2,
-    devices_per_chip=2,
-    hbm_gib_per_chip=32,
-    peak_bf16_tflops_per_chip=123,
-    clock_mhz=940,
-    hbm_gb_per_s_per_chip=900,
-    ici_gb_per_s_per_chip=280,
-    most_chips_on_one_host=4,
-    sizes_chips=(4, 16, 32, 64, 128, 256, 512, 1024),
-    runtime_version="tpu-ubuntu2204-base",
-    one_host_zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
-    slice_zones=("europe-west4-a",),
-)
-V4 = Generation(
-    name="v4",
-    type_prefix="v4",
-    number_counts="cores",
-    dimensions=3,
-    cores_per_chip=2,
-    devices_per_chip=1,
-    hbm_gib_per_chip=32,
-    peak_bf16_tflops_per_chip=275,
-    clock_mhz=1050,
-    hbm_gb_per_s_per_chip=1200,
-    ici_gb_per_s_per_chip=300,
-    most_chips_on_one_host=4,
-    sizes_chips=_cubes(most_chips=2048),
-    runtime_version="tpu-ubuntu2204-base",
-    one_host_zones=("us-central2-b",),
-    slice_zones=("us-central2-b",),
-)
-V5E = Generation(
-    name="v5e",
-    type_prefix="v5litepod",
-    number_counts="chips",
-    dimensions=2,
-    cores_per_chip=1,
-    devices_per_chip=1,
-    hbm_gib_per_chip=16,
-    peak_bf16_tflops_per_chip=197,
-    clock_mhz=1500,
-    hbm_gb_per_s_per_chip=819,
-    ici_gb_per_s_per_chip=200,
-    most_chips_on_one_host=8,
-    sizes_chips=(1, 4, 8, 16, 32, 64, 128, 256),
-    runtime_version="v2-alpha-tpuv5-lite",
-    one_host_zones=_V5E_ZONES,
-    slice_zones=_V5E_ZONES,
-)
-V5P = Generation(
-    name="v5p",
-    type_prefix="v5p",
-    number_counts="cores",
-    dimensions=3,
-    cores_per_chip=2,
-    devices_per_chip=1,
-    hbm_gib_per_chip=95,
-    peak_bf16_tflops_per_chip=459,
-    clock_mhz=1750,
-    hbm_gb_per_s_per_chip=2765,
-    ici_gb_per_s_per_chip=600,
-    most_chips_on_one_host=4,
-    sizes_chips=_cubes(most_chips=6144),
-    runtime_version="v2-alpha-tpuv5",
-    one_host_zones=_V5P_ZONES,
-    slice_zones=_V5P_ZONES,
-)
-V6E = Generation(
-    name="v6e",
-    type_prefix="v6e",
-    number_counts="chips",
-    dimensions=2,
-    cores_per_chip=1,
-    devices_per_chip=1,
-    hbm_gib_per_chip=32,
-    peak_bf16_tflops_per_chip=918,
-    clock_mhz=1750,
-    hbm_gb_per_s_per_chip=1638,
-    ici_gb_per_s_per_chip=400,
-    most_chips_on_one_host=8,
-    sizes_chips=(1, 4, 8, 16, 32, 64, 128, 256),
-    runtime_version="v2-alpha-tpuv6e",
-    one_host_zones=_V6E_ZONES,
-    slice_zones=_V6E_ZONES,
-)
-TPU7X = Generation(
-    name="tpu7x",
-    type_prefix="tpu7x",
-    number_counts="cores",
-    dimensions=3,
-    cores_per_chip=2,
-    devices_per_chip=2,
-    hbm_gib_per_chip=192,
-    peak_bf16_tflops_per_chip=2307,
-    clock_mhz=2200,
-    hbm_gb_per_s_per_chip=7380,
-    ici_gb_per_s_per_chip=600,
-    most_chips_on_one_host=4,
-    sizes_chips=_cubes(most_chips=9216),
-    runtime_version=None,
-    one_host_zones=_TPU7X_ZONES,
-    slice_zones=_TPU7X_ZONES,
-    offered=False,
-)
+def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
-GENERATIONS = (V2, V3, V4, V5E, V5P, V6E, TPU7X)
+
+_TABLES = tomllib.loads(Path(__file__).with_name("tpus.toml").read_text(encoding="utf-8"))
+
+PRICES_READ_IN: str = _TABLES["prices_read_in"]
+
+GENERATIONS = tuple(
+    read(table, name) for name, table in _TABLES.items() if isinstance(table, dict) and name != "sources"
+)
 """All that are known, the oldest first."""
 
 OFFERED = tuple(tpu_generation for tpu_generation in GENERATIONS if tpu_generation.offered)
 """Those that the Cloud TPU API makes."""
 
-RUNTIME_VERSIONS = (
+RUNTIME_VERSIONS: tuple[str, ...] = (
     *dict.fromkeys(
         tpu_generation.runtime_version for tpu_generation in OFFERED if tpu_generation.runtime_version
     ),
-    *("tpu-vm-base", "tpu-vm-v4-base", "v2-alpha-tpuv4", "v2-alpha-tpuv4-pod"),
+    *_TABLES["other_runtime_versions"],
 )
 """Those with a name of their own, Google's of today first."""
 _FRAMEWORK_RUNTIME = re.compile(

@@ -1,69 +1,35 @@
-"""Regions and zones of Google Cloud, and which machine types of the gateway's kind there are where. Look-ups, no I/O.
+"""Regions and zones of Google Cloud, and the machine types of the gateway's kind, from `regions.toml`.
 
-Regions and the letters of their zones: https://cloud.google.com/compute/docs/regions-zones, the AI zones and their
-parents …/ai-zones; us-central2 is not listed there and is open only to projects with v4. Machine types:
-https://cloud.google.com/compute/docs/general-purpose-machines. What us-central2-b has:
-https://github.com/keras-team/kinetic/issues/305. All read in November 2026. New ones come: what is not here may still
-be right, so whoever refuses it has to leave a way round (`tpu-stack:allow-unlisted`).
+Whoever refuses what is not there has to leave a way round (`tpu-stack:allow-unlisted`).
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-(?:ai[0-9]+)?([a-z])")
 """A zone, its region, and the letter that an AI zone shares with its parent."""
 
-_THREE_ZONE_REGIONS = (
-    *("africa-south1", "asia-east1", "asia-east2", "asia-northeast1", "asia-northeast2", "asia-northeast3"),
-    *("asia-south1", "asia-south2", "asia-southeast1", "asia-southeast2", "asia-southeast3"),
-    *("australia-southeast1", "australia-southeast2", "europe-central2", "europe-north1", "europe-north2"),
-    *("europe-southwest1", "europe-west2", "europe-west3", "europe-west4", "europe-west6", "europe-west8"),
-    *("europe-west9", "europe-west10", "europe-west12", "me-central1", "me-central2"),
-    *("me-west1", "northamerica-northeast1", "northamerica-northeast2", "northamerica-south1"),
-    *("southamerica-east1", "southamerica-west1", "us-east4", "us-east5", "us-south1", "us-west1"),
-    *("us-west2", "us-west3", "us-west4"),
-)
-_LETTERS = dict.fromkeys(_THREE_ZONE_REGIONS, "abc") | {
-    "europe-west1": "bcd",
-    "us-central1": "abcf",
-    "us-central2": "b",
-    "us-east1": "bcd",
-}
-AI_ZONES = ("us-central1-ai1a", "us-south1-ai1b")
+_TABLES = tomllib.loads(Path(__file__).with_name("regions.toml").read_text(encoding="utf-8"))
 
-REGIONS = tuple(sorted(_LETTERS))
+REGIONS: tuple[str, ...] = tuple(sorted(_TABLES["regions"]))
+AI_ZONES: tuple[str, ...] = tuple(_TABLES["ai_zones"])
 ZONES = tuple(
-    sorted([f"{region}-{letter}" for region, letters in _LETTERS.items() for letter in letters] + [*AI_ZONES])
+    sorted(
+        [f"{region}-{letter}" for region, letters in _TABLES["regions"].items() for letter in letters]
+        + [*AI_ZONES]
+    )
 )
 
-FAMILIES = ("e2", "n1", "n2", "n2d", "t2d")
-"""x86 with Persistent Disk: newer ones take only Hyperdisk."""
-
-_DOUBLED = (2, 4, 8, 16)
-_N1 = (*_DOUBLED, 32, 64, 96)
-_N2 = (*_DOUBLED, 32, 48, 64, 80, 96)
-_SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
-    "e2": {"standard": (*_DOUBLED, 32), "highmem": _DOUBLED, "highcpu": (*_DOUBLED, 32)},
-    "n1": {"standard": (1, *_N1), "highmem": _N1, "highcpu": _N1},
-    "n2": {"standard": (*_N2, 128), "highmem": (*_N2, 128), "highcpu": _N2},
-    "n2d": {"standard": (*_N2, 128, 224), "highmem": _N2, "highcpu": (*_N2, 128, 224)},
-    "t2d": {"standard": (1, *_DOUBLED, 32, 48, 60)},
-}
 MACHINE_TYPES = (
     *("e2-micro", "e2-small", "e2-medium"),
-    *(
-        f"{family}-{kind}-{cpus}"
-        for family, kinds in _SHAPES.items()
-        for kind, sizes in kinds.items()
-        for cpus in sizes
-    ),
+    *(f"{kind}-{cpus}" for kind, sizes in _TABLES["machine_types"].items() for cpus in sizes),
 )
 """All of `FAMILIES` but custom ones."""
 CUSTOM = re.compile(r"(?:(?:e2|n1|n2|n2d)-)?custom-[1-9][0-9]*-[1-9][0-9]*(?:-ext)?")
-
-_FAMILIES_BY_ZONE = {"us-central2-b": ("n1", "n2", "n2d", "t2d")}
-"""Of zones that do not have all of `FAMILIES`."""
+FAMILIES = tuple(dict.fromkeys(kind.partition("-")[0] for kind in _TABLES["machine_types"]))
 
 GATEWAY = "e2-small"
 GATEWAY_WITHOUT_E2 = "n1-standard-1"
@@ -72,12 +38,12 @@ GATEWAY_WITHOUT_E2 = "n1-standard-1"
 
 def zones_in(region: str) -> tuple[str, ...]:
     """The standard zones of a region; none if the region is not known."""
-    return tuple(f"{region}-{letter}" for letter in _LETTERS.get(region, ""))
+    return tuple(f"{region}-{letter}" for letter in _TABLES["regions"].get(region, ""))
 
 
 def families_in(zone: str) -> tuple[str, ...]:
     """The families that a zone is known to have; where nothing is known of it, all."""
-    return _FAMILIES_BY_ZONE.get(zone, FAMILIES)
+    return tuple(_TABLES["families_by_zone"].get(zone, FAMILIES))
 
 
 def gateway_machine_type(zone: str) -> str:

@@ -1,8 +1,7 @@
 """Reads `tpu-stack:slices`: what TPUs there should be, where, with which disks, and how they are asked for. Pure.
 
-Which generation takes which type of disk, how many, and in which mode:
-https://cloud.google.com/tpu/docs/storage-options and https://cloud.google.com/tpu/docs/attach-durable-block-storage;
-sizes of disks: https://cloud.google.com/compute/docs/disks (November 2026).
+In which mode disks are attached: https://cloud.google.com/tpu/docs/attach-durable-block-storage; sizes of disks:
+https://cloud.google.com/compute/docs/disks (November 2026).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contracts.durations import DAY_S, HOUR_S, MINUTE_S, spoken
 from contracts.inventory import Capacity
 from infra import catalogue, naming
-from infra.catalogue import Accelerator, CatalogueError, Offer
+from infra.catalogue import Accelerator, CatalogueError, Generation, Offer
 from infra.config import DataDisk, DiskMode, GrantLine, Provisioning, SliceConfig, Strategy, formats
 from infra.config.section import Section
 
@@ -62,19 +61,9 @@ NAMES_CHIP = re.compile(r"tpuv([0-9]+[ep]?)-?(lite)?")
 
 DISK_MODES: tuple[DiskMode, ...] = typing.get_args(DiskMode)
 
-DISK_TYPES = {
-    "v5e": ("pd-balanced", "hyperdisk-ml"),
-    "v5p": ("pd-balanced", "hyperdisk-ml"),
-    "v6e": ("hyperdisk-balanced", "hyperdisk-ml"),
-}
-DISK_TYPES_OF_OTHERS = ("pd-balanced",)
 ALL_DISK_TYPES = ("pd-balanced", "hyperdisk-balanced", "hyperdisk-ml")
 LEAST_DISK_GIB = {"pd-balanced": 10, "hyperdisk-balanced": 4, "hyperdisk-ml": 4}
 MOST_DISK_GIB = 65536
-
-MOST_DISKS = {"v6e": 31}
-MOST_DISKS_OF_OTHERS = 127
-"""Beside the boot disk."""
 
 LONGEST_DISK_NAME = 30
 DISK = re.compile(r"projects/([^/]+)/zones/([^/]+)/disks/([^/]+)")
@@ -439,7 +428,7 @@ def _data_disks(
 
     accelerator: None where that is a mistake; then any type of disk is taken.
     """
-    generation = accelerator.generation.name if accelerator else ""
+    generation = accelerator.generation if accelerator else None
     is_single_host = accelerator is None or accelerator.hosts * count == 1
     sections = section.sections("data-disks")
     disk_configs = []
@@ -447,9 +436,9 @@ def _data_disks(
         with disk_section:
             disk_configs.append(_disk(disk_section, generation, project, zone, is_single_host=is_single_host))
     disks = tuple(disk_configs)
-    limit = MOST_DISKS.get(generation, MOST_DISKS_OF_OTHERS)
-    if len(disks) > limit:
-        section.say("data-disks", f"{len(disks)} disks; a {generation} VM takes {limit}; remove some")
+    if generation and len(disks) > generation.most_disks:
+        limit = f"a {generation.name} VM takes {generation.most_disks}"
+        section.say("data-disks", f"{len(disks)} disks; {limit}; remove some")
     for key, values in (("name", [disk.name for disk in disks]), ("source", [disk.source for disk in disks])):
         for index, value in enumerate(values):
             if value and value in values[:index]:
@@ -459,12 +448,17 @@ def _data_disks(
 
 
 def _disk(
-    section: Section, generation: str, project: str | None, zone: str | None, *, is_single_host: bool
+    section: Section,
+    generation: Generation | None,
+    project: str | None,
+    zone: str | None,
+    *,
+    is_single_host: bool,
 ) -> DataDisk:
     name_rule = formats.name(longest=LONGEST_DISK_NAME)
     name = section.text("name", "", rule=name_rule, missing="each disk needs one, such as data")
-    types = DISK_TYPES.get(generation, DISK_TYPES_OF_OTHERS) if generation else ALL_DISK_TYPES
-    wrong = f"is no type of disk that a {generation or 'TPU'} VM takes"
+    types = generation.disk_types if generation else ALL_DISK_TYPES
+    wrong = f"is no type of disk that a {generation.name if generation else 'TPU'} VM takes"
     disk_type = section.choice("type", types[0], types, wrong=wrong)
     size_gib = section.integer("size-gib", None, minimum=LEAST_DISK_GIB[disk_type], maximum=MOST_DISK_GIB)
     source = _source(section, project=project, zone=zone)

@@ -1,6 +1,6 @@
 """List prices of what is billed beside TPUs, with source and date. Data and look-ups, no I/O.
 
-A price that has no source is not here and is shown as not known. TPU chips are in `infra.catalogue.prices`.
+A price that has no source is not here and is shown as not known. TPU chips are in `infra/catalogue/tpus.toml`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from infra import catalogue
-from infra.catalogue import prices
 from infra.config import (
     GATEWAY_BOOT_GIB,
     GATEWAY_DISK_TYPE,
@@ -151,10 +150,7 @@ def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
     Reserved chips are paid for already.
     """
     unpriced = sum(
-        (
-            prices.lowest_usd_per_chip_hour(slice_config.accelerator.generation.name, slice_config.capacity)
-            or 0.0
-        )
+        (slice_config.accelerator.generation.lowest_usd_per_chip_hour(slice_config.capacity) or 0.0)
         * (slice_config.chips - covered)
         for slice_config, covered in zip(config.slices, covered_chips, strict=True)
         if chips_usd_per_hour(slice_config, 1) is None and not config.is_elsewhere(slice_config)
@@ -190,12 +186,10 @@ def _slice_lines(slice_config: SliceConfig, covered: int) -> Iterator[CostLine]:
 
 
 def node_disk_type(slice_config: SliceConfig) -> str:
-    """v6e and TPU7x take no Persistent Disk."""
-    return (
-        "pd-balanced"
-        if slice_config.accelerator.generation.name in ("v4", "v5e", "v5p")
-        else "hyperdisk-balanced"
-    )
+    """The type of the boot disk of its nodes."""
+    kind = slice_config.accelerator.node_kind
+    assert kind is not None
+    return kind.boot_disk_type
 
 
 def _cluster_lines(gke: ClusterConfig | None) -> Iterator[CostLine]:
@@ -275,7 +269,7 @@ def _rates(config: Config, *, nat: bool) -> tuple[Rate, ...]:
 
 def _assumptions(config: Config) -> tuple[str, ...]:
     assumptions = [
-        f"List prices: TPUs of {prices.READ_IN}, the rest as docs/costs.md says. Spot prices float."
+        f"List prices: TPUs of {catalogue.PRICES_READ_IN}, the rest as docs/costs.md says. Spot prices float."
     ]
     regions = {*config.regions, *([config.bucket.region] if config.bucket else [])}
     strangers = sorted(region for region in regions if not billing.is_listed(region))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contracts.durations import spoken
 from infra import catalogue
 from infra.catalogue import generations, zones
-from infra.catalogue.machine_types import FLEX_START_ZONES
 from infra.config import Config, SliceConfig
 from infra.policy import billing
 from infra.policy.findings import Finding, error, note, refused, slice_path, warning
@@ -107,7 +106,7 @@ def _node_pool(config: Config, index: int, slice_config: SliceConfig) -> Iterato
             "there, and there "
             "is none; remove storage.bucket: false, or write queued",
         )
-    listed = FLEX_START_ZONES.get(slice_config.accelerator.generation.name, ())
+    listed = kind.flex_start_zones if (kind := slice_config.accelerator.node_kind) else ()
     if slice_config.capacity == "flex-start" and slice_config.zone not in listed:
         listing = f"it lists {', '.join(listed)}" if listed else "it lists no zone for it"
         yield warning(

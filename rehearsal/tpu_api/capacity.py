@@ -8,8 +8,8 @@ from contracts.aliases import Json
 from infra import catalogue
 from rehearsal.tpu_api.api_error import ApiError, invalid
 
-# The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's.
-KINDS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
+KINDS = {generation.api_name: generation.name for generation in catalogue.GENERATIONS if generation.api_name}
+"""The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's."""
 OFFERED_GENERATIONS = [generation for generation in catalogue.GENERATIONS if generation.offered]
 
 
@@ -92,5 +92,4 @@ class Offers:
 
 def accelerator_config(accelerator: catalogue.Accelerator) -> Json:
     """An accelerator as the API's AcceleratorConfig."""
-    kind = next(kind for kind, name in KINDS.items() if name == accelerator.generation.name)
-    return {"type": kind, "topology": accelerator.topology}
+    return {"type": accelerator.generation.api_name, "topology": accelerator.topology}

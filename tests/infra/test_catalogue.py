@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -170,6 +174,93 @@ def test_a_price_is_the_regions_times_the_chips_and_none_where_none_is_listed(
 def test_what_is_no_zone_has_no_region(text: str) -> None:
     with pytest.raises(CatalogueError, match=r"is not a zone; write it as us-central1-b"):
         zone_region(text)
+
+
+# --- the data files ---------------------------------------------------------------------------------------------
+
+
+def test_each_figure_of_the_catalogue_has_a_source_with_a_date() -> None:
+    tables = tomllib.loads((ROOT / "infra/catalogue/tpus.toml").read_text())
+    shared = tables["sources"]
+    own = [tables[which.name].get("sources", {}) for which in GENERATIONS]
+    assert all(re.search(r" 20\d\d$", source) for sources in (shared, *own) for source in sources.values())
+    keys = {key for which in GENERATIONS for key in tables[which.name]} - {"sources"}
+    assert {*shared} - keys == {"page"} and all({*sources} <= keys for sources in own)
+
+
+IMAGINARY = """
+[v9z]
+type_prefix = "v9z"
+number_counts = "chips"
+dimensions = 3
+largest_chips = 4096
+most_chips_on_one_host = 4
+cores_per_chip = 2
+devices_per_chip = 1
+hbm_gib_per_chip = 288
+peak_bf16_tflops_per_chip = 4600
+clock_mhz = 2400
+hbm_gb_per_s_per_chip = 9800
+ici_gb_per_s_per_chip = 1200
+api_name = "V9_ZETA"
+runtime_version = "v2-alpha-tpuv9z"
+quota_prefix = "TPUV9Z"
+disk_types = ["hyperdisk-ml"]
+most_disks = 15
+zones = ["us-east5-c"]
+
+[v9z.prices]
+us-east5 = { on-demand = 8.0, spot = 2.5 }
+
+[v9z.nodes]
+prefix = "ct9z-standard"
+label = "tpu-v9z-slice"
+chips = [4]
+boot_disk_type = "hyperdisk-balanced"
+"""
+PROGRAM = """
+import datetime
+from console.accelerators import list_accelerators
+from infra import policy
+from infra.config import reader
+from keeper.zombies import QUOTA_PREFIXES
+from rehearsal.tpu_api.capacity import Offers, accelerator_config
+there = {"zone": "us-east5-c"}
+slices = [{"name": "vm", "accelerator": "v9z-16", **there}, {"name": "one", "accelerator": "v9z-4", **there},
+          {"name": "pool", "generation": "v9z", "topology": "4x4x4", "provisioning": "node-pool", **there}]
+slices[1]["data-disks"] = [{"name": "d", "size-gib": 10}]
+config = reader.read({"slices": slices, "budget-usd-per-hour": 1000}, project="my-project", stack="dev")
+vm, one, pool = config.slices
+print(vm.runtime_version, one.data_disks[0].disk_type, pool.accelerator.machine_type, QUOTA_PREFIXES["v9z"])
+review = policy.review(config, today=datetime.date(2026, 11, 1))
+print(*[" ".join(line.split()) for line in review.table.splitlines() if "v9z-16" in line], *review.errors, sep="; ")
+offered = Offers([]).accelerator({"acceleratorType": "v9z-16"}, "us-east5-c", "node")
+print(accelerator_config(offered))
+list_accelerators(zone=None, generation="v9z", max_chips=16)
+"""
+
+
+def test_a_table_in_the_catalogue_s_file_is_all_that_a_new_generation_needs(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "infra", tmp_path / "infra", ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+    for name in ("backends", "console", "contracts", "host", "jobs", "keeper", "launch", "rehearsal"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    with (tmp_path / "infra/catalogue/tpus.toml").open("a") as file:
+        file.write(IMAGINARY)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    configured, cost, requested, _, one_host, *_ = done.stdout.splitlines()
+    assert configured == "v2-alpha-tpuv9z hyperdisk-ml ct9z-standard-4t TPUV9Z"
+    assert cost == "slice vm: v9z-16, us-east5-c 16 chips, on-demand 128.000 3,072.00"
+    assert requested == "{'type': 'V9_ZETA', 'topology': '2x2x4'}"
+    assert one_host.split() == ["v9z-4", "2x2x1", "1", "4", "4", "1,152", "18,400", "32.00", "10.00", "1"]
 
 
 # --- the house ----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import yaml
 
 from contracts import inventory
 from infra import catalogue
-from infra.catalogue import machine_types
 from infra.gke import cluster
 from infra.network import OWN_RANGE
 from tests.infra.conftest import Declare, Declared
@@ -180,13 +179,15 @@ KEY = "projects/my-project/locations/us-east5/keyRings/r/cryptoKeys/k"
 def test_every_machine_type_of_the_catalogue_is_one_that_the_generation_has() -> None:
     """Sizes are read from the topology; what GKE has no machine for would be found only by its refusal."""
     offered = catalogue.OFFERS["gke"].values()
-    assert {each.generation.name for each in offered} == set(machine_types.NODE_KINDS)
+    assert {each.generation.name for each in offered} == {
+        each.name for each in catalogue.GENERATIONS if each.nodes
+    }
     for each in offered:
         kind = each.node_kind
         assert kind is not None and each.chips_per_host in kind.chips, each
         assert each.machine_type == f"{kind.prefix}-{each.chips_per_host}t"
     assert catalogue.accelerator("tpu7x-8", "gke").devices_per_host == 8
-    listed = {zone for zones in machine_types.FLEX_START_ZONES.values() for zone in zones}
+    listed = {zone for each in catalogue.GENERATIONS if each.nodes for zone in each.nodes.flex_start_zones}
     assert listed <= {zone for each in offered for zone in each.zones}
 
 
