@@ -32,7 +32,7 @@ from launch.launching import NotJoined, run_record
 from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Container, Plan, Target
-from tests.launch.slices import MakeAgent, WriteRun, make_target
+from tests.launch.slices import MakeAgent, WriteRun, here, make_target
 
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
 TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3"
@@ -130,7 +130,7 @@ def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
         first.plan, first.config, name=None, processes_per_host=asked, now=now, before=None
     )
     first.directory.write_json("run.json", described)
-    again = worked_out(resume=runs.find(on_this_machine(hosts="2", platform="cpu").runs, "latest"))
+    again = worked_out(resume=runs.find(here("2").runs, "latest"))
     assert (again.plan.framework, again.plan.ranks_per_host, again.processes_per_host) == ("pytorch", 2, "2")
     given = worked_out(framework="pytorch", python="/my/python")
     assert (given.plan.target.python, given.needs_environment) == ("/my/python", False)
@@ -206,9 +206,24 @@ def test_two_that_resume_one_run_at_once_do_not_both_start_it(
     assert "is being launched by another process; `fab status` shows it" in text
 
 
+def again(run: Run) -> Request:
+    return Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+
+
+def resume(run: Run, **how: Any) -> None:
+    launching.launch(again(run), here("2"), print, **how)
+
+
+@pytest.fixture
+def prepared(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts are taken to have what a plan needs."""
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
+
+
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("taken_after", [0, 1])
 def test_a_launch_whose_slice_somebody_else_has_meanwhile_starts_nothing(
-    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, taken_after: int
+    earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, taken_after: int
 ) -> None:
     """As after a laptop slept while it staged the code, or while it wrote the record."""
     looks = [None] * taken_after
@@ -220,25 +235,21 @@ def test_a_launch_whose_slice_somebody_else_has_meanwhile_starts_nothing(
         looks.pop()
 
     run = earlier()
-    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
-    here = on_this_machine(hosts="2", platform="cpu")
-    asked = Request(job="flax_mlm", arguments=(), name=None, resume=run)
     with pytest.raises(RequestError, match="taken over"):
-        launching.launch(asked, here, print, hold=lambda: contextlib.nullcontext(require))
+        resume(run, hold=lambda: contextlib.nullcontext(require))
     assert started == []
     attempts = (run.directory.read_json("run.json") or {})["attempts"]
     assert attempts[-1]["attempt"] == taken_after  # a record that may be somebody else's is not overwritten
 
 
+@pytest.mark.usefixtures("prepared")
 def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_with(
-    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was killed before run.json said so: that names the folder of the attempt before."""
     run = earlier()
-    here = on_this_machine(hosts="2", platform="cpu")
-    asked = Request(job="flax_mlm", arguments=(), name=None, resume=run)
-    planned = work_out(asked, here)
+    planned = work_out(again(run), here("2"))
     (folder,) = planned.bundles  # the code will do for one
     run.described["code"] = {"folder": folder.sha256}
     run.directory.write_json("run.json", run.described)
@@ -246,17 +257,15 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
     monkeypatch.setattr(
         launching, "work_out", lambda *_: dataclasses.replace(planned, bundles=(folder, folder))
     )
-    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda *_: None)
-    launching.launch(asked, here, print)
+    resume(run)
     assert run.directory.read_text(FOLDER) == folder.text
 
 
 def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_to_it(
     runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, here = earlier(), on_this_machine(hosts="2", platform="cpu")
-    asked = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    run = earlier()
     started: list[tuple[int, str]] = []
 
     def launched_by_another(plan: Plan, _launcher: Any, run: Run, _say: Any) -> None:
@@ -267,24 +276,23 @@ def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_
             monkeypatch.setattr(launching, "_start_and_join", launched_by_another)
             monkeypatch.setattr(launching, "only_launch_of", lambda _: contextlib.nullcontext())
             started.append((-1, ""))
-            launching.launch(asked, here, print)
+            resume(run)
         return plan
 
     monkeypatch.setattr(host_backend.HostLauncher, "prepare", overtaken)
     with pytest.raises(
         AtWorkError, match="attempt 1 of this run has been begun by somebody else; `fab status`"
     ):
-        launching.launch(asked, here, print)
+        resume(run)
     (_, (attempt, written)) = started
     assert (attempt, run.directory.read_text("run.json")) == (1, written)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_a_launcher_that_is_frozen_after_it_took_an_attempt_neither_records_nor_starts_it(
-    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, here = earlier(), on_this_machine(hosts="2", platform="cpu")
-    asked = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
-    take = fencing.take
+    run, take = earlier(), fencing.take
 
     def frozen(directory: RunDirectory, attempt: int, *, launch: int) -> RunDirectory:
         taken = take(directory, attempt, launch=launch)
@@ -292,17 +300,15 @@ def test_a_launcher_that_is_frozen_after_it_took_an_attempt_neither_records_nor_
         return taken
 
     monkeypatch.setattr(fencing, "take", frozen)
-    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
     monkeypatch.setattr(launching, "_start_and_join", lambda *_: pytest.fail("it was started"))
     with pytest.raises(AtWorkError, match="attempt 2 of this run has begun since; attempt 1 ends"):
-        launching.launch(asked, here, print)
+        resume(run)
     assert run.directory.read_text("run.json") == "the next one's"
 
 
 def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
     earlier: Callable[..., Run], beat: Callable[..., dict[str, Any]]
 ) -> None:
-    here = on_this_machine(hosts="2", platform="cpu")
     started_s = runs.parse_time("2020-11-20T21:45:00Z")
     beats = [beat("stepping", rank=rank, time=started_s + 60 * rank) for rank in range(2)]
     for result, ended in (
@@ -310,7 +316,7 @@ def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
         (None, ("lost", 60.0)),
     ):
         run = earlier(result=result, beats=beats)
-        number, before = launching._next_attempt(run, here)
+        number, before = launching._next_attempt(run, here("2"))
         (attempt,) = (before or {})["attempts"]
         assert number == 1
         assert (attempt["outcome"], attempt["wall_s"]) == ended
@@ -330,10 +336,8 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    request = Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
-    job = jobs.find("flax_mlm")
-    target = on_this_machine(hosts="2", platform="cpu")
-    run_request._check(request, job, job.parse(request.arguments), target, 1)
+    request, job = again(run), jobs.find("flax_mlm")
+    run_request._check(request, job, job.parse(request.arguments), here("2"), 1)
     assert Path.cwd() == tmp_path / "elsewhere"
 
 

@@ -346,17 +346,19 @@ class Machine(RuleBasedStateMachine):
             assert not world.is_living(run_id) or process.state == "running"
 
 
-MOST = int(os.environ.get("TPU_STACK_SEQUENCES", "300"))
+SEQUENCES = os.environ.get("TPU_STACK_SEQUENCES")
+"""So many, and others each time."""
 
 
 @pytest.mark.timeout(900)
-def test_whatever_befalls_runs_and_slices_none_trains_twice_none_is_forgotten_and_nothing_is_paid_for_in_vain() -> (
-    None
-):
+@pytest.mark.parametrize("sequences", [100, pytest.param(int(SEQUENCES or 600), marks=pytest.mark.slow)])
+def test_whatever_befalls_runs_and_slices_none_trains_twice_none_is_forgotten_and_nothing_is_paid_for_in_vain(
+    sequences: int,
+) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=MOST,
+            max_examples=sequences,
             stateful_step_count=12,
             deadline=None,
             suppress_health_check=[
@@ -364,7 +366,7 @@ def test_whatever_befalls_runs_and_slices_none_trains_twice_none_is_forgotten_an
                 HealthCheck.filter_too_much,
                 HealthCheck.data_too_large,
             ],
-            derandomize="TPU_STACK_SEQUENCES" not in os.environ,
+            derandomize=SEQUENCES is None,
             phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink a sequence takes minutes
             print_blob=True,
         ),
