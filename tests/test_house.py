@@ -3,12 +3,18 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from fabfile.command_line import options_after_dashes
+from fabfile.commands import COMMANDS
+from fabfile.slips import Line
+from launch import jobs
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -121,6 +127,29 @@ def test_every_path_in_the_readmes_tables_exists() -> None:
     assert (
         sorted(path for path in paths if not re.search("[A-Z]{4}", path) and not (ROOT / path).exists()) == []
     )
+
+
+PAGES = [
+    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md", "rehearsal/README.md")),
+    *(ROOT / "docs").glob("*.md"),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_fab_command_that_a_page_shows_is_one_that_fab_takes_with_its_jobs_options(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    (fab [a-z].*)$", text, flags=re.MULTILINE)
+    commands = [command for line in lines for command in line.partition("  #")[0].split(" && ")]
+    for command in (each for each in commands if each.startswith("fab ") and not re.search(r"…|\$\(", each)):
+        words = shlex.split(command)[1:]
+        place = words.index("--") if "--" in words else len(words)
+        line = Line(words[:place], words[place + 1 :], COMMANDS, options_after_dashes)
+        line.check()
+        for call in line.calls:
+            options = COMMANDS[str(call.name)].read(call.as_kwargs, line.after)
+            job = getattr(getattr(options, "run", options), "job", None)
+            if job and line.after:
+                jobs.find(job).parse(line.after)
 
 
 # --- the first commands -------------------------------------------------------------------------------------
