@@ -31,6 +31,7 @@ from launch import jobs as job_index
 from launch.hosts import STOP_NOW_S, HostError
 from launch.launching import finalize
 from launch.output import counted, printable, say, terminal
+from launch.run_environment import require_references
 from launch.run_request import Request, resuming, work_out
 from launch.runs import Run
 from launch.targets import Require, Target
@@ -80,6 +81,7 @@ def train(
         )
     if hand_over is not None:
         hand_over.check(target)
+        require_references({name: one.source for name, one in request.secrets.items()}, "--keep")
     old = resumed(target, resume, request.job or None) if resume else None
     target = open_target(old) if old and target.capabilities.hosts_follow_run else target
     if old is None:

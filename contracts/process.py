@@ -13,9 +13,6 @@ Platform = Literal["cpu", "gpu", "tpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 PORT = re.compile(r"[1-9][0-9]{0,4}")
 LAST_PORT = 65535
-SET_BY_IMAGE = re.compile("HOME|PATH|LD_.*|DOCKER_.*")
-"""Variables that a process in a container cannot be given: Docker's client takes the values of a container's variables
-from its own environment, and these would steer the client."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class Spec:
     attempt to the next. python: the interpreter that "python" means; None: the one on PATH. layer: the folder of the
     environment over that interpreter's which the command gets (`jobs.runtime.command_environment`), as lasting as the
     copy; None: it gets none. progress: FROM_LOG, or a file whose growth is progress; None: the command is never taken
-    for hung.
+    for hung. secrets: name → the secret of Secret Manager that the host reads.
     """
 
     words: tuple[str, ...]
@@ -63,6 +63,7 @@ class Spec:
     python: str | None = None
     layer: str | None = None
     progress: str | None = None
+    secrets: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def encoded(self) -> str:
         """The value as one command-line argument, which `decoded` reads."""

@@ -139,7 +139,7 @@ def mistake(record: Json, run_id: str | None) -> str | None:
         "attempts": lambda value: isinstance(value, list) and bool(value) and all(map(_is_attempt, value)),
         "track": _or_none(_is_list_of_texts),
         "sweep": _or_none(_is_sweep),
-        "env": _or_none(_is_environment),
+        **dict.fromkeys(("env", "secrets"), _or_none(_is_environment)),
         **dict.fromkeys(("name", "stack", "platform", "target"), _or_none(is_text)),
         **dict.fromkeys(("image", "cwd", "cache_dir"), _or_none(_is_string)),
         "code": _or_none(

@@ -81,6 +81,12 @@ class Training:
         "NAME=VALUE, or NAME for its value in this shell: a variable of the run's processes; may be given several times"
     )
     env_file: tuple[str, ...] = several("a file of such lines; may be given several times")
+    secret: tuple[str, ...] = several(
+        "NAME, a variable of this shell, or NAME=sm://PROJECT/SECRET: a variable of the run whose value nothing shows"
+    )
+    secret_file: tuple[str, ...] = several(
+        "a file of lines NAME=VALUE that are secrets; may be given several times"
+    )
     words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB]", of="job")
 
     def request(
@@ -113,6 +119,7 @@ class Training:
             queue=queue,
             wait_s=wait_s,
             env=run_environment.read(self.env, self.env_file, os.environ),
+            secrets=run_environment.read_secrets(self.secret, self.secret_file, os.environ),
         )
 
     def place(self, request: Request) -> Where:

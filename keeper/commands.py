@@ -16,6 +16,7 @@ from launch import control, runs
 from launch.control import Attempt, Limits
 from launch.control import Run as Wanted
 from launch.output import printable, say, table, terminal
+from launch.run_environment import require_references
 from launch.runs import Run
 from launch.targets import Target
 from launch.targets import Wanted as AskedFor
@@ -74,6 +75,7 @@ class HandOver:
             RequestError: it cannot be kept.
         """
         self.check(target)
+        require_references(run.described.get("secrets", {}), "the keeper")
         store = store_at(store_of(target))
         try:
             store.run(run.run_id)  # by whose clock it is now

@@ -12,18 +12,22 @@ from launch.bundles import Bundle
 from launch.control import Run
 from launch.jobs import Submitted
 from launch.precompiled import DOCUMENTS as NOTES
+from launch.run_environment import require_references
 from launch.run_request import Request
 from launch.store import BUNDLES, Store
+from launch.targets import Secret
 
 
 def described(template: Request, submitted: Submitted) -> dict[str, Any]:
     """Return the fields of a Submission that say what is run."""
-    left_out = ("command", "resume", "submitted", "bundles", "run_id", "precompiled")
+    require_references(sources := {name: one.source for name, one in template.secrets.items()}, "the queue")
+    left_out = ("command", "resume", "submitted", "bundles", "run_id", "precompiled", "secrets")
     request, fields = (
         {name: value for name, value in vars(part).items() if name not in left_out}
         for part in (template, submitted)
     )
     bundles = tuple(bundle.sha256 for bundle in submitted.bundles)
+    request["secrets"] = sources
     return {"request": request, "submitted": fields, "bundles": bundles}
 
 
@@ -39,6 +43,7 @@ def request(documents: Documents, run: Run) -> Request:
     try:
         for name in ("arguments", "track"):
             fields[name] = tuple(fields[name])
+        fields["secrets"] = {name: Secret(source=text) for name, text in fields.get("secrets", {}).items()}
         submitted["arguments"] = tuple(submitted["arguments"])
         bundles = tuple(_bundle(documents, sha256) for sha256 in submission.bundles)
         return Request(

@@ -369,6 +369,7 @@ def run_record(
         **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
         **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
         **({"env": dict(plan.env)} if plan.env else {}),
+        **({"secrets": {name: one.source for name, one in plan.secrets.items()}} if plan.secrets else {}),
         **(of_launcher or {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),

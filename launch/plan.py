@@ -179,6 +179,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "liveness_host": plan.target.coordinator_host,
         "liveness_port": plan.liveness_port,
         "liveness_token": plan.liveness_token,
+        **({"secrets": values} if (values := secret_values(plan)) else {}),
         "hang_floor_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
         **(
@@ -190,6 +191,11 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
     }
 
 
+def secret_values(plan: Plan) -> dict[str, str]:
+    """Return the secrets whose values the launcher has to hand over; the hosts read the others."""
+    return {name: secret.value for name, secret in plan.secrets.items() if secret.value is not None}
+
+
 def _ports_of_host(plan: Plan) -> int:
     """How many free ports a host is asked for: of the coordinator, of the liveness server, of each rank."""
     return 2 + plan.ranks_per_host * (plan.processes if plan.target.capabilities.shares_host else 1)
@@ -198,13 +204,14 @@ def _ports_of_host(plan: Plan) -> int:
 def _module(plan: Plan, process_id: int) -> list[str]:
     """The module that Python runs, and its arguments."""
     job = [f"jobs.{plan.job}", *plan.arguments]
-    if plan.command is None and plan.ranks_per_host == 1:
+    if plan.command is None and plan.ranks_per_host == 1 and not plan.secrets:
         return job
     python = plan.target.python if plan.command is None else plan.command.python
     spec = Spec(
         words=("python", *PYTHON_OPTIONS, *job),
         ranks=plan.ranks,
         python=plan.at_home(process_id, python) if plan.container is None else None,
+        secrets={name: one.source for name, one in plan.secrets.items() if one.value is None},
     )
     if plan.command is not None:
         spec = dataclasses.replace(

@@ -35,6 +35,7 @@ from launch.targets import (
     OwnCommand,
     Plan,
     PodOptions,
+    Secret,
     Target,
 )
 
@@ -51,7 +52,7 @@ class Request:
     `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
     it was when it was submitted; job, command and arguments are then not read. precompiled: the note of its step, where
     another machine has compiled it; None: as this machine has it. env: the user's own variables; a resumed run has
-    those that it began with, and these.
+    those that it began with, and these. secrets: the same of what only the run's ranks may show.
     """
 
     job: str
@@ -75,6 +76,7 @@ class Request:
     wait_s: float | None = None
     precompiled: Note | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    secrets: Mapping[str, Secret] = dataclasses.field(default_factory=dict)
 
 
 def resuming(run: Run) -> Request:
@@ -194,6 +196,9 @@ def work_out(request: Request, target: Target) -> Planned:
         if command
         else None,
         env={**(resume.described.get("env", {}) if resume else {}), **request.env},
+        secrets=run_environment.secrets_again(
+            resume.described.get("secrets", {}) if resume else {}, request.secrets, os.environ
+        ),
     )
     run_environment.check(plan)
     return Planned(

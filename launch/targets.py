@@ -270,13 +270,22 @@ class OwnCommand:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Secret:
+    """A secret of a run. source: "shell", "file:PATH", or sm://PROJECT/SECRET, which the hosts read themselves;
+    run.json has it. value: None where the hosts read it."""
+
+    source: str
+    value: str | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """One attempt of a run on the hosts of a target, one process on each, which may start several ranks.
 
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
     coordinator_port, liveness_port, rank_ports (of each host one for each rank): chosen by the preflight (`settled`).
     container: what the processes run in; None: bare, by the target's interpreter. command: where no job runs, but an
-    own command. env: the user's own variables.
+    own command. env: the user's own variables. secrets: those of them that nothing but the ranks may show, by name.
     """
 
     target: Target
@@ -293,6 +302,7 @@ class Plan:
     container: Container | None = None
     command: OwnCommand | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    secrets: Mapping[str, Secret] = dataclasses.field(default_factory=dict)
     ranks_per_host: int = 1
     rank_ports: tuple[tuple[int, ...], ...] = ()
     coordinator_port: int = 0

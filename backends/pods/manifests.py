@@ -28,6 +28,7 @@ from backends.pods.pods import (
 from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
 from contracts.run_directory import CODE, FOLDER
+from contracts.variables import SECRETS_FILE
 from launch import plan as plans
 from launch.targets import Plan
 
@@ -35,6 +36,7 @@ Manifest = dict[str, Any]
 
 COORDINATOR_PORT, LIVENESS_PORT, GATHER_PORT, FIRST_RANK_PORT = 8576, 8577, 8578, 8580
 """Fixed, as a pod has an address of its own; none is of those that libtpu and torch_tpu take (8070, 8471, 8476 …)."""
+SECRETS_DIR, SECRETS_KEY = "/run/tpu-stack-secrets", "values.json"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOBSET_INDEX = f"metadata.labels['{SLICE_INDEX}']"
 SLICE = "slice"
@@ -57,10 +59,10 @@ LEAST = {"cpu": "1", "memory": "1Gi"}
 short. It may use all that the node has."""
 
 
-def rights(*, several: bool) -> list[tuple[str, str, str]]:
+def rights(*, several: bool, has_secrets: bool = False) -> list[tuple[str, str, str]]:
     """Return what `fab train`, `status`, `logs`, `shell` and `stop` ask for: API group, resource, verb.
 
-    several: of a run on several slices, which is a JobSet.
+    several: of a run on several slices, which is a JobSet. has_secrets: of one whose secrets the launcher hands over.
     """
     works = [("batch", "jobs"), *([("jobset.x-k8s.io", "jobsets")] if several else [])]
     return [
@@ -69,6 +71,7 @@ def rights(*, several: bool) -> list[tuple[str, str, str]]:
         # The client opens both by GET, which a newer API server counts as "create" too.
         *(("", f"pods/{part}", verb) for part in ("exec", "portforward") for verb in ("create", "get")),
         ("", "services", "create"),
+        *([("", "secrets", "create")] if has_secrets else []),
         ("", "events", "list"),
         ("networking.k8s.io", "networkpolicies", "create"),
     ]
@@ -148,7 +151,8 @@ def placed(plan: Plan) -> Plan:
 
 def manifests(plan: Plan, options: Options) -> list[Manifest]:
     """Return what is to be made for one attempt of a run and those that follow it: the Job or JobSet, which is the
-    owner of the rest, the Service and the NetworkPolicy. plan: as `placed` returns it, with a container.
+    owner of the rest, the Service, the NetworkPolicy and, where the launcher hands over secrets, the Secret.
+    plan: as `placed` returns it, with a container.
     """
     cluster, name, labels = _cluster(plan), name_of(plan.run_id), labels_of(plan)
     several = slices_of(plan) > 1
@@ -172,6 +176,15 @@ def manifests(plan: Plan, options: Options) -> list[Manifest]:
         },
     }
     found = [work, policy] if several else [work, service, policy]  # a JobSet makes its own Service
+    if values := plans.secret_values(plan):
+        secret = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True}
+        found.append(
+            {
+                **secret,
+                "metadata": {"name": name, "labels": labels},
+                "stringData": {SECRETS_KEY: json.dumps(values)},
+            }
+        )
     for manifest in found:
         manifest["metadata"]["namespace"] = cluster.namespace
     return found
@@ -303,6 +316,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
     elif plan.target.platform == "tpu":
         safe |= AS_ROOT
         main = {**safe, "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}}
+    has_secrets = bool(plans.secret_values(plan))
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     code = [CODE, plan.bundle_sha256]
@@ -335,7 +349,15 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "command": [*agent, "_pod"],
                 "env": [*environment, *_told(plan, options)],
                 "resources": {"requests": {**chips, **LEAST}, "limits": chips},
-                "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],
+                "volumeMounts": [
+                    *mounts,
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                    *(
+                        [{"name": "secrets", "mountPath": SECRETS_DIR, "readOnly": True}]
+                        if has_secrets
+                        else []
+                    ),
+                ],
                 "securityContext": main,
                 "livenessProbe": {
                     "exec": {"command": [*agent, "_alive"]},
@@ -351,6 +373,12 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "name": "shm",
                 "emptyDir": {"medium": "Memory", "sizeLimit": f"{plans.SHM_BYTES // 2**30}Gi"},
             },
+            # Kubernetes keeps it in the node's memory, and root's; the process of an image may be another user's.
+            *(
+                [{"name": "secrets", "secret": {"secretName": name, "defaultMode": 0o444}}]
+                if has_secrets
+                else []
+            ),
         ],
     }
 
@@ -386,6 +414,8 @@ def pod_request(plan: Plan, options: Options) -> dict[str, Any]:
     `launch.attempts.Limits` has them.
     """
     start = {**plans.start(plan, 0), "container": None, "root": plan.target.agent_root}
+    if start.pop("secrets", None):
+        start["env"] |= {SECRETS_FILE: f"{SECRETS_DIR}/{SECRETS_KEY}"}
     one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
     return {
         "start": start,

@@ -40,6 +40,7 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
+from launch import plan as plans
 from launch.bundles import Bundle
 from launch.hosts import Answer, HostError, HostsError, answer_of
 from launch.runs import AtWorkError
@@ -94,7 +95,10 @@ class PodLauncher:
         return self.runs.connection
 
     def documents(self, plan: Plan) -> list[Object]:
-        return manifests.manifests(plan, self.options)
+        shown = {
+            name: dataclasses.replace(one, value=one.value and "***") for name, one in plan.secrets.items()
+        }
+        return manifests.manifests(dataclasses.replace(plan, secrets=shown), self.options)
 
     def placed(self, plan: Plan) -> Plan:
         """Return the plan with the run's pods as its hosts. Raises RequestError: they have no image."""
@@ -121,7 +125,8 @@ class PodLauncher:
             self._clear(plan.run_id)
         kind = "jobsets" if manifests.slices_of(plan) > 1 else "jobs"
         self._require_groups(kind)
-        self._require_rights(manifests.rights(several=kind == "jobsets"))
+        has_secrets = bool(plans.secret_values(plan))
+        self._require_rights(manifests.rights(several=kind == "jobsets", has_secrets=has_secrets))
         self._require_namespace()
         for manifest in manifests.manifests(plan, dataclasses.replace(self.options, suspended=True)):
             accepted = self._create(manifest, dryRun="All")

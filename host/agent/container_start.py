@@ -9,7 +9,7 @@ import stat
 
 from contracts import atomic
 from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
-from contracts.process import SET_BY_IMAGE
+from contracts.variables import SET_BY_IMAGE
 
 from . import docker_command
 from .docker_command import MARKER, NO_SUCH_CONTAINER, Container, container_name, recorded_container

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 KILL_LIMIT_S = 5.0
+MEMORY = "/dev/shm"
+"""A file system in memory, on every Linux."""
 START_LIMIT_S = 10.0
 CONTAINER_START_LIMIT_S = 40.0
 
@@ -46,6 +48,19 @@ class Process:
         self.beat_path = os.path.join(self.dir, "heartbeat.json")
         self.stacks_path = os.path.join(self.dir, "stacks.txt")
         self.record = read_json(self.record_path)
+
+    @property
+    def secrets_dir(self) -> str:
+        """The folder of the process's secrets, in memory where this host has such a place."""
+        from hashlib import sha256
+
+        name = f"tpu-stack-{sha256(self.dir.encode()).hexdigest()[:16]}"
+        return os.path.join(MEMORY if os.path.isdir(MEMORY) else os.path.dirname(self.dir), name)
+
+    def forget_secrets(self) -> None:
+        import shutil
+
+        shutil.rmtree(self.secrets_dir, ignore_errors=True)
 
     def is_alive(self) -> bool:
         return bool(self.record) and start_ticks(self.record["pid"]) == self.record["start_ticks"]

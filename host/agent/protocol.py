@@ -252,7 +252,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stage": ("files.stage", "sha256:sha256 archive_base64:text?"),
     "start": (
         "start.start",
-        f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container?",
+        f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container? secrets:env?",
     ),
     "pull": (
         "images.pull",

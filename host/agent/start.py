@@ -12,6 +12,7 @@ import sys
 import time
 
 from contracts import atomic
+from contracts.variables import SECRETS_FILE
 
 from .files import last_lines, read_json
 from .proc import parse_stat, start_ticks, wait_until
@@ -56,6 +57,7 @@ def start(request: Json) -> Json:
                 process.record = spawn_supervisor(process, request, lock)
             except BaseException:
                 process.kill()
+                process.forget_secrets()
                 shutil.rmtree(process.dir, ignore_errors=True)
                 raise
     finally:
@@ -140,6 +142,7 @@ def spawn(process: Process, request: Json) -> Json:
         process.reserve_path, "wb"
     ) as file:  # what exit.json will need when the job has filled the disk
         file.write(bytes(RESERVE_BYTES))
+    keep_secrets(process, request)
     container = prepared_container(process, request)
     if not os.path.isdir(request["cwd"]):
         message = f"start: cwd {request['cwd']} is not a directory of this host"
@@ -197,6 +200,20 @@ def spawn(process: Process, request: Json) -> Json:
         process.kill()
         raise
     return record
+
+
+def keep_secrets(process: Process, request: Json) -> None:
+    """Write the secrets of a process where it reads and removes them: in memory, for this user alone."""
+    if not request["secrets"]:
+        return
+    process.forget_secrets()
+    os.mkdir(process.secrets_dir, 0o700)  # another user may have made it: then this fails
+    path = os.path.join(process.secrets_dir, "values.json")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(request["secrets"], file)
+    request["env"] = {**request["env"], SECRETS_FILE: path}
+    if request["container"] is not None:
+        request["container"]["mounts"] = [*request["container"]["mounts"], process.secrets_dir]
 
 
 def prepared_container(process: Process, request: Json) -> ContainerStart | None:

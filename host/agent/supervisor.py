@@ -144,6 +144,8 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
         ended.update(cause_in_log(process, request, ended))
     clear_group(process)
     finalize(process, files, ended, order, attempt)
+    if request["secrets"]:
+        process.forget_secrets()
     dismiss_guard()
     return {**ended, "order": order, "verdict": attempt.verdict()}
 

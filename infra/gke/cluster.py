@@ -46,6 +46,7 @@ _VERBS = {
     "networkPolicies": "create get update",
     "nodes": "get list",
     "pods": "delete exec get getLogs list portForward",
+    "secrets": "create",
     "selfSubjectAccessReviews": "create",
     "serviceAccounts": "create get list",
     "services": "create delete get list update",
@@ -53,7 +54,7 @@ _VERBS = {
 }
 LAUNCH = tuple(f"container.{kind}.{verb}" for kind, verbs in _VERBS.items() for verb in verbs.split())
 """What launching needs (https://docs.cloud.google.com/iam/docs/roles-permissions/container). JobSets are third-party
-objects. No secret, no role, no node of the cluster can be changed with it."""
+objects. Of secrets it can make those of runs; no secret can be read or changed with it, no role, no node."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

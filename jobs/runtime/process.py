@@ -39,7 +39,7 @@ from contracts.errors import (
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from contracts.run_records import Unread
-from jobs.runtime import option_rules, preemption, sampler
+from jobs.runtime import option_rules, preemption, sampler, secret_values
 from jobs.runtime.bucket_files import files_of, is_outage, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import TimeSplit
@@ -295,7 +295,7 @@ def _put(directory: RunDirectory, name: str, text: str) -> None:
 
 def end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
     try:
-        run.heartbeat.end("failed", message, says_all=says_all)
+        run.heartbeat.end("failed", secret_values.masked(message), says_all=says_all)
     except (OSError, Superseded) as error:
         print(f"heartbeat not written: {error}", file=sys.stderr, flush=True)
 

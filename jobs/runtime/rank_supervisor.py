@@ -30,12 +30,23 @@ from typing import Any
 
 from contracts import atomic, causes, run_directory
 from contracts import process as process_environment
-from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, SUPERSEDED, Superseded
+from contracts.errors import (
+    DONE,
+    FAILED,
+    PEER_LOST,
+    RESUME_ME,
+    SUPERSEDED,
+    RequestError,
+    Superseded,
+    exit_code_for,
+)
 from contracts.process import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Spec, decoded, rank_variables
-from jobs.runtime import command_environment, process, sampler
+from contracts.variables import SECRET_NAMES, SECRETS_FILE
+from jobs.runtime import command_environment, process, sampler, secret_values
 from jobs.runtime.heartbeat import Heartbeat, last_words
 from jobs.runtime.joining import Joining
+from jobs.runtime.secret_values import Masker
 
 LOOK_PERIOD_S = 0.1
 LAST_WORDS_S = 1.0
@@ -82,6 +93,10 @@ def main(text: str) -> int:
         except Superseded as error:  # the agent ends the ranks with this process
             print(error, flush=True)
             return SUPERSEDED
+        except RequestError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            process.end_as_failed(run, str(error), says_all=True)
+            return exit_code_for(error)
         except OSError as error:
             message = f"{error.filename or spec.work}: {error.strerror or error}"
             why = causes.cause(message, coordinator=environment.coordinator, places=_places(run, spec))
@@ -93,7 +108,13 @@ def _of_job(spec: Spec, environment: ProcessEnvironment, told: threading.Event) 
     """Start a job's ranks and wait for their end."""
     # Ignored by a rank until it answers by itself (`process.answer_sigusr1`): it would die of the signal before that.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    ranks = start(spec, environment)
+    try:
+        ranks = start(spec, environment)
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        if environment.control_dir is not None:
+            _speak_for(str(error), 0, environment.control_dir)
+        return exit_code_for(error)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: _send(ranks, signal.SIGUSR1))
     first = wait(ranks, told, lambda: None, is_job=True)
     for rank in ranks:
@@ -153,6 +174,7 @@ def variables(
     _, _, user_path = inherited.get("PYTHONPATH", "").partition(os.pathsep)
     if of_command and user_path:
         found["PYTHONPATH"] = user_path
+    found.pop(SECRETS_FILE, None)
     found["PYTHONUNBUFFERED"] = "1"
     if spec.layer is not None:
         path = found.get("PATH", os.defpath)
@@ -168,9 +190,15 @@ class Rank:
     """One child process. Its output goes to this process's own, which is the host's log."""
 
     def __init__(
-        self, number: int, argv: Sequence[str], environment: Mapping[str, str], work: str | None, tag: bytes
+        self,
+        number: int,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        work: str | None,
+        tag: bytes,
+        masker: Masker,
     ) -> None:
-        self.number, self._tag = number, tag
+        self.number, self._tag, self._masker = number, tag, masker
         self.printed = 0
         """Bytes so far."""
         self.last = b""
@@ -192,7 +220,9 @@ class Rank:
         pipe = self._child.stdout
         while pipe is not None:
             piece = pipe.readline(LONGEST_PIECE) if self._tag else pipe.read1(LONGEST_PIECE)  # type: ignore[attr-defined]
-            if not piece:
+            is_over = not piece
+            piece = self._masker.flush() if is_over else self._masker.mask(piece)
+            if is_over and not piece:
                 return
             self.printed += len(piece)
             self.last = (self.last + self._tag + piece)[-LAST_BYTES:]
@@ -247,6 +277,7 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
     """Start this host's ranks.
 
     Raises:
+        RequestError: a secret of the run cannot be read.
         OSError: there is no such program, or it may not be executed; those that were started have been killed.
     """
     program = spec.words[0]
@@ -254,13 +285,16 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
     if python is not None and program in ("python", "python3"):
         program = python
     cpus = len(os.sched_getaffinity(0))
+    secrets = secret_values.take(spec.secrets, os.environ)
     ranks: list[Rank] = []
     try:
         for local_rank in range(spec.ranks.per_host):
             number = environment.process_id * spec.ranks.per_host + local_rank
             tag = f"[{number}] ".encode() if spec.ranks.per_host > 1 else b""
             told = variables(spec, environment, local_rank, os.environ, cpus)
-            ranks.append(Rank(number, [program, *spec.words[1:]], told, spec.work, tag))
+            told |= {**secrets, **({SECRET_NAMES: ",".join(secrets)} if secrets else {})}
+            masker = Masker(secrets.values())
+            ranks.append(Rank(number, [program, *spec.words[1:]], told, spec.work, tag, masker))
     except OSError:
         for rank in ranks:
             rank.send(signal.SIGKILL)

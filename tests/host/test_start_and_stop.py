@@ -100,6 +100,22 @@ say(json.dumps([dict(os.environ), os.getsid(0), os.getpgid(0), sorted(os.listdir
     assert cpus == [cpu]
 
 
+def test_secrets_lie_in_memory_for_their_user_alone_and_go_with_the_process(agent: Any) -> None:
+    script = """
+import json, os
+path = os.environ["RUN_SECRETS_FILE"]
+is_whole = json.load(open(path)) == {"TOKEN": "zq4hunter"}
+print(is_whole, oct(os.stat(path).st_mode), oct(os.stat(os.path.dirname(path)).st_mode), path)
+"""
+    agent.start(script, secrets={"TOKEN": "zq4hunter"})
+    agent.ended()
+    words = agent.log().split()
+    assert words[:3] == ["True", "0o100600", "0o40700"]
+    assert words[3].startswith("/dev/shm/")
+    until(lambda: not Path(words[3]).parent.exists())
+    assert not any(b"zq4hunter" in path.read_bytes() for path in agent.root.rglob("*") if path.is_file())
+
+
 def test_a_caller_that_waits_for_the_end_of_the_output_is_not_kept(agent: Any) -> None:
     request = agent.start_request(LIVES)
     body = json.dumps({"version": 1, "root": str(agent.root), **request})

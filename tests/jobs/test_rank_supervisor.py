@@ -75,7 +75,7 @@ def start(tmp_path: Path, environment: ProcessEnvironment) -> Iterator[Start]:
         **more: Any,
     ) -> Host:
         folder, run, control = tmp_path / "abc", tmp_path / "run", tmp_path / "control"
-        places = {} if is_job else {"folder": str(folder), "work": str(tmp_path / "work")}
+        places: dict[str, Any] = {} if is_job else {"folder": str(folder), "work": str(tmp_path / "work")}
         for path in (folder, run, control):
             path.mkdir(exist_ok=True)
         (folder / "data.txt").write_text("sent")

@@ -13,8 +13,8 @@ from contracts.errors import RequestError
 from contracts.ranks import decoded
 from jobs.runtime.rank_supervisor import variables
 from launch import plan as plans
-from launch.run_environment import LONGEST_VALUE, check, read
-from launch.targets import Container, OwnCommand, Plan
+from launch.run_environment import LONGEST_VALUE, check, read, read_secrets, require_references, secrets_again
+from launch.targets import Container, OwnCommand, Plan, Secret
 
 SHELL = {"SHELLED": "from the shell"}
 COMMAND = OwnCommand(folder_sha256="cd" * 32, python="/env/bin/python", progress=None, has_layer=False)
@@ -61,17 +61,17 @@ def test_all_that_is_no_variable_is_refused_at_once(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("torn", "latin", "none")]
     long = "x" * (LONGEST_VALUE + 1)
     with pytest.raises(RequestError) as refused:
-        read(["1A=b", "=b", "", "UNSET", f"LONG={long}", "NUL=a\0b"], files, SHELL)
+        read(["1A=b", "", "UNSET", f"LONG={long}", "NUL=a\0b", "HF_TOKEN=hf_abcdef"], files, SHELL)
     lines = str(refused.value).splitlines()
     beginnings = [
         f"--env-file {files[0]}, line 1: is neither",
         f"--env-file {files[0]}, line 2: is neither",
         f"--env-file {files[1]}: is not UTF-8",
         f"--env-file {files[2]}: cannot be read: No such file",
-        "--env 1A=b: a name has",
-        "--env =b: a name has",
+        "--env 1A: a name has",
         "--env : a name has",
         "--env UNSET: UNSET is not set in this shell",
+        "--env HF_TOKEN: HF_TOKEN names a secret",
         "--env LONG: the value has 32,769 characters",
         "--env NUL: the value has a NUL",
     ]
@@ -119,3 +119,45 @@ def test_a_container_is_not_given_what_would_steer_the_client_that_starts_it() -
         "--env DOCKER_HOST",
     ]
     check(make_plan(names))
+
+
+def test_secrets_come_from_the_shell_from_files_and_from_secret_manager(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text('KEY="line one\nline two"\n')
+    secrets = read_secrets(["SHELLED", "MANAGED=sm://my-project/name/3"], [str(file)], SHELL)
+    assert secrets == {
+        "KEY": Secret(source=f"file:{file}", value="line one\nline two"),
+        "SHELLED": Secret(source="shell", value="from the shell"),
+        "MANAGED": Secret(source="sm://my-project/name/3"),
+    }
+    assert "from the shell" not in repr(secrets)
+    sources = {name: secret.source for name, secret in secrets.items()}
+    assert secrets_again(sources, {}, SHELL) == secrets
+    assert (
+        secrets_again(sources, {"KEY": Secret(source="shell", value="newer!")}, SHELL)["KEY"].value
+        == "newer!"
+    )
+    with pytest.raises(RequestError, match="KEY, SHELLED: the keeper starts the run without you"):
+        require_references(sources, "the keeper")
+    require_references({"MANAGED": sources["MANAGED"]}, "the keeper")
+    file.write_text("OTHER=abcdefgh\n")
+    with pytest.raises(RequestError) as refused:
+        secrets_again(sources, {}, {})
+    assert "has no KEY" in str(refused.value) and "SHELLED is not set in this shell" in str(refused.value)
+
+
+def test_a_secret_that_is_none_is_refused_without_its_value(tmp_path: Path) -> None:
+    (tmp_path / "torn").write_text("A hunter2 B\n")
+    options = ["UNSET", "TYPED=hunter2!!", "SHORT", "1A=sm://my-project/name", "MANAGED=sm://my-project"]
+    with pytest.raises(RequestError) as refused:
+        read_secrets(options, [str(tmp_path / "torn")], {"SHORT": "hunt"})
+    lines = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        f"--secret-file {tmp_path / 'torn'}, line 1",
+        "--secret UNSET",
+        "--secret TYPED=…",
+        "--secret 1A=…",
+        "--secret MANAGED=…",
+        "--secret SHORT",
+    ]
+    assert "hunt" not in str(refused.value)

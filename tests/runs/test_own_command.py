@@ -15,9 +15,11 @@ import pytest
 
 from backends.local import environments
 from backends.local.local_backend import on_this_machine
+from contracts.errors import RequestError
 from launch import launching
 from launch.run_request import Request, asked_for
 from launch.runs import Run
+from launch.targets import Secret
 from tests.runs.lab import Lab, losses, result
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax"
@@ -30,6 +32,7 @@ def launch(
     words: Sequence[str] = (),
     resume: Run | None = None,
     env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, Secret] | None = None,
     **named: str,
 ) -> Run:
     options = {
@@ -40,7 +43,15 @@ def launch(
         "workdir": str(EXAMPLE),
     }
     command = None if resume else asked_for(words, **{**options, **named})
-    request = Request(job="command", command=command, arguments=(), name=None, resume=resume, env=env or {})
+    request = Request(
+        job="command",
+        command=command,
+        arguments=(),
+        name=None,
+        resume=resume,
+        env=env or {},
+        secrets=secrets or {},
+    )
     with mock.patch.dict(os.environ, lab.environ):
         return launching.launch(request, on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 
@@ -72,6 +83,45 @@ def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_w
     assert "process 3 of 4: weight 2.9" in log
     assert "A is one and B three" in log
     assert resumed.described["env"] == {"A": "one", "B": "three"}
+
+
+LOUD = """
+import json, os, pathlib, sys, time
+secret = os.environ["TOKEN"]
+for letter in secret:
+    sys.stdout.write(letter)
+    sys.stdout.flush()
+    time.sleep(0.01)
+print(json.dumps(secret), os.environ["KEY"])
+pathlib.Path("went-on").write_text("yes")
+raise SystemExit(f"https://me:{secret}@host refuses")
+"""
+
+
+@pytest.mark.parametrize("per_host", ["1", "2"])
+def test_a_secret_reaches_the_ranks_and_nothing_else_that_a_run_leaves(lab: Lab, per_host: str) -> None:
+    folder = lab.runs_dir.parent / "loud"
+    folder.mkdir()
+    (folder / "loud.py").write_text(LOUD)
+    values = {"TOKEN": 'zq4hunter"&é', "KEY": "mb7-first\nmb7-second"}
+    secrets = {name: Secret(source="shell", value=value) for name, value in values.items()}
+    run = lab.finish(
+        launch(lab, ["python", "loud.py"], processes_per_host=per_host, workdir=str(folder), secrets=secrets)
+    )
+    assert result(run)["error"].count("***") >= 2
+    assert "https://me:***@host refuses" in (run.directory.read_text("logs/0/host-0.log") or "")
+    assert run.described["secrets"] == {"TOKEN": "shell", "KEY": "shell"}
+    with pytest.raises(RequestError, match="TOKEN is not set in this shell"):
+        launch(lab, resume=lab.read(run))
+    with mock.patch.dict(os.environ, values):
+        resumed = lab.finish(launch(lab, resume=lab.read(run)))
+    assert result(resumed)["attempt"] == 1
+    assert [*lab.cache_home.rglob("went-on")], "the ranks did not get them"
+    traces = [value.encode() for value in ("zq4hunter", "mb7-first", "mb7-second")]
+    memory = [path for path in Path("/dev/shm").rglob("*") if "tpu-stack" in str(path)]
+    for path in [*lab.runs_dir.rglob("*"), *lab.cache_home.rglob("*"), *memory]:
+        if path.is_file():
+            assert not any(trace in path.read_bytes() for trace in traces), path
 
 
 JAX = """

@@ -22,6 +22,7 @@ from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
 from launch import jobs
 from launch.run_request import Planned
+from launch.targets import Secret
 from tests.backends.pods.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
 
 NODE = "cloud.google.com/"
@@ -279,3 +280,24 @@ def test_a_dry_run_prints_the_manifests_as_they_would_be_sent() -> None:
     text = "\n".join(printed[printed.index("apiVersion: batch/v1") :])
     assert list(yaml.safe_load_all(text)) == manifests.manifests(plan, options)
     assert "          import base64, hashlib, io, os, sys, tarfile, time" in printed
+
+
+def test_only_the_secret_of_a_run_has_its_secrets_and_a_dry_run_has_none() -> None:
+    plan, options = TABLE["one host"]
+    secrets = {
+        "TOKEN": Secret(source="shell", value="hunter2!"),
+        "MANAGED": Secret(source="sm://my-project/name"),
+    }
+    plan = dataclasses.replace(plan, secrets=secrets)
+    job, *_, secret = manifests.manifests(plan, options)
+    assert json.loads(secret["stringData"]["values.json"]) == {"TOKEN": "hunter2!"}
+    assert (secret["kind"], secret["metadata"]) == ("Secret", job["metadata"])
+    assert "hunter2!" not in json.dumps(job)
+    start = told(job)["start"]
+    assert start["env"]["RUN_SECRETS_FILE"] == "/run/tpu-stack-secrets/values.json"
+    assert decoded(start["argv"][-1]).secrets == {"MANAGED": "sm://my-project/name"}
+    mount = {"name": "secrets", "mountPath": "/run/tpu-stack-secrets", "readOnly": True}
+    assert mount in pod_of(job)["containers"][0]["volumeMounts"]
+    launcher = PodLauncher(runs=cast(ClusterRuns, None), options=options, wait_s=1.0)
+    assert "hunter2!" not in json.dumps(launcher.documents(plan))
+    assert ("", "secrets", "create") in manifests.rights(several=False, has_secrets=True)

@@ -1,0 +1,131 @@
+"""The secrets of a run on a host: taken from where the launcher has put them, and masked in what the ranks print."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable, Mapping
+
+from contracts.errors import RequestError, Unreachable, first_line
+from contracts.variables import SECRET_NAMES, SECRETS_FILE, SHORTEST_SECRET
+
+MASK = b"***"
+ANSWER_LIMIT_S = 20.0
+
+
+def take(references: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets by name: of the file that SECRETS_FILE names, which is removed, and of Secret Manager.
+
+    references: name → sm://PROJECT/SECRET or sm://PROJECT/SECRET/VERSION.
+
+    Raises:
+        RequestError: this host's account may not read one, or there is none.
+        Unreachable: Secret Manager does not answer.
+    """
+    values: dict[str, str] = {}
+    if path := environ.get(SECRETS_FILE):
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+        with contextlib.suppress(OSError):  # that of a pod is read-only, and in its memory
+            os.remove(path)
+    for name, reference in references.items():
+        values[name] = _of_secret_manager(name, reference)
+    return values
+
+
+def _of_secret_manager(name: str, reference: str) -> str:
+    """https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access"""
+    import google.auth
+    import google.auth.exceptions
+    import google.auth.transport.requests
+    import requests
+
+    project, secret, version = (*reference.removeprefix("sm://").split("/"), "latest")[:3]
+    url = f"https://secretmanager.googleapis.com/v1/projects/{project}/secrets/{secret}/versions/{version}:access"
+    try:
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+        session = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        response = session.get(url, timeout=ANSWER_LIMIT_S)
+    except google.auth.exceptions.DefaultCredentialsError:
+        raise RequestError(
+            f"--secret {name}={reference}: this host has no Google account; `gcloud auth application-default login`"
+        ) from None
+    except (google.auth.exceptions.GoogleAuthError, requests.RequestException) as error:
+        raise Unreachable(f"--secret {name}={reference}: {first_line(error)}") from None
+    if response.status_code >= 500 or response.status_code == 429:
+        raise Unreachable(
+            f"--secret {name}={reference}: Secret Manager answers {response.status_code}; try again"
+        )
+    if response.status_code != 200:
+        account = getattr(credentials, "service_account_email", "this host's account")
+        raise RequestError(
+            f"--secret {name}={reference}: Secret Manager answers {response.status_code}; let {account} read it: "
+            f"gcloud secrets add-iam-policy-binding {secret} --project {project} "
+            f"--member serviceAccount:{account} --role roles/secretmanager.secretAccessor"
+        )
+    value = base64.b64decode(response.json()["payload"]["data"]).decode().rstrip("\n")
+    if len(value) < SHORTEST_SECRET:
+        raise RequestError(
+            f"--secret {name}={reference}: has fewer than {SHORTEST_SECRET} characters, which cannot be masked in logs"
+        )
+    return value
+
+
+class Masker:
+    """Replaces secrets in a stream of bytes, also where one is split between two pieces."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self._forms = sorted({form for value in values for form in _forms(value)}, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
+        self._kept = b""
+
+    def mask(self, piece: bytes) -> bytes:
+        """Return what can be written now; what may be the beginning of a secret is kept for the next piece."""
+        if self._pattern is None:
+            return piece
+        data, self._kept = self._kept + piece, b""
+        end = len(data) - max(
+            (
+                length
+                for form in self._forms
+                for length in range(min(len(form) - 1, len(data)), 0, -1)
+                if data.endswith(form[:length])
+            ),
+            default=0,
+        )
+        for match in self._pattern.finditer(data):
+            if match.start() < end < match.end():
+                end = match.end()
+        data, self._kept = data[:end], data[end:]
+        return self._pattern.sub(MASK, data)
+
+    def flush(self) -> bytes:
+        """Return what was kept, at the end of the stream."""
+        kept, self._kept = self._kept, b""
+        return kept if self._pattern is None else self._pattern.sub(MASK, kept)
+
+
+def masked(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return a text of a job without the secrets that its environment has."""
+    names = environ.get(SECRET_NAMES, "").split(",")
+    masker = Masker(environ[name] for name in names if name in environ)
+    data = text.encode(errors="surrogateescape")
+    return (masker.mask(data) + masker.flush()).decode(errors="surrogateescape")
+
+
+def _forms(value: str) -> set[bytes]:
+    """Return a secret as programs print it: as it is, by lines, and quoted for Python, JSON, URLs and Kubernetes."""
+    lines = [line for line in value.splitlines() if len(line.strip()) >= SHORTEST_SECRET]
+    quoted = [
+        *(lines or [value]),
+        repr(value)[1:-1],
+        json.dumps(value)[1:-1],
+        urllib.parse.quote(value, safe=""),
+        urllib.parse.quote_plus(value),
+        base64.b64encode(value.encode(errors="surrogateescape")).decode(),
+    ]
+    return {form.encode(errors="surrogateescape") for form in quoted}
