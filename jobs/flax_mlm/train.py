@@ -39,7 +39,7 @@ def train(run: Run, config: Config) -> Final:
     if wrong:
         raise RequestError("; ".join(wrong))
     if begun_from is not None:
-        distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint)
+        distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint, run.prepare)
     tokens = prepare_data(run, config)
     config = steps.decided(config, run.environment.platform)
     run.decide(settings(config, vocab_size=tokens.tokenizer.vocab_size))
@@ -148,6 +148,6 @@ def prepare_data(run: Run, config: Config) -> Tokens:
     if config.remote_cache is None and shared is None:
         tokens = prepare()
     else:
-        tokens = distributed.first_then_others(prepare, what=what, say=run.prepare)
-    distributed.agree(what, tokens.fingerprint)
+        tokens = distributed.first_then_others(prepare, what=what, report=run.prepare)
+    distributed.agree(what, tokens.fingerprint, run.prepare)
     return tokens

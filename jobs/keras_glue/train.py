@@ -50,11 +50,11 @@ def train(run: Run, config: Config) -> Final:
         raise RequestError("; ".join(wrong))
     run.prepare(f"reading {config.data}")
     dataset = data.read(config)
-    distributed.agree(f"--data {config.data}", dataset.fingerprint)
+    distributed.agree(f"--data {config.data}", dataset.fingerprint, run.prepare)
     for text in dataset.warnings:
         run.warn(text)
     beginning = export.prepare(config, dataset, Path(run.environment.cache_dir), run.prepare)
-    distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint)
+    distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint, run.prepare)
     training = Training(run, config, dataset, beginning)
     batches = training.batches
     run.decide(

@@ -3,7 +3,7 @@
     checkpoints/<step>/notes.json    what a resumed run has to know besides the state
     checkpoints/<step>/…             the state, in files of the framework's own
 
-JAX's are Orbax's (jobs/runtime/jax/checkpoints.py); only what is done about torn ones is shared with them.
+JAX's are Orbax's (jobs/runtime/jax/checkpoints.py); `restore_newest` serves them too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from contracts.atomic import beside_name, remove
 from contracts.errors import RequestError, first_line
 from contracts.run_directory import CHECKPOINT_NOTES, CHECKPOINTS, CHECKSUMS, COMMITTED, unfinished
 from jobs.runtime.bucket_files import BucketFiles, files_of, pauses_s, retry
+from jobs.runtime.group import Membership
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
 
 TORN = "checkpoints-torn"
-
-type Torn = Mapping[int, str]
-"""Steps whose checkpoint cannot be read, and why."""
 
 
 class State(Protocol):
@@ -46,23 +44,23 @@ class State(Protocol):
         ...
 
 
-class Group(Protocol):
-    """The run's processes: the `distributed` module of a framework."""
+class Reading(NamedTuple):
+    """A checkpoint that was read. restore: gives it to the state. problem: why it cannot be read, if it cannot."""
 
-    def rank(self) -> int: ...
-
-    def everywhere(self, here: bool) -> bool: ...
+    restore: Callable[[], None]
+    notes: dict[str, Any]
+    problem: str | None = None
 
 
 class Checkpoints:
     """The checkpoints of one run: the last `keep_last`, and the one that `best` names. Rank 0 writes; all processes
     make the same calls."""
 
-    def __init__(self, run: Run, state: State, group: Group, *, keep_last: int) -> None:
+    def __init__(self, run: Run, state: State, group: Membership, *, keep_last: int) -> None:
         self._run, self._directory = run, run.directory
         self._state, self._group, self._keep_last = state, group, keep_last
         self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._begun: Future[None] | None = None
+        self._pending: Future[None] | None = None
         self.best: int | None = None
         """The step whose checkpoint is kept whatever comes after it."""
 
@@ -85,7 +83,7 @@ class Checkpoints:
                 remove(beside)
                 raise
             if self._group.rank() == 0:
-                self._begun = self._writer.submit(self._write, step, beside, write, dict(notes))
+                self._pending = self._writer.submit(self._write, step, beside, write, dict(notes))
             else:
                 remove(beside)
         if watch.save_begun(step, self.wait):
@@ -93,37 +91,18 @@ class Checkpoints:
             raise Preempted(step)
 
     def wait(self) -> None:
-        """Wait until what was begun is written.
+        """Wait until the last checkpoint is written.
 
         Raises:
             OSError: it could not be; a bucket's library has kinds of its own too.
         """
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def restore_latest(self) -> tuple[int, dict[str, Any]] | None:
-        """Restore the newest state that can be read; its step and notes, or None where there is none.
-
-        Checkpoints that cannot be read are put aside in TORN with a warning, and the one before them is used, by all
-        processes alike. A resumed run without a checkpoint is warned of too.
-
-        Raises:
-            RequestError: there are checkpoints and none can be read; they are left where they are.
-        """
-        torn: dict[int, str] = {}
-        for step in reversed(self._directory.checkpoint_steps()):
-            take, notes, reason = self._read(step)
-            if self._group.everywhere(reason is None):
-                put_aside(self._run, torn, step, moves=self._group.rank() == 0)
-                take()
-                watch.restored(step)
-                return step, notes
-            torn[step] = reason or "another host could not read it"
-        if torn:
-            raise none_readable(torn)
-        warn_of_a_new_beginning(self._run)
-        return None
+        """See `restore_newest`."""
+        return restore_newest(self._run, self._group, self._read)
 
     def restore_model(self, step: int) -> None:
         """Restore the model as it was after `step`, and leave all else as it is.
@@ -133,10 +112,7 @@ class Checkpoints:
         """
         self.wait()
         self._group.everywhere(True)  # rank 0 has written it
-        take, _, reason = self._read(step, model_only=True)
-        if not self._group.everywhere(reason is None):
-            raise RequestError(f"checkpoint {step} cannot be read: {reason or 'by another host'}")
-        take()
+        restore_step(self._group, step, self._read(step, model_only=True))
 
     def close(self) -> None:
         self.wait()
@@ -190,47 +166,77 @@ class Checkpoints:
         name = f"{CHECKPOINTS}/{step}"
         if self._directory.is_remote:
             # The sign that it is whole goes first.
-            for each in sorted(self._directory.list(name), key=lambda each: each != COMMITTED):
-                self._directory.remove(f"{name}/{each}")
+            for file in sorted(self._directory.list(name), key=lambda file: file != COMMITTED):
+                self._directory.remove(f"{name}/{file}")
         else:
             hidden = self._directory.path(f"{CHECKPOINTS}/{beside_name(str(step))}")
             os.replace(self._directory.path(name), hidden)
             remove(hidden)
 
-    def _read(
-        self, step: int, *, model_only: bool = False
-    ) -> tuple[Callable[[], None], dict[str, Any], str | None]:
-        """What restores a step and its notes, or why it cannot be read."""
+    def _read(self, step: int, *, model_only: bool = False) -> Reading:
         folder = self._directory.path(f"{CHECKPOINTS}/{step}")
         try:
-            with tempfile.TemporaryDirectory() as here:
+            with tempfile.TemporaryDirectory() as copy:
                 if self._directory.is_remote:
                     names = [
                         name for name in self._directory.list(f"{CHECKPOINTS}/{step}") if name != COMMITTED
                     ]
-                    found = files_of(folder).read([f"{folder}/{name}" for name in names])
-                    for name, data in zip(names, found, strict=True):
-                        Path(here, name).write_bytes(data or b"")
-                    folder = here
+                    contents = files_of(folder).read([f"{folder}/{name}" for name in names])
+                    for name, data in zip(names, contents, strict=True):
+                        Path(copy, name).write_bytes(data or b"")
+                    folder = copy
                 notes: dict[str, Any] = json.loads(Path(folder, CHECKPOINT_NOTES).read_bytes())
                 _compare(notes.pop(CHECKSUMS, {}), folder)  # older code wrote none
-                return self._state.read(folder, model_only=model_only), notes, None
+                return Reading(self._state.read(folder, model_only=model_only), notes)
         except Exception as error:  # a torn file makes frameworks raise many kinds; all are reported
-            reason = first_line(error)
-            return lambda: None, {}, reason
+            return Reading(lambda: None, {}, first_line(error))
 
 
-def none_readable(torn: Torn) -> RequestError:
-    """What is said where all of a run's checkpoints are torn; they are left where they are."""
-    said = "; ".join(f"{step}: {reason}" for step, reason in torn.items())
-    return RequestError(
-        f"none of the run's {len(torn)} checkpoints can be read by this code, and nothing was changed: {said}; "
-        "resume with the code that wrote them (run.json has the commit), or start a new run"
-    )
+def restore_newest(
+    run: Run,
+    group: Membership,
+    read: Callable[[int], Reading],
+    *,
+    moved: Callable[[], None] = lambda: None,
+) -> tuple[int, dict[str, Any]] | None:
+    """Restore the newest checkpoint that all processes can read; its step and notes, or None where there is none.
+
+    Newer ones are put aside in TORN with a warning. A resumed run without a checkpoint is warned of too.
+    moved: called when they have been put aside.
+
+    Raises:
+        RequestError: there are checkpoints and none can be read; they are left where they are.
+    """
+    torn: dict[int, str] = {}
+    for step in reversed(run.directory.checkpoint_steps()):
+        reading = read(step)
+        if group.everywhere(reading.problem is None):
+            if torn:
+                _put_aside(run, torn, step, moves=group.rank() == 0)
+                group.everywhere(True)
+                moved()
+            reading.restore()
+            watch.restored(step)
+            return step, reading.notes
+        torn[step] = reading.problem or "another host could not read it"
+    if torn:
+        reasons = "; ".join(f"{step}: {reason}" for step, reason in torn.items())
+        raise RequestError(
+            f"none of the run's {len(torn)} checkpoints can be read by this code, and nothing was changed: {reasons}; "
+            "resume with the code that wrote them (run.json has the commit), or start a new run"
+        )
+    _warn_of_a_new_beginning(run)
+    return None
 
 
-def put_aside(run: Run, torn: Torn, used: int, *, moves: bool) -> None:
-    """Warn of each that it is put aside in TORN, and do it in the one process that `moves`. used: taken instead."""
+def restore_step(group: Membership, step: int, reading: Reading) -> None:
+    """Raises RequestError: some process cannot read it."""
+    if not group.everywhere(reading.problem is None):
+        raise RequestError(f"checkpoint {step} cannot be read: {reading.problem or 'by another host'}")
+    reading.restore()
+
+
+def _put_aside(run: Run, torn: Mapping[int, str], used: int, *, moves: bool) -> None:
     for step, reason in torn.items():
         run.warn_everywhere(
             f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used"
@@ -240,7 +246,7 @@ def put_aside(run: Run, torn: Torn, used: int, *, moves: bool) -> None:
             files_of(folder).move_folder(folder, run.directory.path(f"{TORN}/{step}-{time.time_ns()}"))
 
 
-def warn_of_a_new_beginning(run: Run) -> None:
+def _warn_of_a_new_beginning(run: Run) -> None:
     """Warn that a resumed run takes steps again from the first one, as there is no checkpoint."""
     if not run.environment.is_first or run.environment.attempt == 0:
         return
@@ -254,23 +260,21 @@ def warn_of_a_new_beginning(run: Run) -> None:
 
 def _checksums(folder: str) -> dict[str, int]:
     """The CRC-32 of each file in a folder, which holds no other folders."""
-    found = {}
+    checksums = {}
     for path in sorted(Path(folder).iterdir()):
         with path.open("rb") as file:
             checksum = 0
             while piece := file.read(1 << 20):
                 checksum = zlib.crc32(piece, checksum)
-        found[path.name] = checksum
-    return found
+        checksums[path.name] = checksum
+    return checksums
 
 
 def _compare(expected: Mapping[str, int], folder: str) -> None:
     """Raises ValueError: a file is not what was written."""
-    found = _checksums(folder) if expected else {}
+    actual = _checksums(folder) if expected else {}
     for name, checksum in expected.items():
-        if found.get(name) != checksum:
-            raise ValueError(
-                f"{name} is not what was written: its checksum differs"
-                if name in found
-                else f"{name} is missing"
-            )
+        if name not in actual:
+            raise ValueError(f"{name} is missing")
+        if actual[name] != checksum:
+            raise ValueError(f"{name} is not what was written: its checksum differs")

@@ -24,7 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+
+from jobs.runtime.group import Board
 
 STOP_REQUESTED = "stop-requested"
 """The file that the agent leaves in the control directory before it sends SIGTERM for a stop that somebody wanted."""
@@ -79,16 +80,6 @@ def decide(positions: Sequence[Position]) -> int | None:
     furthest = max(position.passed for position in positions)
     there = [position for position in positions if position.passed == furthest]
     return furthest if all(position.computed <= position.saved for position in there) else furthest + 1
-
-
-class Board(Protocol):
-    """Where the processes of a group leave each other notes."""
-
-    def put(self, name: str, text: str) -> None: ...
-
-    def get(self, name: str) -> str | None:
-        """None where there is no such note."""
-        ...
 
 
 class Watch:

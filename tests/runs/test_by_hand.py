@@ -172,7 +172,7 @@ def train(run, config):
     run.say("said once")
     done = run.directory.path("first")
     mark = lambda: open(done, "a").write(str(me))
-    distributed.first_then_others(mark, what="marking", say=run.prepare)
+    distributed.first_then_others(mark, what="marking", report=run.prepare)
     everywhere = distributed.Devices()
     state = checkpoints.Tree({"x": everywhere.jit(lambda: jnp.arange(6.0))()})
     assert float(everywhere.jit(lambda x_B: x_B.sum())(everywhere.rows(jnp.arange(6.0)))) == 15
@@ -211,7 +211,7 @@ def test_where_the_slice_numbers_its_hosts_otherwise_everything_is_named_by_the_
     ]
     logs = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [2, 2, 2], "\n".join(logs)
-    assert all("the data is not the same on every host: hosts [2] differ from host 0" in log for log in logs)
+    assert all("the data is not the same on every host: ranks [2] differ from rank 0" in log for log in logs)
     assert ["said once" in log for log in logs] == [True, False, False]
     assert (run_dir / "first").read_text()[0] == "0"
     beats = [json.loads((run_dir / "heartbeats" / f"host-{index}.json").read_text()) for index in range(3)]

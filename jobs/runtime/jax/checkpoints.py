@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -12,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.path import atomicity, atomicity_defaults
 
-from contracts.errors import RequestError, first_line
+from contracts.errors import first_line
 from contracts.run_directory import CHECKPOINTS, UNFINISHED, RunDirectory
-from jobs.runtime.checkpoints import none_readable, put_aside, warn_of_a_new_beginning
+from jobs.runtime.checkpoints import Reading, restore_newest, restore_step
+from jobs.runtime.jax import distributed
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
 
@@ -92,29 +93,8 @@ class Checkpoints:
         self._manager.check_for_errors()
 
     def restore_latest(self) -> tuple[int, dict[str, Any]] | None:
-        """Restore the newest state that can be read; its step and notes, or None where there is none.
-
-        Checkpoints that cannot be read are put aside under checkpoints-torn/ with a warning, and the one before them
-        is used, by all processes alike. A resumed run without a checkpoint is warned of too.
-
-        Raises:
-            RequestError: there are checkpoints and none can be read; they are left where they are.
-        """
-        abstract = self._abstract()
-        torn: dict[int, str] = {}
-        for step in reversed(self._run.directory.checkpoint_steps()):
-            restored, notes, reason = self._read(step, abstract)
-            read_by_all = multihost_utils.process_allgather(np.asarray(reason is None))
-            if np.asarray(read_by_all).all():
-                self._put_aside(torn, step)
-                self._state.tree = restored
-                watch.restored(step)
-                return step, notes
-            torn[step] = reason or "another host could not read it"
-        if torn:
-            raise none_readable(torn)
-        warn_of_a_new_beginning(self._run)
-        return None
+        """See `restore_newest`."""
+        return restore_newest(self._run, distributed, self._read, moved=self._manager.reload)
 
     def restore_model(self, step: int) -> None:
         """Restore the state as it was after `step`.
@@ -123,37 +103,23 @@ class Checkpoints:
             RequestError: that checkpoint cannot be read.
         """
         self.wait()
-        restored, _, reason = self._read(step, self._abstract())
-        if not np.asarray(multihost_utils.process_allgather(np.asarray(reason is None))).all():
-            raise RequestError(f"checkpoint {step} cannot be read: {reason or 'by another host'}")
-        self._state.tree = restored
+        restore_step(distributed, step, self._read(step))
 
-    def _abstract(self) -> Any:
-        return jax.tree.map(ocp.tree.to_shape_dtype_struct, self._state.tree)
-
-    def _read(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any], str | None]:
-        """The state of `step` and its notes, or why it cannot be read."""
+    def _read(self, step: int) -> Reading:
+        abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, self._state.tree)
         state: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
         try:
             items = self._run.directory.read_json(f"{CHECKPOINTS}/{step}/{ITEMS}") or {}
             # Older code wrote none where there was nothing to note.
             noted = {NOTES: ocp.args.JsonRestore()} if NOTES in items.get("item_handlers", NOTES) else {}
-            found = self._manager.restore(step, args=ocp.args.Composite(**state, **noted))
-            notes = dict(found.get(NOTES) or {})
+            restored = self._manager.restore(step, args=ocp.args.Composite(**state, **noted))
+            notes = dict(restored.get(NOTES) or {})
             expected = notes.pop(CHECKSUM, None)  # older code wrote none
-            if expected is not None and expected != checksum(found[STATE]):
+            if expected is not None and expected != checksum(restored[STATE]):
                 raise ValueError("its values are not those that were written: their checksum differs")
-            return found[STATE], notes, None
+            return Reading(functools.partial(setattr, self._state, "tree", restored[STATE]), notes)
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
-            return None, {}, first_line(error)
-
-    def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
-        if not torn:
-            return
-        # Any one of them moves: the one that removes old checkpoints for Orbax too.
-        put_aside(self._run, torn, used, moves=jax.process_index() == 0)
-        multihost_utils.sync_global_devices("torn checkpoints put aside")
-        self._manager.reload()
+            return Reading(lambda: None, {}, first_line(error))
 
     def close(self) -> None:
         self._manager.close()

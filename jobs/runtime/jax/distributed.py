@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.device_nodes import required
-from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
+from jobs.runtime import group
 from jobs.runtime.preemption import watch
 
 JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}
-AGREE_LIMIT_S = FIRST_LIMIT_S = 24 * 3600
-"""For the slowest host to prepare a large corpus, or the one that does it for all; a host that dies is noticed."""
-SAY_PERIOD_S = 60
 PEER_SILENCE_LIMIT_S = 60
 """A peer whose machine vanished without closing its connections is given up after this long."""
 SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
@@ -81,16 +76,12 @@ def start(environment: ProcessEnvironment) -> None:
         raise RequestError(
             f"RUN_PLATFORM is {environment.platform}, but JAX could not start it: {error}"
         ) from None
-    if found != environment.platform:
-        raise RequestError(
-            f"RUN_PLATFORM is {environment.platform}, but JAX found {found} ({jax.devices()[0].device_kind}); "
-            "nothing is trained on another platform than the one asked for"
-        )
+    group.require_platform(environment.platform, found, "JAX")
     watch.listen_again()
 
 
 class Notes:
-    """The group's key-value store, where its processes leave each other notes: see preemption.Board."""
+    """The group's key-value store: see group.Board."""
 
     def __init__(self) -> None:
         # JAX offers its users no other way to it; Orbax takes the same one.
@@ -118,50 +109,16 @@ def rank() -> int:
     return int(jax._src.distributed.global_state.process_id)
 
 
-def agree(name: str, fingerprint: str) -> None:
-    """Make sure that every process holds the same `fingerprint` (64 hexadecimal digits) of `name`.
-
-    Raises:
-        RequestError: they differ, so training would silently mix different data or settings.
-    """
-    import orbax.checkpoint as ocp
-
-    # A host may have come with the data long before the others: gloo's own patience ends after half a minute.
-    ocp.multihost.get_barrier_sync_fn()(key=f"agree on {name}", timeout_ms=AGREE_LIMIT_S * 1000)
-    mine = np.frombuffer(rank().to_bytes(4, "big") + bytes.fromhex(fingerprint), dtype=np.uint8)
-    everyone = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size)
-    prints = {int.from_bytes(each[:4].tobytes(), "big"): each[4:].tobytes() for each in everyone}
-    different = sorted(host for host, theirs in prints.items() if theirs != prints[0])
-    if different:
-        raise RequestError(
-            f"{name} is not the same on every host: hosts {different} differ from host 0; "
-            "give every host the same files and the same software"
-        )
+def agree(name: str, fingerprint: str, report: Callable[[str], None] = print) -> None:
+    """See `group.agree`."""
+    group.agree(Notes(), rank(), jax.process_count(), name, fingerprint, report)
 
 
-def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Callable[[str], None]) -> Result:
-    """Carry out `work` on rank 0 before the others, which then find what it has put where all can see it.
-
-    Raises:
-        RuntimeError: rank 0 was lost, or had not done it after FIRST_LIMIT_S.
-    """
-    import orbax.checkpoint as ocp
-
-    barrier = functools.partial(
-        ocp.multihost.get_barrier_sync_fn(), key=f"first {what}", timeout_ms=FIRST_LIMIT_S * 1000
-    )
-    if rank() == 0:
-        result = work()
-        barrier()
-        return result
-    waited_s = 0
-    with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(barrier)
-        while not wait([others], timeout=SAY_PERIOD_S).done:
-            waited_s += SAY_PERIOD_S  # a process that says nothing counts as hung
-            say(f"host 0 is still at {what}, after {spoken(waited_s)}")
-        others.result()
-    return work()
+def first_then_others[Result](
+    work: Callable[[], Result], *, what: str, report: Callable[[str], None]
+) -> Result:
+    """See `group.first_then_others`."""
+    return group.first_then_others(Notes(), rank(), work, what, report)
 
 
 def everywhere(here: bool) -> bool:

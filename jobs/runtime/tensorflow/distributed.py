@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -17,14 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from contracts.device_nodes import required
-from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import ProcessEnvironment
+from jobs.runtime import group
 from jobs.runtime.preemption import watch
-
-AGREE_LIMIT_S = 24 * 3600
-"""For the slowest host to prepare a large corpus."""
-SAY_PERIOD_S, LOOK_PERIOD_S = 60.0, 0.2
 
 PEER_LOST_KINDS = (RuntimeError, tf.errors.OpError)
 PEER_LOST_SIGNS = (
@@ -68,12 +63,7 @@ def start(environment: ProcessEnvironment) -> None:
     else:
         _Group.strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _Group.rank, _Group.size = environment.process_id, environment.num_processes
-    found = platform_of(devices()[0])
-    if found != platform:
-        raise RequestError(
-            f"RUN_PLATFORM is {platform}, but TensorFlow found {found}; nothing is trained on another platform than "
-            "the one asked for"
-        )
+    group.require_platform(platform, platform_of(devices()[0]), "TensorFlow")
     everywhere(True)  # the first exchange, without which no process knows that the others have come
     _Group.notes = Notes() if _Group.size > 1 else OwnNotes()
     watch.formed(_Group.notes)
@@ -152,39 +142,13 @@ def everywhere(here: bool) -> bool:
     return bool(exchange_on_host(np.array(here, np.int32)).all())
 
 
-def agree(name: str, fingerprint: str, say: Callable[[str], None]) -> None:
-    """Make sure that every process holds the same `fingerprint` of `name`; waits for the slowest.
-
-    Raises:
-        RequestError: they differ, so training would silently mix different data or settings.
-    """
-    notes, keys = _Group.notes, [f"agree/{name}/{rank}" for rank in range(_Group.size)]
-    notes.put(keys[_Group.rank], fingerprint)
-    prints: list[str] = []
-    began_s = said_s = time.monotonic()
-    while len(prints) < len(keys):
-        found = notes.get(keys[len(prints)])
-        if found is not None:
-            prints.append(found)
-            continue
-        if time.monotonic() - began_s > AGREE_LIMIT_S:
-            raise RuntimeError(
-                f"coordination service: not every process had {name} after {spoken(AGREE_LIMIT_S)}"
-            )
-        if time.monotonic() - said_s > SAY_PERIOD_S:  # a process that says nothing counts as hung
-            said_s = time.monotonic()
-            say(f"another process is still at {name}, after {spoken(said_s - began_s)}")
-        time.sleep(LOOK_PERIOD_S)
-    different = [rank for rank, found in enumerate(prints) if found != prints[0]]
-    if different:
-        raise RequestError(
-            f"{name} is not the same in every process: {different} differ from 0; give every host the same files and "
-            "the same software"
-        )
+def agree(name: str, fingerprint: str, report: Callable[[str], None] = print) -> None:
+    """See `group.agree`."""
+    group.agree(_Group.notes, rank(), size(), name, fingerprint, report)
 
 
 class Notes:
-    """The store of TensorFlow's coordination service, which process 0 keeps: see preemption.Board.
+    """The store of TensorFlow's coordination service, which process 0 keeps: see group.Board.
 
     A question with a limit of time costs the store 35 KB for ever (2.20), and a process asks every second; so each
     question is asked once, by a thread that waits for the answer.

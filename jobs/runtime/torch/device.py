@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
+from jobs.runtime.group import require_platform
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "tpu": "cpu:gloo,tpu:tpu_dist", "xla": "gloo"}
 """By the device's type: what exchanges tensors on the host, and on the device. XLA's exchanges are part of its
@@ -191,10 +192,6 @@ def find(environment: ProcessEnvironment) -> Device:
         raise RequestError(
             f"RUN_PLATFORM is {platform}, but torch could not start it: {str(error).splitlines()[0]}"
         ) from None
-    if found != platform:
-        raise RequestError(
-            f"RUN_PLATFORM is {platform}, but torch found {found}; nothing is trained on another platform than the one "
-            "asked for"
-        )
+    require_platform(platform, str(found), "torch")
     named = torch.cuda.get_device_name(device) if found == "gpu" else found
     return Device(device=device, platform=platform, hardware=named)

@@ -8,25 +8,20 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from contracts.device_nodes import required
-from contracts.durations import spoken
-from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
+from jobs.runtime import group
 from jobs.runtime.preemption import watch
 from jobs.runtime.torch.device import Device, find
 
 JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}
 SILENCE_LIMIT_S = 3600
 """For an exchange to which a process does not come. One that dies closes its connections, and is noticed at once."""
-AGREE_LIMIT_S = 24 * 3600
-"""For the slowest host to prepare a large corpus."""
-SAY_PERIOD_S, LOOK_PERIOD_S = 60.0, 0.2
 PEER_LOST_SIGNS = (
     "gloo",
     "Gloo",
@@ -34,6 +29,7 @@ PEER_LOST_SIGNS = (
     "Connection reset by peer",
     "Broken pipe",
     "TCPStore",
+    "coordination service",
     "recvValue failed",
     "NCCL",
 )
@@ -86,7 +82,7 @@ def start(environment: ProcessEnvironment) -> None:
 
 
 class Notes:
-    """The group's key-value store, where its processes leave each other notes: see preemption.Board."""
+    """The group's key-value store: see group.Board."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -113,29 +109,9 @@ def size() -> int:
     return int(dist.get_world_size())
 
 
-def agree(name: str, fingerprint: str, say: Callable[[str], None]) -> None:
-    """Make sure that every process holds the same `fingerprint` of `name`; waits for the slowest.
-
-    Raises:
-        RequestError: they differ, so training would silently mix different data or settings.
-    """
-    store, keys = _Group.store, [f"agree/{name}/{index}" for index in range(size())]
-    store.set(keys[rank()], fingerprint)
-    began_s = said_s = time.monotonic()
-    while not store.check(keys):
-        if time.monotonic() - began_s > AGREE_LIMIT_S:
-            raise RuntimeError(f"TCPStore: not every process had {name} after {spoken(AGREE_LIMIT_S)}")
-        if time.monotonic() - said_s > SAY_PERIOD_S:  # a process that says nothing counts as hung
-            said_s = time.monotonic()
-            say(f"another process is still at {name}, after {spoken(said_s - began_s)}")
-        time.sleep(LOOK_PERIOD_S)
-    prints = [store.get(key).decode() for key in keys]
-    different = [index for index, found in enumerate(prints) if found != prints[0]]
-    if different:
-        raise RequestError(
-            f"{name} is not the same in every process: {different} differ from 0; give every host the same files and "
-            "the same software"
-        )
+def agree(name: str, fingerprint: str, report: Callable[[str], None] = print) -> None:
+    """See `group.agree`."""
+    group.agree(Notes(_Group.store), rank(), size(), name, fingerprint, report)
 
 
 def exchange_on_host(values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,93 @@
+"""What the processes of a group do together, whatever its framework: leave each other notes, wait, and agree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from contracts.durations import spoken
+from contracts.errors import RequestError
+
+WAIT_LIMIT_S = 24 * 3600
+"""For the slowest host to prepare a large corpus, or the one that does it for all."""
+REPORT_PERIOD_S, POLL_PERIOD_S = 60.0, 0.2
+
+
+class Board(Protocol):
+    """Where the processes of a group leave each other notes: the group's key-value store."""
+
+    def put(self, name: str, text: str) -> None: ...
+
+    def get(self, name: str) -> str | None:
+        """None where there is no such note."""
+        ...
+
+
+class Membership(Protocol):
+    """This process's place in its group: the `distributed` module of a framework."""
+
+    def rank(self) -> int: ...
+
+    def everywhere(self, here: bool) -> bool:
+        """Whether it holds for every process; all of them ask together."""
+        ...
+
+
+def agree(
+    board: Board, rank: int, size: int, name: str, fingerprint: str, report: Callable[[str], None]
+) -> None:
+    """Make sure that every process holds the same `fingerprint` of `name`; waits for the slowest.
+
+    Raises:
+        RequestError: they differ, so training would silently mix different data or settings.
+    """
+    board.put(f"agree/{name}/{rank}", fingerprint)
+    prints = [
+        wait_for(board, f"agree/{name}/{other}", f"{name} of rank {other}", report) for other in range(size)
+    ]
+    different = [other for other in range(size) if prints[other] != prints[0]]
+    if different:
+        raise RequestError(
+            f"{name} is not the same on every host: ranks {different} differ from rank 0; "
+            "give every host the same files and the same software"
+        )
+
+
+def first_then_others[Result](
+    board: Board, rank: int, work: Callable[[], Result], what: str, report: Callable[[str], None]
+) -> Result:
+    """Carry out `work` on rank 0 before the others, which then find what it has put where all can see it."""
+    if rank == 0:
+        result = work()
+        board.put(f"first/{what}", "done")
+        return result
+    wait_for(board, f"first/{what}", f"{what} of rank 0", report)
+    return work()
+
+
+def wait_for(board: Board, name: str, what: str, report: Callable[[str], None]) -> str:
+    """Wait for a note, and report from time to time that this process waits: one that is silent counts as hung.
+
+    Raises:
+        RuntimeError: it was not there after WAIT_LIMIT_S, or the process that keeps the notes was lost.
+    """
+    start_s = reported_s = time.monotonic()
+    while (text := board.get(name)) is None:
+        now_s = time.monotonic()
+        if now_s - start_s > WAIT_LIMIT_S:
+            raise RuntimeError(f"coordination service: {what} was not there after {spoken(WAIT_LIMIT_S)}")
+        if now_s - reported_s > REPORT_PERIOD_S:
+            reported_s = now_s
+            report(f"waiting for {what}, for {spoken(now_s - start_s)} so far")
+        time.sleep(POLL_PERIOD_S)
+    return text
+
+
+def require_platform(requested: str, actual: str, framework: str) -> None:
+    """Raises RequestError where a framework has another platform than RUN_PLATFORM says: a run never falls back."""
+    if actual != requested:
+        raise RequestError(
+            f"RUN_PLATFORM is {requested}, but {framework} found {actual}; nothing is trained on another platform than "
+            "the one asked for"
+        )
