@@ -30,8 +30,9 @@ BASE_VARIABLE = "TPU_STACK_BASE_IMAGE"
 """Names another base, such as the stand-in that tests use where no registry can be reached (tools/stand_in_base.py)."""
 PINNED = re.compile(r"(?P<tag>[a-z0-9][a-z0-9._:/-]*:[\w.-]+)@(?P<digest>sha256:[0-9a-f]{64})")
 
-CPU_WHEELS = "TORCH_CPU_INDEX"
-"""Names an index that has PyTorch's own wheels for CPUs (torch==…+cpu), which the images on PyTorch then hold."""
+TORCH_BACKEND, CPU_WHEELS = "UV_TORCH_BACKEND", "TORCH_CPU_INDEX"
+"""`cpu`: the images on PyTorch take PyTorch's own wheels for CPUs (torch==…+cpu) from PyTorch's index, which uv knows;
+the other names another index that has them."""
 INDEXES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", CPU_WHEELS)
 # Docker knows these without an ARG, and keeps them out of the image's history.
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -49,7 +50,7 @@ SMOKE_LABEL = "tpu-stack.smoke"
 class Recipe:
     """One image: base by digest, and the files of its build by their name in the build context.
 
-    cpu_wheels: whether torch comes from the index that CPU_WHEELS names.
+    cpu_wheels: whether PyTorch's own wheel for CPUs is taken, where its index can be reached.
     """
 
     framework: str
@@ -111,6 +112,8 @@ class Recipe:
             RequestError: a package index is named with a password: an argument stays in the image's history.
         """
         arguments = {name: environ[name] for name in (*INDEXES, *PROXIES) if environ.get(name)}
+        if environ.get(TORCH_BACKEND) == "cpu":  # its other values are for machines with GPUs
+            arguments[TORCH_BACKEND] = "cpu"
         for name in INDEXES:
             parts = urllib.parse.urlsplit(arguments.get(name, ""))
             if "@" in parts.netloc or parts.query:
@@ -184,7 +187,8 @@ def read(
             f"{error.filename} is not there, and the image of {framework} needs it; `make lock` makes locks, "
             "git has the rest"
         ) from None
-    cpu_wheels = bool(environ.get(CPU_WHEELS)) and CPU_WHEELS.encode() in files["Dockerfile"]
+    wants_wheels = bool(environ.get(CPU_WHEELS)) or environ.get(TORCH_BACKEND) == "cpu"
+    cpu_wheels = wants_wheels and CPU_WHEELS.encode() in files["Dockerfile"]
     return Recipe(
         framework=framework, platform=platform, base=base_image(environ), files=files, cpu_wheels=cpu_wheels
     )

@@ -33,8 +33,11 @@ UNUSED_DAYS = 30
 OWN = OWN_FRAMEWORK
 STUBS = CHECKOUT / "images" / "cuda_free" / "stubs.py"
 STUBS_NEED = ("gcc", "objdump", "nm")
-TORCH_INDEX = "TORCH_CPU_INDEX"
-"""Names an index that has PyTorch's own wheels for CPUs, as in the build of an image."""
+TORCH_BACKEND, TORCH_INDEX = "UV_TORCH_BACKEND", "TORCH_CPU_INDEX"
+"""As in the build of an image: `cpu` has PyTorch's own wheels for CPUs taken from PyTorch's index, which uv knows; the
+other names another index that has them."""
+UNREACHABLE = 2
+"""The exit code of uv where it cannot reach an index; where that has no such package, it is 1."""
 
 
 def python_of(framework: str) -> Path:
@@ -102,21 +105,21 @@ def ensure(framework: str, say: Say) -> None:
         return
     home, lock = _home(framework), _lock(framework)
     torch = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "torch"
-    index = os.environ.get(TORCH_INDEX)
-    needs_stubs = (CHECKOUT / "images" / framework / "build").exists() and not index
-    if needs_stubs and not (home / WHOLE).exists():
+    version = re.search(r"^torch==(\S+)", lock.read_text(), re.MULTILINE)
+    is_whole = (home / WHOLE).exists()
+    wheel = cpu_wheel(f"torch=={version[1]}+cpu") if version and not is_whole else []
+    needs_stubs = (CHECKOUT / "images" / framework / "build").exists() and not wheel
+    if needs_stubs and not is_whole:
         missing = [name for name in STUBS_NEED if shutil.which(name) is None]
         if missing:
             raise RequestError(
                 f"--framework {framework}: the environment needs {', '.join(missing)} to be made; install gcc and "
-                f"binutils, or name an index with PyTorch's wheels for CPUs in {TORCH_INDEX}, or use --runtime docker"
+                f"binutils, or set {TORCH_BACKEND}=cpu for PyTorch's own wheels, or use --runtime docker"
             )
     then = [[str(home / "bin" / "python"), str(STUBS), str(torch)]] if needs_stubs else []
-    version = re.search(r"^torch==(\S+)", lock.read_text(), re.MULTILINE)
-    if index and version:
-        wheel = f"torch=={version[1]}+cpu"
-        then = [[*_pip(home), "--reinstall", "--no-deps", "--default-index", index, wheel]]
-    if not (home / WHOLE).exists():
+    if wheel:
+        then = [[*_pip(home), "--reinstall", "--no-deps", *wheel]]
+    if not is_whole:
         say(f"making the environment of {framework} in {home}, once for this machine …")
         began_s = time.monotonic()
         made(home, lock, then)
@@ -126,6 +129,33 @@ def ensure(framework: str, say: Say) -> None:
         )
     (home / WHOLE).touch()
     _remove_unused(framework, say)
+
+
+def cpu_wheel(requirement: str) -> list[str]:
+    """Return the words for uv that install PyTorch's own wheel for CPUs.
+
+    Empty: nobody asks for it, or its index cannot be reached; NVIDIA's libraries then have stand-ins.
+
+    Raises:
+        RequestError: the index does not have it.
+    """
+    index, backend = os.environ.get(TORCH_INDEX), os.environ.get(TORCH_BACKEND)
+    if not index and backend != "cpu":
+        return []
+    words = [*(["--default-index", index] if index else ["--torch-backend", "cpu"]), requirement]
+    probe = [_uv(), "pip", "install", "--dry-run", "--no-deps", "--python", sys.executable, *words]
+    done = subprocess.run(
+        probe, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False, env=_without_backend()
+    )
+    if done.returncode not in (0, UNREACHABLE):
+        named = f"{TORCH_INDEX} {index}" if index else f"{TORCH_BACKEND} cpu"
+        raise RequestError(f"{named}: {requirement} is not there:\n{done.stderr.strip()[-2000:]}")
+    return words if done.returncode == 0 else []
+
+
+def _without_backend() -> dict[str, str]:
+    """Return this process's variables without uv's choice of PyTorch's builds, which no lock has the hashes of."""
+    return {name: value for name, value in os.environ.items() if name != TORCH_BACKEND}
 
 
 def _remove_unused(framework: str, say: Say) -> None:
@@ -171,7 +201,14 @@ def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
                 return
             shutil.rmtree(home, ignore_errors=True)
             for step in steps:
-                done = subprocess.run(step, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False)
+                done = subprocess.run(
+                    step,
+                    capture_output=True,
+                    text=True,
+                    timeout=MAKE_LIMIT_S,
+                    check=False,
+                    env=_without_backend(),
+                )
                 if done.returncode != 0:
                     output = (done.stderr or done.stdout).strip()[-2000:]
                     raise RequestError(f"{home}: the environment could not be made:\n{output}")

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.errors import RequestError
 from images import build, recipe
-from images.recipe import BASE_VARIABLE, CPU_WHEELS, OUR_TAG, Recipe
+from images.recipe import BASE_VARIABLE, CPU_WHEELS, OUR_TAG, TORCH_BACKEND, Recipe
 from launch.jobs import image_frameworks
 
 
@@ -105,9 +105,12 @@ def test_the_tag_is_a_hash_of_everything_that_goes_in_and_of_nothing_else(folder
     assert read(folder).tag == before.tag
     # PyTorch's own wheels give another tag only to what has torch.
     (folder / "two" / "Dockerfile").write_text(f"FROM x\nARG {CPU_WHEELS}\n")
-    wheels = {CPU_WHEELS: "https://i/cpu"}
-    assert read(folder, "one", **wheels).tag == before.tag
-    assert read(folder, "two", **wheels).tag != read(folder, "two").tag
+    for wheels in ({CPU_WHEELS: "https://i/cpu"}, {TORCH_BACKEND: "cpu"}):
+        assert read(folder, "one", **wheels).tag == before.tag
+        assert read(folder, "two", **wheels).tag != read(folder, "two").tag
+        assert {*wheels.items()} <= {*read(folder, "two").arguments(wheels).items()}
+    assert read(folder, "two", **{TORCH_BACKEND: "auto"}).tag == read(folder, "two").tag
+    assert TORCH_BACKEND not in read(folder, "two").arguments({TORCH_BACKEND: "auto"})
 
 
 def test_a_file_that_is_missing_or_there_twice_is_named(folder: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
+import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +274,53 @@ def test_an_environment_is_made_once_and_a_step_that_fails_leaves_none(tmp_path:
     version = [str(home / "bin" / "python"), "-c", "import sys; print(sys.version_info[:2])"]
     said = subprocess.run(version, capture_output=True, text=True, check=True).stdout
     assert said.strip() == str(tuple(sys.version_info[:2]))
+
+
+def test_pytorch_s_wheel_for_cpus_comes_from_its_index_where_that_can_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.delenv(environments.TORCH_INDEX, raising=False)
+    monkeypatch.setenv(environments.TORCH_BACKEND, "auto")
+    assert environments.cpu_wheel("torch==9.9+cpu") == []
+    # PyTorch's own index, which is not on every machine: uv's exit codes are those of an index that is.
+    uv = tmp_path / "uv"
+    monkeypatch.setattr(environments, "_uv", lambda: str(uv))
+    monkeypatch.setenv(environments.TORCH_BACKEND, "cpu")
+    for code, words in ((0, ["--torch-backend", "cpu", "torch==9.9+cpu"]), (2, [])):
+        uv.write_text(f'#!/bin/sh\n[ "$7 $8" = "--torch-backend cpu" ] || exit 1\nexit {code}\n')
+        uv.chmod(0o755)
+        assert environments.cpu_wheel("torch==9.9+cpu") == words
+    monkeypatch.undo()
+
+
+def test_an_index_of_the_user_s_has_the_wheel_or_not_or_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv(environments.TORCH_BACKEND, "cu126")  # of the user's other projects
+    (tmp_path / "index" / "torch").mkdir(parents=True)
+    wheel = tmp_path / "index" / "torch" / "torch-9.9+cpu-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("torch.py", "")
+        packed.writestr(
+            "torch-9.9+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9+cpu\n"
+        )
+        packed.writestr("torch-9.9+cpu.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        packed.writestr("torch-9.9+cpu.dist-info/RECORD", "")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(environments.TORCH_INDEX, f"http://127.0.0.1:{server.server_port}/")
+        words = environments.cpu_wheel("torch==9.9+cpu")
+        home, lock = tmp_path / "environments" / "torch", tmp_path / "lock.txt"
+        lock.write_text("")
+        environments.made(home, lock, [[*environments._pip(home), *words]])
+        with pytest.raises(RequestError, match=r"TORCH_CPU_INDEX http://.+/: torch==9\.8\+cpu is not there"):
+            environments.cpu_wheel("torch==9.8+cpu")
+        server.shutdown()
+    assert [*home.glob("lib/*/site-packages/torch.py")]
+    assert environments.cpu_wheel("torch==9.7+cpu") == []
 
 
 def test_environments_that_nobody_has_used_for_a_month_are_removed(
