@@ -3,7 +3,7 @@
 Seconds of the clock, and of the processor that process 0 has used by then; medians of the warm runs. Each row is what
 the process's heartbeat says it is at. On a busy machine the processor's seconds are worth more than the clock's.
 
-python -m bench.first_step [--runs 3] [--args "--steps 20"]"""
+python -m bench.first_step [--runs 3] [--job flax_mlm] [--args "--steps 20"]"""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def start(arguments: str, folder: Path, cache: Path) -> Times:
-    """Run the command once; returns when each thing was begun."""
+def start(job: str, arguments: str, folder: Path, cache: Path) -> Times:
+    """Run the command once, as in a shell that lets Python keep bytecode; returns when each thing was begun."""
     environ = {**os.environ, "TPU_STACK_RUNS": str(folder), "XDG_CACHE_HOME": str(cache)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     fab = str(Path(sys.executable).with_name("fab"))
     began_s, times = time.time(), {STARTED: (0.0, 0.0)}
     with (folder.parent / "output.txt").open("wb") as output:
         command = subprocess.Popen(
-            [fab, "train", "--job", "flax_mlm", "--args", arguments],
+            [fab, "train", "--job", job, "--args", arguments],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -87,16 +88,19 @@ def main(arguments: Sequence[str]) -> None:
     """Prints the two tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.first_step", description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="with a warm cache")
-    parser.add_argument("--args", default="--steps 20", help="options of flax_mlm")
+    parser.add_argument("--job", default="flax_mlm")
+    parser.add_argument("--args", default="--steps 20", help="options of the job")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as scratch:
         taken = []
         for number in range(options.runs + 1):
             folder = Path(scratch) / str(number) / "runs"
             folder.mkdir(parents=True)
-            taken.append(start(options.args, folder, Path(scratch) / "cache"))
+            taken.append(start(options.job, options.args, folder, Path(scratch) / "cache"))
             print(f"{number}: first step after {taken[-1][FIRST_STEP][0]:.1f} s", file=sys.stderr, flush=True)
-    print(f'`fab train --job flax_mlm --args "{options.args}"`\n\nWith an empty cache:\n\n{table(taken[:1])}')
+    print(
+        f'`fab train --job {options.job} --args "{options.args}"`\n\nWith an empty cache:\n\n{table(taken[:1])}'
+    )
     if options.runs:
         print(f"\nAgain, {options.runs} times, medians:\n\n{table(taken[1:])}")
 

@@ -312,7 +312,8 @@ def _launcher_variables(plan: Plan, process_id: int) -> dict[str, str]:
     has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
     return {
         **(rank_variables(variables, plan.ranks, 0) if has_one_rank else variables.variables()),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        # Whatever the host's own setting: without bytecode, each start compiles some 1,500 modules.
+        "PYTHONDONTWRITEBYTECODE": "",
         **(ON_CPU if plan.target.platform == "cpu" and plan.command is None else {}),
     }
 

@@ -57,7 +57,7 @@ ENVIRONMENT = {
     "RUN_CACHE_DIR": "/cache",
     "RUN_LOCAL_DEVICES": "1",
     "PYTHONPATH": "/cache/agent/bundles/" + "ab" * 32,
-    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONDONTWRITEBYTECODE": "",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
