@@ -310,6 +310,7 @@ class Connection:
 PLACES = {
     "pods": "/api/v1",
     "services": "/api/v1",
+    "secrets": "/api/v1",
     "events": "/api/v1",
     "serviceaccounts": "/api/v1",
     "jobs": "/apis/batch/v1",

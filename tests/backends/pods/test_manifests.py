@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from backends.pods import manifests
+from backends.pods.api_server import PLACES
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.manifests import Options
 from backends.pods.pod_launcher import PodLauncher
@@ -300,4 +301,5 @@ def test_only_the_secret_of_a_run_has_its_secrets_and_a_dry_run_has_none() -> No
     assert mount in pod_of(job)["containers"][0]["volumeMounts"]
     launcher = PodLauncher(runs=cast(ClusterRuns, None), options=options, wait_s=1.0)
     assert "hunter2!" not in json.dumps(launcher.documents(plan))
+    assert PLACES["secrets"] == "/api/v1"
     assert ("", "secrets", "create") in manifests.rights(several=False, has_secrets=True)
