@@ -281,7 +281,7 @@ def _local_path(run_dir: str) -> str | None:
 ON_CPU = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Asks the system for memory in large pages. XLA on CPU takes memory for the results of each step and frees it
 afterwards; in pages of 4 KiB the system clears and hands over hundreds of thousands of them in every step, which was a
-fifth to a third of its time (`docs/benchmarks.md`, "A training step beside those of `transformers`"). Another C library
+fifth to a third of its time (`docs/benchmarks.md`, "A training step compared with `transformers`"). Another C library
 than glibc, and a system that gives no large pages (/sys/kernel/mm/transparent_hugepage/enabled), pass over it. Keeping
 the memory instead (mallopt(3)) was faster by a few per cent, but pieces of it that were not used again came to several
 times what a step needs."""
