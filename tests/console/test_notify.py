@@ -177,11 +177,17 @@ def test_an_end_is_told_once_by_whoever_sees_it_first_and_a_stop_that_was_asked_
     notify.about(run, "preempted", said.append)
     run.directory.write_text("checkpoints/5/x", "")
     notify.about(run, "recovered", said.append)
+    failed = write_run(
+        "flax_mlm-20261120-214500-else",
+        result={"outcome": "failed", "error": "host 1: exit code 3\nits last lines"},
+    )
+    notify.about(failed, "failed", said.append)
     told = [(body["event"], body["text"]) for _, body in web[1]]
     assert told == [
         ("out of budget", spent),
         ("preempted", "Step 7 of 100. loss 2.500 nats"),
         ("recovered", "It runs again, from step 5."),
+        ("failed", "host 1: exit code 3"),
     ]
     monkeypatch.setenv("TPU_STACK_WEBHOOK", f"{web[0]}/500")
     notify.about(run, "hung", said.append)

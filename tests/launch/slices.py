@@ -14,7 +14,7 @@ from backends.vm.ssh_backend import backend_of
 from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.hosts import Agent, Transport
 from launch.runs import Run
-from launch.targets import Target
+from launch.targets import Plan, Target
 
 # What the fixtures write_run, make_agent, beat and program give.
 WriteRun = Callable[..., Run]
@@ -69,6 +69,18 @@ def make_inventory(*slices: Slice, **changed: Any) -> Inventory:
         "gateway": None,
     }
     return Inventory(slices=slices, **{**given, **changed})
+
+
+def make_plan(target: Target, **changed: Any) -> Plan:
+    given: dict[str, Any] = {
+        "run_id": "flax_mlm-20261120-214500-abcd",
+        "job": "flax_mlm",
+        "framework": "jax",
+        "run_dir": "/runs/one",
+        "cwd": "/",
+        "bundle_sha256": "ab" * 32,
+    }
+    return Plan(target=target, **{**given, **changed})
 
 
 def here(hosts: str | None = None) -> Target:

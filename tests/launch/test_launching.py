@@ -32,7 +32,7 @@ from launch.launching import NotJoined, run_record
 from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Container, Plan, Target
-from tests.launch.slices import MakeAgent, WriteRun, here, make_target
+from tests.launch.slices import MakeAgent, WriteRun, here, make_plan, make_target
 
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
 TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3"
@@ -341,14 +341,8 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     assert Path.cwd() == tmp_path / "elsewhere"
 
 
-PLAN = Plan(
-    target=make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 3, platform="cpu"),
-    run_id="flax_mlm-20261120-214500-abcd",
-    job="flax_mlm",
-    framework="jax",
-    run_dir="/runs/one",
-    cwd="/",
-    bundle_sha256="ab" * 32,
+PLAN = make_plan(
+    make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 3, platform="cpu"),
     coordinator_port=4000,
     homes=("/home/me",) * 3,
 )

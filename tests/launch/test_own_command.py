@@ -33,7 +33,7 @@ from launch.hosts import Agent, GoneLink
 from launch.run_request import Command, Planned, asked_for, of_run, problems
 from launch.runs import Run
 from launch.targets import Container, Plan, Target
-from tests.launch.slices import make_target
+from tests.launch.slices import make_plan, make_target
 
 OPTIONS = {"workdir": "", "framework": "", "processes_per_host": "", "progress": "", "python": ""}
 STACK = make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 2)
@@ -197,15 +197,12 @@ def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
 
 
 def planned(wanted: Command, target: Target, container: Container | None = None) -> Plan:
-    return Plan(
-        target=target,
+    return make_plan(
+        target,
         run_id="command-20261120-214500-abcd",
         job=wanted.name,
         framework=wanted.framework,
         arguments=wanted.config.words,
-        run_dir="/share/runs/one",
-        cwd="/",
-        bundle_sha256="ab" * 32,
         container=container,
         ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target, wanted.framework),
         command=wanted.planned(

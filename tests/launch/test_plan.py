@@ -14,8 +14,8 @@ from contracts.errors import RequestError
 from contracts.ranks import decoded
 from launch import plan
 from launch.hosts import Agent, GoneLink
-from launch.targets import Container, Plan
-from tests.launch.slices import IMAGES, NO_STORAGE, make_target, ssh_backend
+from launch.targets import Container
+from tests.launch.slices import IMAGES, NO_STORAGE, make_plan, make_target, ssh_backend
 
 TARGET = make_target(
     [Agent(host="w", link=GoneLink("", ""), root="/")] * 2,
@@ -29,16 +29,11 @@ TARGET = make_target(
     cpus=((0, 1), None),
     coordinator_host="127.0.0.1",
 )
-PLAN = Plan(
-    target=TARGET,
-    run_id="flax_mlm-20261120-214500-abcd",
+PLAN = make_plan(
+    TARGET,
     attempt=1,
-    job="flax_mlm",
-    framework="jax",
     arguments=("--data", "my text.txt", "--steps", "5"),
-    run_dir="/runs/one",
     cwd="/home/me",
-    bundle_sha256="ab" * 32,
     coordinator_port=4000,
     liveness_port=4001,
     liveness_token="0123",

@@ -140,6 +140,17 @@ def test_what_earlier_pods_said_is_not_of_those_that_were_started_again(
             ),
             "no room",
         ),
+        (
+            pod(
+                0,
+                "Running",
+                None,
+                conditions=[
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ],
+            ),
+            "PreemptionByScheduler",
+        ),
         (pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}}), None),
         (pod(0, "Succeeded", OK), None),
     ],

@@ -18,7 +18,7 @@ from backends.resolve import of_inventory
 from backends.vm import transport
 from backends.vm.connection import Limits, Ssh
 from contracts import inventory as contract
-from contracts.inventory import Host, Inventory, Slice, Storage
+from contracts.inventory import Inventory, Storage
 from contracts.run_directory import ACTIVE, State
 from launch import launching, runs
 from launch.hosts import stop_processes
@@ -27,6 +27,7 @@ from launch.runs import Run
 from launch.targets import Given, Target, Wanted
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines
+from tests.launch.slices import make_host, make_inventory, make_slice
 
 NAMES = ("w-0", "w-1")
 SHARE = "/mnt/share"
@@ -191,32 +192,20 @@ def until(
 
 def inventory_of(addresses: dict[str, str], host_keys: dict[str, str]) -> Inventory:
     """As somebody would write it by hand for two machines with a share."""
-    hosts = tuple(
-        Host(
-            index=index,
+    hosts = [
+        make_host(
+            index,
             name=name,
-            internal_address=addresses[name],
-            external_address=None,
+            internal_address=address,
             user=USER,
             host_keys=(host_keys[name],),
             reach="direct",
         )
-        for index, name in enumerate(addresses)
-    )
-    one = Slice(
-        name="main",
-        accelerator_type="v5litepod-8",
-        generation="v5e",
-        topology="2x4",
-        zone="us-central1-a",
-        capacity="spot",
-        origin="node by-hand",
-        count=1,
-        devices_per_host=4,
-        hosts=hosts,
-    )
+        for index, (name, address) in enumerate(addresses.items())
+    ]
+    one = make_slice(hosts, accelerator_type="v5litepod-8", topology="2x4", origin="node by-hand")
     storage = Storage(bucket_url=None, bucket_region=None, nfs_source="by-hand:/share", nfs_mount=SHARE)
-    return Inventory(stack="by-hand", project=None, storage=storage, images={}, gateway=None, slices=(one,))
+    return make_inventory(one, stack="by-hand", project=None, storage=storage, images={})
 
 
 # --- what goes wrong with a host of the pair, and how it is mended ---------------------------------------------------

@@ -15,28 +15,18 @@ from backends.pods.api_server import Connection
 from backends.resolve import of_inventory
 from console.doctor import doctor
 from console.doctor.workstation import Answer, Machine
-from contracts.inventory import Cluster, Inventory, NodePool, Slice, Storage
+from contracts.inventory import Cluster, NodePool, Slice
 from launch.targets import Wanted
 from rehearsal.kubernetes.cluster import on_page
 from rehearsal.kubernetes.control_plane import LocalControlPlane
+from tests.launch.slices import NO_STORAGE, make_inventory, make_slice
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kubernetes.md"
 NAMESPACE = "doctored"
 CLUSTER = Cluster(name="rehearsal", context=None, namespace=NAMESPACE, service_account="tpu-stack")
 POOL = NodePool(machine_type="ct4p-hightpu-4t", accelerator="tpu-v4-podslice", nodes=2)
-SLICE = Slice(
-    name="main",
-    accelerator_type="v4-16",
-    generation="v4",
-    topology="2x2x2",
-    zone="us-central2-b",
-    capacity="spot",
-    origin="node-pool main",
-    count=1,
-    devices_per_host=4,
-    hosts=(),
-    pool=POOL,
-)
+V4 = {"accelerator_type": "v4-16", "generation": "v4", "topology": "2x2x2", "zone": "us-central2-b"}
+SLICE = make_slice([], **V4, name="main", origin="node-pool main", pool=POOL)
 LABELS = {
     "cloud.google.com/gke-tpu-accelerator": POOL.accelerator,
     "cloud.google.com/gke-tpu-topology": "2x2x2",
@@ -63,15 +53,9 @@ def user(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFact
 
 def findings(kubeconfig: Path, one_slice: Slice = SLICE) -> dict[str, tuple[str, str]]:
     """What is said of the cluster, by the last word of each check: name → state and message."""
-    inventory = Inventory(
-        stack="dev",
-        project=None,
-        storage=Storage(bucket_url="gs://none", bucket_region=None, nfs_source=None, nfs_mount=None),
-        images={},
-        gateway=None,
-        slices=(one_slice,),
-        cluster=dataclasses.replace(CLUSTER, kubeconfig=str(kubeconfig)),
-    )
+    cluster = dataclasses.replace(CLUSTER, kubeconfig=str(kubeconfig))
+    storage = dataclasses.replace(NO_STORAGE, bucket_url="gs://none")
+    inventory = make_inventory(one_slice, storage=storage, images={}, cluster=cluster)
     home = kubeconfig.parent
     target = of_inventory(inventory, Wanted(stack="dev.json", runs=f"file://{home}/runs"))
     here = Machine(environ={}, home=home, checkout=DOCS.parents[1], cache_dir=home, ask=silent)
