@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.prediction import ON_CPU, TEXT, Answer, Asked, Encoded, Guess, Row, answer
+from jobs.runtime.prediction import ON_CPU, TEXT, Answer, Encoded, Guess, Request, Row, answer
 from jobs.serve.config import Config
-from jobs.serve.server import Server, shapes_of, warm
+from jobs.serve.server import Server, batch_shapes, warm
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, LOAD = 16, 0.7
@@ -73,7 +73,7 @@ def child(kind: str, export: Path, batch_size: int) -> None:
 
         predictor = load(export, cache)
     config = Config(job=kind, port=0)
-    shapes = shapes_of(config, predictor)
+    shapes = batch_shapes(config, predictor)
     warm(predictor, shapes, lambda: None)
     server = Server(predictor, config, shapes, name=kind, token=None)
     print(server.start()[1], flush=True)
@@ -266,7 +266,7 @@ def compare(export: Path, rounds: int, seconds: float) -> None:
         serving(PIPELINE, export, 1) as single,
     ):
         said = ask_all(ours.port)
-        alone = answer(load(export, Path.home() / ".cache/tpu-stack"), Asked(inputs=tuple(texts())))
+        alone = answer(load(export, Path.home() / ".cache/tpu-stack"), Request(inputs=tuple(texts())))
         print(
             f"  furthest from fab predict {furthest(said, [[g.probability or 0 for g in a.best] for a in alone]):.1e}"
         )

@@ -152,7 +152,7 @@ def card(run: Run, own: str | None) -> str:
     data = {name: settings[name] for name in ("data", "eval_data", "init_from") if settings.get(name)}
     headline, (_, latest) = run.metrics.headline, runs.progress(run)
     measured = overview.values(run, {headline: latest.get(headline)})
-    metrics = [metric for metric in run.metrics.told(measured) if metric.better and not metric.is_detail]
+    metrics = [metric for metric in run.metrics.ordered(measured) if metric.better and not metric.is_detail]
     title = _cell(run.described.get("name") or run.run_id)
     front = {
         "library_name": library,

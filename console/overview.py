@@ -14,7 +14,7 @@ from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import Finding, HostSamples
-from jobs.runtime.metric_definitions import NO_METRICS, OF_EVERY_JOB, Metric, finite
+from jobs.runtime.metric_definitions import COMMON_FIELDS, NO_METRICS, Metric, finite
 from launch import costs, runs
 from launch.runs import Look, Run
 
@@ -94,7 +94,7 @@ def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: value
         for name, number in everything.items()
-        if name not in NO_METRICS | OF_EVERY_JOB and (value := finite(number)) is not None
+        if name not in NO_METRICS | COMMON_FIELDS and (value := finite(number)) is not None
     }
 
 
@@ -198,7 +198,7 @@ def compare(runs_compared: Sequence[Run], overviews: Sequence[Mapping[str, Any]]
     definitions = {
         metric.name: metric
         for run, metrics in zip(runs_compared, measured, strict=True)
-        for metric in run.metrics.told(metrics)
+        for metric in run.metrics.ordered(metrics)
     }
     return Comparison(
         about=tuple(Row(name=name, values=tuple(item[name] for item in about)) for name in ABOUT),

@@ -113,11 +113,11 @@ def _samples_tables(run: Run, sampled: Sequence[HostSamples | None]) -> Iterator
     present = {name for values in latest.values() for name in values}
     if all(values.get("root_free_mib") == values.get("disk_free_mib") for values in latest.values()):
         present.discard("root_free_mib")  # the run directory is on the disk of /
-    for of_devices in (False, True):
+    for device_columns in (False, True):
         names = [
             name
             for name, column in COLUMNS.items()
-            if name in present and name != "step" and column.is_of_devices == of_devices
+            if name in present and name != "step" and column.is_device == device_columns
         ]
         drawn = table("host", *(COLUMNS[name].title for name in names))
         for host, samples in zip(run.described["hosts"], sampled, strict=False):

@@ -73,7 +73,7 @@ def _done(run: Run) -> list[str]:
         measured |= {} if value is None else {run.metrics.headline: value}
     rows += [
         (printable(metric.title), printable(run.metrics.compared(metric, measured)))
-        for metric in run.metrics.told(measured)
+        for metric in run.metrics.ordered(measured)
         if not metric.is_detail
     ]
     taken, total, exported = result.get("steps"), run.total_steps, result.get("exported_step")

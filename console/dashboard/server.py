@@ -280,7 +280,7 @@ class Dashboard:
             ],
             "measured": [
                 [metric.title, run.metrics.compared(metric, measured)]
-                for metric in run.metrics.told(measured)
+                for metric in run.metrics.ordered(measured)
             ],
             "settings": [[name, overview.cell(value)] for name, value in overview.settings_of(run).items()],
             "warnings": result["warnings"] if isinstance(result.get("warnings"), list) else [],

@@ -4,4 +4,4 @@ from jobs.flax_mlm.config import Config
 from jobs.runtime import process
 
 if __name__ == "__main__":
-    process.main(Config, process.train_of("jobs.flax_mlm.train"))
+    process.main(Config, process.import_train("jobs.flax_mlm.train"))

@@ -235,7 +235,7 @@ def _make(
         if shared is None or not shared.fetch(place, temporary, say=say):
             build(temporary)
 
-    build_once(directory, fetch_or_build, whole=whole, goes_on=goes_on, say=say)
+    build_once(directory, fetch_or_build, is_complete=whole, goes_on=goes_on, say=say)
     if shared is not None:
         shared.put(directory, place, say=say)
 

@@ -112,7 +112,7 @@ def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:
 def decided(config: Config, platform: str) -> Config:
     """Decide the activations' dtype where it is left open: bfloat16, or float32 where some host's CPU has no
     instructions for it. All processes ask together and come to the same."""
-    dtype = processor.dtype(config.dtype, platform, distributed.everywhere)
+    dtype = processor.dtype(config.dtype, platform, distributed.all_processes)
     return dataclasses.replace(config, dtype=dtype)
 
 
@@ -151,7 +151,7 @@ def create(
 ) -> tuple[nnx.GraphDef[Mlm], State]:
     """The model's structure, and its state before the first step, drawn from the seed, on each device its part.
 
-    compiled: what makes a program of a function of jax.jit's, such as `Executables.of`.
+    compiled: what makes a program of a function of jax.jit's, such as `Executables.cached`.
     """
     dims, dtype = dimensions(config, tokenizer), activations_dtype(config, mesh)
     graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, dtype, nnx.Rngs(0))))[0]

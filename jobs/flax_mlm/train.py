@@ -48,7 +48,7 @@ def train(run: Run, config: Config) -> Final:
     run.heartbeat.say("compiling the first step")
     environment, mesh = run.environment, sharding.make_mesh(config.fsdp)
     inputs = InputPipeline(tokens, config, mesh)
-    compiled = Executables(environment.cache_dir, mesh.devices.flat, environment.shared_cache).of
+    compiled = Executables(environment.cache_dir, mesh.devices.flat, environment.shared_cache).cached
     graph, first, train_step, eval_step, slots = steps.make_steps(config, tokens.tokenizer, mesh, compiled)
     state = Tree(first)
     del first  # where a checkpoint is restored its memory has to become free

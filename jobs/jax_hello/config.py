@@ -14,7 +14,7 @@ class Config:
 
 
 def problems(config: Config, *, devices: int) -> list[str]:
-    found = [f"--{name} {n}: must be at least 1" for name, n in vars(config).items() if n < 1]
+    messages = [f"--{name} {n}: must be at least 1" for name, n in vars(config).items() if n < 1]
     if config.batch_size % devices:
-        found += [f"--batch-size {config.batch_size}: must be a multiple of the {devices} devices"]
-    return found
+        messages += [f"--batch-size {config.batch_size}: must be a multiple of the {devices} devices"]
+    return messages

@@ -29,8 +29,8 @@ def take_step(state: Any, x_B: jax.Array, y_B: jax.Array) -> tuple[Any, jax.Arra
 
 
 def train(run: process.Run, config: Config) -> process.Final:
-    everywhere, programs = distributed.Devices(), executables.executables_of(run.environment)
-    state, step_on = checkpoints.Tree(everywhere.jit(first_state)()), programs.of(everywhere.jit(take_step))
+    devices, programs = distributed.Devices(), executables.open_executables(run.environment)
+    state, step_on = checkpoints.Tree(devices.jit(first_state)()), programs.cached(devices.jit(take_step))
     loop = Loop(
         run=run,
         checkpoints=checkpoints.Checkpoints(run, state, keep_last=2),
@@ -41,7 +41,7 @@ def train(run: process.Run, config: Config) -> process.Final:
     )
     loop.resume()
     for step in loop:
-        state.tree, error = step_on(state.tree, *map(everywhere.rows, points(step, config.batch_size)))
+        state.tree, error = step_on(state.tree, *map(devices.rows, points(step, config.batch_size)))
         loop.record({"loss": error})
     return loop.finish()
 

@@ -7,4 +7,4 @@ from jobs.runtime import process
 
 if __name__ == "__main__":
     os.environ["KERAS_BACKEND"] = "jax"  # which Keras reads once, when it is imported
-    process.main(Config, process.train_of("jobs.keras_glue.train"))
+    process.main(Config, process.import_train("jobs.keras_glue.train"))

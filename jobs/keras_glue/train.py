@@ -188,7 +188,7 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
     settings, is_regression = beginning.settings, dataset.task == "regression"
     batches = make_batches(config, dataset, open_tokenizer(beginning.tokenizer), settings["pad_token_id"])
     steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
-    dtype = processor.dtype(config.dtype, devices[0].platform, distributed.everywhere)
+    dtype = processor.dtype(config.dtype, devices[0].platform, distributed.all_processes)
     schedule = Schedule(config, learning_rate(config, settings["hidden_size"]), steps)
     whole = trainable(config, settings, dtype, schedule, is_regression=is_regression)
     everywhere = distributed.Devices(devices)
@@ -253,7 +253,7 @@ class Training:
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / each)) * each
         self.peak_rate = learning_rate(config, self.settings["hidden_size"])
-        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
+        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.all_processes)
         self.build()
 
     def build(self) -> None:
@@ -301,7 +301,7 @@ class Training:
 
     def warm_up(self) -> None:
         """Compile what the steps and the evaluations need, before one is late for it: a program for each length."""
-        kept = executables.executables_of(self.run.environment)
+        kept = executables.open_executables(self.run.environment)
         whole = self.model
         state = (*self.tree.values(), [each.value for each in whole.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)

@@ -31,10 +31,10 @@ class BucketFiles:
         if not paths:
             return []
         bucket = _bucket(paths[0])
-        found: dict[str, Any] = bucket.cat([*paths], on_error="return", recursive=False)
+        contents: dict[str, Any] = bucket.cat([*paths], on_error="return", recursive=False)
         answers: builtins.list[bytes | None] = []
         for path in paths:
-            answer = found[bucket._strip_protocol(path)]
+            answer = contents[bucket._strip_protocol(path)]
             if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
                 raise answer
             answers.append(None if isinstance(answer, Exception) else bytes(answer))
@@ -54,24 +54,24 @@ class BucketFiles:
     ) -> builtins.list[Piece | None]:
         """An object has one name and is no link, so none leads out of its folder."""
         paths = [f"{folder}/{name}" for folder, name in places]
-        found: builtins.list[Piece | Exception | None]
+        pieces: builtins.list[Piece | Exception | None]
         if paths and not any(offsets):  # one request each; the size of an object takes two more
             ends = [limit_bytes] * len(paths)
             data = _bucket(paths[0]).cat_ranges(paths, [*offsets], ends, on_error="return")
-            found = [_beginning(path, each, limit_bytes) for path, each in zip(paths, data, strict=True)]
+            pieces = [_beginning(path, head, limit_bytes) for path, head in zip(paths, data, strict=True)]
         elif len(paths) == 1:  # in another thread, its library would connect anew
-            found = [_piece_or_refusal(paths[0], offsets[0], limit_bytes)]
+            pieces = [_piece_or_refusal(paths[0], offsets[0], limit_bytes)]
         else:
             with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-                found = list(pool.map(_piece_or_refusal, paths, offsets, [limit_bytes] * len(paths)))
-        refusals = [each for each in found if isinstance(each, Exception)]
-        if refusals and len(refusals) == len(found):
+                pieces = list(pool.map(_piece_or_refusal, paths, offsets, [limit_bytes] * len(paths)))
+        refusals = [piece for piece in pieces if isinstance(piece, Exception)]
+        if refusals and len(refusals) == len(pieces):
             raise refusals[0]  # the place refuses, and not one of its objects
         return [
-            Piece(error=str(each).partition("\n")[0] or type(each).__name__)
-            if isinstance(each, Exception)
-            else each
-            for each in found
+            Piece(error=str(piece).partition("\n")[0] or type(piece).__name__)
+            if isinstance(piece, Exception)
+            else piece
+            for piece in pieces
         ]
 
     def write(self, path: str, data: bytes) -> None:
@@ -146,7 +146,7 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
     import fsspec
 
     # Other hosts write to the same bucket: a listing that is kept is a listing that is wrong.
-    how = (
+    options = (
         {"use_listings_cache": False}
         if is_url(url) and not url.startswith("file://")
         else {"auto_mkdir": True}
@@ -154,7 +154,7 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
     if problem := unreadable(url):
         raise RequestError(f"{option} {url}: {problem}")
     try:
-        file_system, path = fsspec.core.url_to_fs(url, **how)
+        file_system, path = fsspec.core.url_to_fs(url, **options)
     except Exception as error:  # some drivers connect here (ftp, sftp), each with exceptions of its own
         raise place_error(error, f"{option} {url}", "check the address and your permission there") from error
     return file_system, str(path)
@@ -250,8 +250,8 @@ def _bucket(url: str) -> Any:
     import fsspec
 
     # A disk that stands in for a bucket has no folders to be made first either.
-    how = {"auto_mkdir": True} if url.startswith("file://") else {}
-    return fsspec.core.url_to_fs(url, use_listings_cache=False, **how)[0]
+    options = {"auto_mkdir": True} if url.startswith("file://") else {}
+    return fsspec.core.url_to_fs(url, use_listings_cache=False, **options)[0]
 
 
 def pauses_s(directory: RunDirectory) -> Sequence[float]:

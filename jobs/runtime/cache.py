@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime.bucket_files import is_outage, open_url, retry
+from jobs.runtime.bucket_files import is_outage, open_url, place_error, retry
 
 WAIT_SAY_S = 60.0
 """Who waits for another process says so again after this long: a process that says nothing counts as hung."""
@@ -60,7 +60,7 @@ def build_once(
     build: Callable[[Path], None],
     *,
     wait_limit_s: float = 24 * 3600,
-    whole: Callable[[Path], bool] = Path.is_dir,
+    is_complete: Callable[[Path], bool] = Path.is_dir,
     goes_on: bool = False,
     say: Callable[[str], None] = _LOG.info,
 ) -> bool:
@@ -68,7 +68,7 @@ def build_once(
 
     The directory appears complete or not at all: it is built under a sibling's name, flushed to the disk and
     renamed. Of several processes at once one builds and the others wait for it. What a killed builder left is
-    never taken for whole, and the next builder removes it. `whole` may look closer than "it is there": a
+    never taken for whole, and the next builder removes it. `is_complete` may look closer than "it is there": a
     directory that it finds torn is removed and built again.
 
     goes_on: `build` goes on with what it finds in the temporary directory, so what a builder left that was killed or
@@ -77,7 +77,7 @@ def build_once(
     Raises RequestError when another process holds the lock for longer than `wait_limit_s`, and lets out
     whatever `build` raises (OSError with ENOSPC on a full disk) after removing what it had made.
     """
-    if directory.is_dir() and whole(directory):
+    if directory.is_dir() and is_complete(directory):
         return False
     directory.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{directory}.lock")
@@ -88,7 +88,7 @@ def build_once(
         _wait(lock, wait_limit_s, say)
     try:
         if directory.is_dir():
-            if whole(directory):
+            if is_complete(directory):
                 return False
             say(f"{directory} is torn: removed, to be built again")
             shutil.rmtree(directory)
@@ -96,6 +96,59 @@ def build_once(
         return True
     finally:
         lock.release()
+
+
+def copy_once(
+    url: str,
+    folder: Path,
+    choose: Callable[[Collection[str]], Iterable[str]],
+    *,
+    option: str,
+    say: Callable[[str], None] = _LOG.info,
+    is_recursive: bool = False,
+) -> Path:
+    """Copy files of a remote folder into a folder beneath `folder`, unless the same ones are there; its path.
+
+    choose: which of the files, by their paths in the folder. is_recursive: those of its folders too. option: what the
+    URL was given for.
+
+    Raises:
+        RequestError: it cannot be read (Unreachable: now), or what `choose` raises.
+    """
+    try:
+        files, root = open_url(url.rstrip("/"), option=option)
+        root = root.rstrip("/")
+        entries = {
+            str(entry["name"]).removeprefix(f"{root}/"): entry
+            for entry in _listed(files, root, is_recursive=is_recursive)
+        }
+        chosen = {name: entries[name] for name in sorted(choose(entries))}
+        versions = {name: files.ukey(entry["name"]) for name, entry in chosen.items()}
+        key = hashlib.sha256(json.dumps([url, versions], default=str).encode()).hexdigest()[:32]
+
+        def fetch(temporary: Path) -> None:
+            size = sum(int(entry["size"] or 0) for entry in chosen.values())
+            say(f"copying {url} ({size / 2**20:,.0f} MiB)")
+            for name, entry in chosen.items():
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                files.get_file(entry["name"], str(temporary / name))
+
+        build_once(folder / key, fetch, say=say)
+        return folder / key
+    except RequestError:
+        raise
+    except Exception as error:  # each driver has exceptions of its own
+        remedy = "check the address, the network and your permission there"
+        raise place_error(error, f"{option} {url}", remedy) from error
+
+
+def _listed(files: Any, folder: str, *, is_recursive: bool) -> Iterator[Any]:
+    """The files in a remote folder. fsspec's own `find` takes a server that is away for an empty folder."""
+    for entry in files.ls(folder, detail=True):
+        if entry["type"] != "directory":
+            yield entry
+        elif is_recursive and str(entry["name"]).rstrip("/") != folder:
+            yield from _listed(files, entry["name"], is_recursive=True)
 
 
 def _wait(lock: FileLock, limit_s: float, say: Callable[[str], None]) -> None:
@@ -176,21 +229,21 @@ class RemoteCache:
         manifest = self._manifest(files, root, name)
         if manifest is None:
             return False
-        size = sum(known["size_bytes"] for known in manifest.values())
+        size = sum(entry["size_bytes"] for entry in manifest.values())
         say(f"copying {self._url}/{name} ({size / 1e6:,.0f} MB)")
-        for file, known in manifest.items():
+        for file, entry in manifest.items():
             place = f"{root}/{name}/{file}"
             try:
                 self._carry_out(functools.partial(files.get_file, place, str(into / file)), say)
-                torn = _known(into / file) != known
+                torn = _entry(into / file) != entry
             except FileNotFoundError:
                 torn = True
             if torn:
                 say(f"{self._url}/{name}/{file} is not what was put there: made again")
                 with contextlib.suppress(FileNotFoundError):  # another host has found it torn as well
                     self._carry_out(lambda: files.rm_file(f"{root}/{name}/{MANIFEST}"), say)
-                for each in manifest:
-                    (into / each).unlink(missing_ok=True)
+                for partial in manifest:
+                    (into / partial).unlink(missing_ok=True)
                 return False
         for path in into.iterdir():
             if path.name not in manifest:
@@ -207,8 +260,8 @@ class RemoteCache:
         files, root = open_url(self._url, option="--remote-cache")
         if self._manifest(files, root, name) is not None:
             return
-        manifest = {path.name: _known(path) for path in sorted(folder.iterdir())}
-        size = sum(known["size_bytes"] for known in manifest.values())
+        manifest = {path.name: _entry(path) for path in sorted(folder.iterdir())}
+        size = sum(entry["size_bytes"] for entry in manifest.values())
         say(f"copying {size / 1e6:,.0f} MB to {self._url}/{name}")
         place = f"{root}/{name}"
         content = json.dumps(manifest, indent=2).encode()
@@ -227,10 +280,10 @@ class RemoteCache:
         except FileNotFoundError:
             return None
         try:
-            found: Any = json.loads(content)
+            manifest: Any = json.loads(content)
         except ValueError:
             return None  # on a shared disk it may be half-written; whoever puts it again finishes it
-        return found if _is_manifest(found) else None
+        return manifest if _is_manifest(manifest) else None
 
     def _carry_out[Result](self, action: Callable[[], Result], say: Callable[[str], None]) -> Result:
         def attempt() -> Result | FileNotFoundError:
@@ -252,15 +305,15 @@ class RemoteCache:
         return result
 
 
-def _is_manifest(found: Any) -> bool:
+def _is_manifest(value: Any) -> bool:
     """Whether it names plain files with what they have to be: a bucket may be written by others."""
-    return isinstance(found, dict) and all(
-        Path(name).name == name and isinstance(known, dict) and isinstance(known.get("size_bytes"), int)
-        for name, known in found.items()
+    return isinstance(value, dict) and all(
+        Path(name).name == name and isinstance(entry, dict) and isinstance(entry.get("size_bytes"), int)
+        for name, entry in value.items()
     )
 
 
-def _known(path: Path) -> dict[str, Any]:
+def _entry(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {
             "size_bytes": path.stat().st_size,

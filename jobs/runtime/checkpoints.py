@@ -75,17 +75,17 @@ class Checkpoints:
         """
         watch.about_to_save(step)
         self.wait()
-        if self._group.everywhere(step not in self._directory.checkpoint_steps()):
-            beside = self._beside(step)
+        if self._group.all_processes(step not in self._directory.checkpoint_steps()):
+            temporary = self._temporary(step)
             try:
-                write = self._state.write(beside)
+                write = self._state.write(temporary)
             except BaseException:
-                remove(beside)
+                remove(temporary)
                 raise
             if self._group.rank() == 0:
-                self._pending = self._writer.submit(self._write, step, beside, write, dict(notes))
+                self._pending = self._writer.submit(self._write, step, temporary, write, dict(notes))
             else:
-                remove(beside)
+                remove(temporary)
         if watch.save_begun(step, self.wait):
             self.wait()
             raise Preempted(step)
@@ -111,45 +111,45 @@ class Checkpoints:
             RequestError: that checkpoint cannot be read.
         """
         self.wait()
-        self._group.everywhere(True)  # rank 0 has written it
+        self._group.all_processes(True)  # rank 0 has written it
         restore_step(self._group, step, self._read(step, model_only=True))
 
     def close(self) -> None:
         self.wait()
         self._writer.shutdown()
 
-    def _beside(self, step: int) -> str:
+    def _temporary(self, step: int) -> str:
         """A new folder for what is written: where a rename makes it a checkpoint, or one that is thrown away."""
         if self._directory.is_remote or self._group.rank() > 0:
             return tempfile.mkdtemp()
-        beside = self._directory.path(self._unfinished(step))
-        os.makedirs(beside)
-        return beside
+        temporary = self._directory.path(self._unfinished(step))
+        os.makedirs(temporary)
+        return temporary
 
     def _unfinished(self, step: int) -> str:
         return unfinished(self._run.environment.attempt, str(step))
 
-    def _write(self, step: int, beside: str, write: Callable[[], None], notes: Mapping[str, Any]) -> None:
+    def _write(self, step: int, temporary: str, write: Callable[[], None], notes: Mapping[str, Any]) -> None:
         name = f"{CHECKPOINTS}/{step}"
         try:
             write()
-            Path(beside, CHECKPOINT_NOTES).write_text(
-                json.dumps({**notes, CHECKSUMS: _checksums(beside)}), encoding="utf-8"
+            Path(temporary, CHECKPOINT_NOTES).write_text(
+                json.dumps({**notes, CHECKSUMS: _checksums(temporary)}), encoding="utf-8"
             )
             if self._directory.is_remote:
-                put = lambda: self._put(beside, name)  # noqa: E731
-                retry(put, what=f"checkpoint {step}", pauses_s=pauses_s(self._directory))
+                upload = lambda: self._upload(temporary, name)  # noqa: E731
+                retry(upload, what=f"checkpoint {step}", pauses_s=pauses_s(self._directory))
                 self._directory.write_text(f"{name}/{COMMITTED}", "")
             else:
-                self._directory.commit(os.path.relpath(beside, self._directory.url), name)
+                self._directory.commit(os.path.relpath(temporary, self._directory.url), name)
         finally:
-            remove(beside)
+            remove(temporary)
         for old in self._directory.checkpoint_steps()[: -self._keep_last]:
             if old != self.best:
                 self._directory.require_newest()
                 self._remove(old)
 
-    def _put(self, folder: str, name: str) -> None:
+    def _upload(self, folder: str, name: str) -> None:
         """Put a folder of this host into the bucket, where it is no checkpoint yet. Its files come to their names by
         the bucket's server, from names of this attempt: see contracts.fencing."""
         beside, to = (
@@ -210,10 +210,10 @@ def restore_newest(
     torn: dict[int, str] = {}
     for step in reversed(run.directory.checkpoint_steps()):
         reading = read(step)
-        if group.everywhere(reading.problem is None):
+        if group.all_processes(reading.problem is None):
             if torn:
                 _put_aside(run, torn, step, moves=group.rank() == 0)
-                group.everywhere(True)
+                group.all_processes(True)
                 moved()
             reading.restore()
             watch.restored(step)
@@ -231,7 +231,7 @@ def restore_newest(
 
 def restore_step(group: Membership, step: int, reading: Reading) -> None:
     """Raises RequestError: some process cannot read it."""
-    if not group.everywhere(reading.problem is None):
+    if not group.all_processes(reading.problem is None):
         raise RequestError(f"checkpoint {step} cannot be read: {reading.problem or 'by another host'}")
     reading.restore()
 

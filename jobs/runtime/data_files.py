@@ -264,9 +264,9 @@ def _decoded(path: str, head: bytes, encoding: str) -> str:
         )
     share = sum(map(len, UNDECODABLE.findall(text))) / max(1, len(head))
     if share > NOT_TEXT_SHARE:
-        of = f"{share:.0%} of its first {len(head):,} bytes are not UTF-8"
+        share_text = f"{share:.0%} of its first {len(head):,} bytes are not UTF-8"
         remedy = "convert it (`iconv -f ENCODING -t UTF-8`)"
-        raise NotData(path, f"binary, or in another encoding ({of})", remedy)
+        raise NotData(path, f"binary, or in another encoding ({share_text})", remedy)
     return text
 
 
@@ -296,18 +296,18 @@ class _Table:
             if delimiter not in text.lstrip().partition(line_end)[0]:
                 continue
             quoted, is_clean = _sample(text, delimiter, is_whole=is_whole)
-            found, has_quotes = quoted, True
+            sample, has_quotes = quoted, True
             if delimiter == "\t":
                 lines = [line.rstrip("\r\n") for line in text.split(line_end)][: None if is_whole else -1]
                 plain = [line.split("\t") for line in lines[:_SAMPLE_ROWS] if line]
                 # Quotes have no meaning in GLUE's files, and most of those there are never close.
                 has_quotes = is_clean and _share(quoted) == 1 and (_share(plain) < 1 or _are_quoted(plain))
-                found = quoted if has_quotes else plain
-            share = _share(found)
-            if found and len(found[0]) > 1 and (share, len(found[0])) > (self._share, len(self._header)):
+                sample = quoted if has_quotes else plain
+            share = _share(sample)
+            if sample and len(sample[0]) > 1 and (share, len(sample[0])) > (self._share, len(self._header)):
                 self.delimiter, self.has_quotes = delimiter, has_quotes
-                self._header = [name.strip() for name in found[0]]
-                self._share, self._rows = share, len(found) - 1
+                self._header = [name.strip() for name in sample[0]]
+                self._share, self._rows = share, len(sample) - 1
 
     def has(self, column: str) -> bool:
         """Whether the text is a table rather than prose. column: a name that tells more than any other."""
@@ -323,15 +323,15 @@ def _sample(text: str, delimiter: str, *, is_whole: bool) -> tuple[list[list[str
     """The first rows, up to one that is no CSV or may be cut; and whether there is no such mistake."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    found: list[list[str]] = []
+    rows: list[list[str]] = []
     try:
         for row in reader:
-            if len(found) == _SAMPLE_ROWS:
-                return found, True
-            found += [row] if row else []
+            if len(rows) == _SAMPLE_ROWS:
+                return rows, True
+            rows += [row] if row else []
     except csv.Error as error:
-        return found, not is_whole and "unexpected end" in str(error)
-    return found if is_whole else found[:-1], True
+        return rows, not is_whole and "unexpected end" in str(error)
+    return rows if is_whole else rows[:-1], True
 
 
 def _share(sample: Sequence[Sequence[str]]) -> float:
@@ -430,8 +430,8 @@ def _json(path: str, form: Format) -> Iterator[Row]:
 
 
 def _behind_blanks(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return found.end() if found else at
+    blanks = _BLANKS.match(text, at)
+    return blanks.end() if blanks else at
 
 
 def _table(path: str, form: Format) -> Iterator[Row]:

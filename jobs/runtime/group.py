@@ -29,7 +29,7 @@ class Membership(Protocol):
 
     def rank(self) -> int: ...
 
-    def everywhere(self, here: bool) -> bool:
+    def all_processes(self, condition: bool) -> bool:
         """Whether it holds for every process; all of them ask together."""
         ...
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jobs.runtime.metric_definitions import finite
+
 MOST_POINTS = 360
 """Of a column: when they are full, each two become one. At 10 s a sample, a point is of 10 s in the first hour."""
 READ_LIMIT = 10_000
@@ -21,21 +23,19 @@ LARGEST = 1e15
 Values = Mapping[str, float | None]
 
 
-def finite(value: object) -> float | None:
+def sampled(value: object) -> float | None:
     """The value where it is a number that a sampler or a clock can have read."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if abs(value) < LARGEST else None
+    return finite(value, LARGEST)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Column:
-    """One number of a host. merge: what becomes of several samples in one point. is_of_devices: of its accelerators."""
+    """One number of a host. merge: what becomes of several samples in one point. is_device: of its accelerators."""
 
     title: str
     unit: str
     merge: Literal["mean", "max", "min"] = "mean"
-    is_of_devices: bool = False
+    is_device: bool = False
 
 
 COLUMNS = {
@@ -46,12 +46,12 @@ COLUMNS = {
     "root_free_mib": Column(title="/ free", unit="MiB", merge="min"),
     "received_mib_s": Column(title="received", unit="MiB/s"),
     "sent_mib_s": Column(title="sent", unit="MiB/s"),
-    "duty_pct": Column(title="devices busy", unit="%", is_of_devices=True),
-    "duty_least_pct": Column(title="least busy", unit="%", is_of_devices=True),
-    "tensorcore_pct": Column(title="TensorCore", unit="%", is_of_devices=True),
-    "hbm_mib": Column(title="HBM", unit="MiB", merge="max", is_of_devices=True),
-    "throttled_pct": Column(title="throttled", unit="%", is_of_devices=True),
-    "idle_s": Column(title="idle for", unit="s", merge="max", is_of_devices=True),
+    "duty_pct": Column(title="devices busy", unit="%", is_device=True),
+    "duty_least_pct": Column(title="least busy", unit="%", is_device=True),
+    "tensorcore_pct": Column(title="TensorCore", unit="%", is_device=True),
+    "hbm_mib": Column(title="HBM", unit="MiB", merge="max", is_device=True),
+    "throttled_pct": Column(title="throttled", unit="%", is_device=True),
+    "idle_s": Column(title="idle for", unit="s", merge="max", is_device=True),
     "step": Column(title="step", unit="", merge="max"),
 }
 """By their names in the file.
@@ -87,7 +87,9 @@ class HostSamples:
     ) -> HostSamples:
         """The same with one more sample. capacity: of what is known now. devices: what each device said."""
         sample = {"time": round(time_s, 1)} | {name: _rounded(name, value) for name, value in values.items()}
-        told = [{name: value for name, value in each.items() if value is not None} for each in devices]
+        device_values = [
+            {name: value for name, value in device.items() if value is not None} for device in devices
+        ]
         latest = {name: value for name, value in sample.items() if value is not None}
         count, into = len(self.points["time"]), self.samples_in_last
         names = dict.fromkeys([*self.points, *latest])
@@ -111,28 +113,28 @@ class HostSamples:
             samples_per_point=per_point,
             samples_in_last=into,
             capacity={**self.capacity, **{name: round(value) for name, value in capacity.items()}},
-            latest={**latest, **({"devices": told} if told else {})},
+            latest={**latest, **({"devices": device_values} if device_values else {})},
             points=points,
         )
 
     def between(self, since_s: float, until_s: float) -> HostSamples:
         """The same with the points of this time only."""
-        kept = [i for i, time in enumerate(self.points["time"]) if time and since_s <= time <= until_s]
-        points = {name: [column[i] for i in kept] for name, column in self.points.items()}
+        indices = [i for i, time in enumerate(self.points["time"]) if time and since_s <= time <= until_s]
+        points = {name: [column[i] for i in indices] for name, column in self.points.items()}
         return dataclasses.replace(self, points=points)
 
-    def known(self, name: str) -> list[float]:
+    def recorded(self, name: str) -> list[float]:
         """The values of a column, without the times when there was none."""
         return [value for value in self.points.get(name, ()) if value is not None]
 
     def text(self, name: str, value: float) -> str:
         """A value of a column for people, of memory with how much there is."""
         unit = COLUMNS[name].unit
-        most = None if name.endswith("_free_mib") else self.capacity.get(name)
+        capacity = None if name.endswith("_free_mib") else self.capacity.get(name)
         if unit == "MiB":
-            value, unit, most = value / 1024, "GiB", most and most / 1024
-        digits = 0 if unit in ("%", "") or max(value, most or 0.0) >= 100 else 1
-        return f"{value:,.{digits}f}{f' of {most:,.{digits}f}' if most else ''} {unit}".rstrip()
+            value, unit, capacity = value / 1024, "GiB", capacity and capacity / 1024
+        digits = 0 if unit in ("%", "") or max(value, capacity or 0.0) >= 100 else 1
+        return f"{value:,.{digits}f}{f' of {capacity:,.{digits}f}' if capacity else ''} {unit}".rstrip()
 
     def fresh(self, now_s: float) -> Mapping[str, Any]:
         """The last sample; empty where it is so old that the sampler must have ended."""
@@ -142,34 +144,34 @@ class HostSamples:
 
 def read(value: Mapping[str, Any] | None) -> HostSamples | None:
     """A file's content; None where it is not there, or has no points. What cannot be understood is left out."""
-    given, now, most = ((value or {}).get(name) for name in ("points", "latest", "capacity"))
-    times = given.get("time") if isinstance(given, Mapping) else None
+    columns, now, capacity = ((value or {}).get(name) for name in ("points", "latest", "capacity"))
+    times = columns.get("time") if isinstance(columns, Mapping) else None
     if (
-        not isinstance(given, Mapping)
+        not isinstance(columns, Mapping)
         or not isinstance(times, list)
         or not times
-        or None in map(finite, times)
+        or None in map(sampled, times)
     ):
         return None
     numbers = [
-        finite((value or {}).get(name))
+        sampled((value or {}).get(name))
         for name in ("host", "interval_s", "samples_per_point", "samples_in_last")
     ]
     host, interval_s, per_point, in_last = (number or 0 for number in numbers)
     latest = {name: number for name, number in _numbers(now).items() if name == "time" or name in COLUMNS}
     devices = now.get("devices") if isinstance(now, Mapping) else None
     if isinstance(devices, list):
-        latest["devices"] = [_numbers(each) for each in devices]  # type: ignore[assignment]
+        latest["devices"] = [_numbers(device) for device in devices]  # type: ignore[assignment]
     return HostSamples(
         host=int(host),
         interval_s=interval_s if interval_s > 0 else 10.0,
         samples_per_point=max(1, int(per_point)),
         samples_in_last=max(1, int(in_last)),
-        capacity={name: number for name, number in _numbers(most).items() if number > 0},
+        capacity={name: number for name, number in _numbers(capacity).items() if number > 0},
         latest=latest,
         points={
-            name: [finite(each) for each in column[-READ_LIMIT:]]
-            for name, column in given.items()
+            name: [sampled(number) for number in column[-READ_LIMIT:]]
+            for name, column in columns.items()
             if (name == "time" or name in COLUMNS) and isinstance(column, list) and len(column) == len(times)
         },
     )
@@ -177,7 +179,7 @@ def read(value: Mapping[str, Any] | None) -> HostSamples | None:
 
 def _numbers(value: object) -> dict[str, float]:
     items = value.items() if isinstance(value, Mapping) else ()
-    return {name: number for name, each in items if (number := finite(each)) is not None}
+    return {name: number for name, item in items if (number := sampled(item)) is not None}
 
 
 def _rounded(name: str, value: float | None) -> float | None:
@@ -235,30 +237,30 @@ def findings(
     What devices do is judged by the time of the steps alone, as a compilation is no idleness; where nothing tells of
     steps, by all but START_S.
     """
-    fields = [[finite(line.get(name)) for name in ("time", "step_s", "input_wait_s")] for line in metrics]
+    fields = [[sampled(line.get(name)) for name in ("time", "step_s", "input_wait_s")] for line in metrics]
     timed = [
         (time, step_s, wait_s or 0.0)
         for time, step_s, wait_s in fields
         if time and step_s and time >= since_s
     ]
-    begun_s = min((times[0] for host in hosts if (times := host.known("time"))), default=0.0) + START_S
+    begun_s = min((times[0] for host in hosts if (times := host.recorded("time"))), default=0.0) + START_S
     begin_s = min((time for time, _, _ in timed), default=begun_s)
     end_s = max((time for time, _, _ in timed), default=math.inf)
     recent = [host.between(since_s, math.inf) for host in hosts]
     stepping = [host.between(max(begin_s, since_s), end_s) for host in hosts]
     stepping = [host for host in stepping if len(host.points["time"]) >= FEWEST_POINTS]
-    found = []
+    results = []
     waited = sum(wait_s for _, _, wait_s in timed) / (sum(step_s for _, step_s, _ in timed) or 1.0)
     if waited > MOST_WAIT:
         text = (
             f"input-bound: in {100 * waited:.0f} % of the time of the steps, the devices wait for the next batch; "
             "make batches cheaper, or read the data from a faster disk"
         )
-        found.append(Finding(kind="input", hosts=(), text=text))
-    duty, throttled = _means(stepping, "duty_pct"), _means(stepping, "throttled_pct")
+        results.append(Finding(kind="input", hosts=(), text=text))
+    duty, throttled = _averages(stepping, "duty_pct"), _averages(stepping, "throttled_pct")
     one_idle = {
         host: f"{mean:.0f} %"
-        for host, mean in _means(stepping, "duty_least_pct").items()
+        for host, mean in _averages(stepping, "duty_least_pct").items()
         if mean < IDLE_PCT <= duty.get(host, 0.0)
     }
     some_idle = {
@@ -275,14 +277,14 @@ def findings(
     }
     for kind, values in wrong.items():
         if values:
-            who = ", ".join(f"{host} ({value})" for host, value in values.items())
-            text = f"host{'s' if len(values) > 1 else ''} {who}: {SENTENCES[kind]}"
-            found.append(Finding(kind=kind, hosts=tuple(values), text=text))
-    return found
+            names = ", ".join(f"{host} ({value})" for host, value in values.items())
+            text = f"host{'s' if len(values) > 1 else ''} {names}: {SENTENCES[kind]}"
+            results.append(Finding(kind=kind, hosts=tuple(values), text=text))
+    return results
 
 
-def _means(hosts: Sequence[HostSamples], name: str) -> dict[int, float]:
-    return {host.host: sum(known) / len(known) for host in hosts if (known := host.known(name))}
+def _averages(hosts: Sequence[HostSamples], name: str) -> dict[int, float]:
+    return {host.host: sum(values) / len(values) for host in hosts if (values := host.recorded(name))}
 
 
 def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[int, str]:
@@ -291,15 +293,15 @@ def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[in
     A device that waits in a collective operation for another host counts as busy: the slow host's are those that are
     not. Without devices that can be asked, only hosts that step independently of each other differ.
     """
-    spans = [host.known("time") for host in stepping]
+    spans = [host.recorded("time") for host in stepping]
     begin_s, end_s = (
-        max((each[0] for each in spans), default=0.0),
-        min((each[-1] for each in spans), default=0.0),
+        max((span[0] for span in spans), default=0.0),
+        min((span[-1] for span in spans), default=0.0),
     )
     rates = {}
     for host in stepping:
         common = host.between(begin_s, end_s)
-        times, steps = common.known("time"), common.known("step")
+        times, steps = common.recorded("time"), common.recorded("step")
         if len(steps) == len(times) >= FEWEST_TO_COMPARE and steps[-1] - steps[0] >= FEWEST_STEPS:
             rates[host.host] = 60.0 * (steps[-1] - steps[0]) / max(times[-1] - times[0], 1.0)
     values, unit = (duty, "% busy") if len(duty) > 1 else (rates, "steps a minute")
@@ -313,9 +315,9 @@ def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[in
 
 def _full(hosts: Sequence[HostSamples], name: str) -> dict[int, str]:
     return {
-        host.host: f"{max(known) / 1024:.1f} of {most / 1024:.1f} GiB"
+        host.host: f"{max(values) / 1024:.1f} of {capacity / 1024:.1f} GiB"
         for host in hosts
-        if (most := host.capacity.get(name))
-        and (known := host.known(name))
-        and max(known) > NEARLY_FULL * most
+        if (capacity := host.capacity.get(name))
+        and (values := host.recorded(name))
+        and max(values) > NEARLY_FULL * capacity
     }

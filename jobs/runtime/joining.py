@@ -4,9 +4,10 @@ at rank 0's port, and stay connected to it."""
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
+
+import psutil
 
 from contracts import run_directory
 from contracts.durations import spoken
@@ -15,7 +16,6 @@ from jobs.runtime.process import Run
 
 LOOK_PERIOD_S = 0.5
 MOST_NAMED = 8
-ESTABLISHED, LISTENING = "01", "0A"
 
 
 class Joining:
@@ -37,14 +37,8 @@ class Joining:
         ):
             return
         self._looked_s = now_s
-        meeting = set(sockets_at(self._ports))
-        if not meeting:
-            return
-        parents = dict(_parents())
         for rank, pid in self._pids.items():
-            if rank not in self._joined_s and any(
-                meeting.intersection(_open_files(each)) for each in descendants(pid, parents)
-            ):
+            if rank not in self._joined_s and _meets(pid, self._ports):
                 self._joined_s[rank] = now_s
                 self._run.heartbeat.joined = sorted(self._joined_s)
 
@@ -74,37 +68,19 @@ class Joining:
         return "" if since_s is None else spoken(time.monotonic() - since_s)
 
 
-def sockets_at(ports: set[int]) -> Iterator[str]:
-    """The sockets, as links in /proc/PID/fd name them, that listen on one of these ports or are connected to it."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
-            for row in map(str.split, file.readlines()[1:]):
-                local_port, remote_port = (int(address.rpartition(":")[2], 16) for address in row[1:3])
-                if (row[3] == LISTENING and local_port in ports) or (
-                    row[3] == ESTABLISHED and remote_port in ports
-                ):
-                    yield f"socket:[{row[9]}]"
+def _meets(pid: int, ports: Collection[int]) -> bool:
+    """Whether a process, or one that it has started, listens on one of these ports or is connected to it."""
+    with contextlib.suppress(psutil.Error):  # it ended
+        process = psutil.Process(pid)
+        return any(_is_at(one, ports) for one in (process, *process.children(recursive=True)))
+    return False
 
 
-def descendants(pid: int, parents: Mapping[int, int]) -> list[int]:
-    """`pid`, and the processes that it and those have started. parents: of each process."""
-    processes = [pid]
-    for process in processes:
-        processes += [child for child, parent in parents.items() if parent == process]
-    return processes
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-            yield int(name), int(file.read().rpartition(b")")[2].split()[1])
-
-
-def _open_files(pid: int) -> list[str]:
-    targets: list[str] = []
-    with contextlib.suppress(OSError):  # it ended
-        folder = f"/proc/{pid}/fd"
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                targets.append(os.readlink(f"{folder}/{name}"))
-    return targets
+def _is_at(process: psutil.Process, ports: Collection[int]) -> bool:
+    with contextlib.suppress(psutil.Error):
+        for socket in process.net_connections("tcp"):
+            if socket.status == psutil.CONN_LISTEN and socket.laddr.port in ports:
+                return True
+            if socket.status == psutil.CONN_ESTABLISHED and socket.raddr.port in ports:
+                return True
+    return False

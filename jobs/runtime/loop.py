@@ -157,12 +157,12 @@ class Loop:
         """The steps that are left, one after the other."""
         return (steps[-1] for steps in self.calls(1))
 
-    def calls(self, most: int) -> Iterator[range]:
+    def calls(self, limit: int) -> Iterator[range]:
         """The same, for devices that take up to `most` steps in a call: as many as there are until something is due
         that is not theirs to do, and one in each call that is traced."""
         self.start()
         while not self.is_over:
-            yield self.begin(self._steps_until_due(most))
+            yield self.begin(self._steps_until_due(limit))
             self.end()
 
     @property
@@ -180,8 +180,8 @@ class Loop:
             return
         if self.run.environment.is_first:
             self._metrics = Metrics(self.run.directory, self.done)
-        wanted = read_steps(self.profile, steps=self.steps)
-        self._profile = Profile(self.run, wanted, self.tracer, done=self.done, settle=self._settle_all)
+        traced = read_steps(self.profile, steps=self.steps)
+        self._profile = Profile(self.run, traced, self.tracer, done=self.done, settle=self._settle_all)
         if 0 < self.done < self.steps and self._is_evaluation_due():
             self.evaluate()
 
@@ -250,20 +250,20 @@ class Loop:
             return self._latest[1]
         with self.run.time.part("evaluation"):
             self.run.heartbeat.say("evaluating")
-            found = self.score(self.done)
+            scores = self.score(self.done)
             if self._saved_step == self.done:  # only such a state can be brought back
-                self._compare(found[self.headline])
+                self._compare(scores[self.headline])
             if self._metrics is not None:
-                self._metrics.write(self.done, found)
-            values = (f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items())
+                self._metrics.write(self.done, scores)
+            values = (f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
             self.run.say(f"step {self.done}: {', '.join(values)}")
             if self._is_out_of_patience():
                 self.run.say(
                     f"step {self.done}: {self.headline} is no better than at step {self.best_step}; training ends "
                     f"(--patience {self.patience})"
                 )
-        self._latest = self.done, found
-        return found
+        self._latest = self.done, scores
+        return scores
 
     def finish(self, *, best: bool = False) -> dict[str, Any]:
         """Save the last state and evaluate it, and where `best` is true put the model of the best evaluation in its
@@ -294,11 +294,11 @@ class Loop:
     def _is_out_of_patience(self) -> bool:
         return self.patience is not None and self._worse >= self.patience
 
-    def _steps_until_due(self, most: int) -> int:
+    def _steps_until_due(self, limit: int) -> int:
         assert self._profile is not None
         periods = filter(None, (self.log_every, self.checkpoint_every, self.eval_every))
         due = [period - self.done % period for period in periods]
-        return self._profile.steps_together(self.done, min(most, *due))
+        return self._profile.steps_together(self.done, min(limit, *due))
 
     def _is_evaluation_due(self) -> bool:
         return self.eval_every > 0 and self.done % self.eval_every == 0

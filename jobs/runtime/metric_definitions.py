@@ -7,13 +7,13 @@ there: a run can be understood from its directory only. Imports nothing heavy.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 Better = Literal["lower", "higher"]
 
-OF_EVERY_JOB = frozenset({"step", "time", "step_s", "input_wait_s", "mfu", "outliers"})
+COMMON_FIELDS = frozenset({"step", "time", "step_s", "input_wait_s", "mfu", "outliers"})
 """Fields of a line of metrics that mean the same in every job, and are shown by whoever knows what they mean."""
 NO_METRICS = frozenset(
     {
@@ -80,9 +80,9 @@ class Metrics:
     def baselines(self) -> set[str]:
         return {metric.baseline for metric in self.metrics if metric.baseline is not None}
 
-    def told(self, names: Iterable[str]) -> list[Metric]:
+    def ordered(self, names: Iterable[str]) -> list[Metric]:
         """Those of `names` that stand for themselves: the headline first, then as declared, then what is not."""
-        left = [name for name in names if name not in OF_EVERY_JOB and name not in self.baselines()]
+        left = [name for name in names if name not in COMMON_FIELDS and name not in self.baselines()]
         order = [self.headline, *(metric.name for metric in self.metrics)]
         return [self.get(name) for name in dict.fromkeys([*order, *left]) if name in left]
 
@@ -91,11 +91,11 @@ class Metrics:
         value, baseline = values[metric.name], finite(values.get(metric.baseline or ""))
         if baseline is None:
             return metric.text(value)
-        side, known = "below" if value < baseline else "above", self.get(metric.baseline or "")
+        side, reference = "below" if value < baseline else "above", self.get(metric.baseline or "")
         is_share = metric.unit.startswith("%")
-        apart = f"{100 * abs(baseline - value):.1f} points" if is_share else short(abs(baseline - value))
-        of = f"{100 * baseline:.1f}%" if is_share else short(baseline)
-        return f"{metric.text(value)}, {apart} {side} the {known.title} of {of}"
+        distance = f"{100 * abs(baseline - value):.1f} points" if is_share else short(abs(baseline - value))
+        reference_text = f"{100 * baseline:.1f}%" if is_share else short(baseline)
+        return f"{metric.text(value)}, {distance} {side} the {reference.title} of {reference_text}"
 
 
 UNDECLARED = Metrics(
@@ -111,16 +111,16 @@ def as_json(metrics: Metrics) -> dict[str, Any]:
 
 def of_run(described: Mapping[str, Any]) -> Metrics:
     """The declarations in run.json; UNDECLARED where there are none, or none that can be understood."""
-    said = described.get("metric_definitions")
+    declared = described.get("metric_definitions")
     try:
-        known = {field.name for field in dataclasses.fields(Metric)}
+        fields = {field.name for field in dataclasses.fields(Metric)}
         metrics = tuple(
-            Metric(**{name: value for name, value in each.items() if name in known})
-            for each in said["metrics"]  # type: ignore[index]
+            Metric(**{name: value for name, value in entry.items() if name in fields})
+            for entry in declared["metrics"]  # type: ignore[index]
         )
         for metric in metrics:
             _check(metric)
-        headline, progress = str(said["headline"]), tuple(map(str, said["progress"]))  # type: ignore[index]
+        headline, progress = str(declared["headline"]), tuple(map(str, declared["progress"]))  # type: ignore[index]
         return Metrics(headline=headline, metrics=metrics, progress=progress)
     except (TypeError, KeyError, AttributeError, ValueError):
         return UNDECLARED
@@ -128,18 +128,15 @@ def of_run(described: Mapping[str, Any]) -> Metrics:
 
 def _check(metric: Metric) -> None:
     texts = (metric.name, metric.title, metric.unit, metric.baseline or "", metric.chart or "")
-    if not all(isinstance(each, str) for each in texts) or metric.better not in ("lower", "higher", None):
+    if not all(isinstance(text, str) for text in texts) or metric.better not in ("lower", "higher", None):
         raise ValueError
 
 
-def finite(value: object) -> float | None:
-    """The value if it is a finite number, else None."""
+def finite(value: object, largest: float = sys.float_info.max) -> float | None:
+    """The value if it is a number, of `largest` size at most; else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # a whole number that is no float
-        return None
+    return value if abs(value) <= largest else None
 
 
 def short(value: float) -> str:

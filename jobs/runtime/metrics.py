@@ -54,12 +54,16 @@ class Metrics:
         # An evaluation before step 1 is made again too.
         before = (directory.read_text(METRICS) or "").split("\n") if resumed_step else []
         measured = [(line, run_records.metrics([line.encode()])) for line in before]
-        kept = [
-            (line, found[0]) for line, found in measured if found and found[0].get("step", 0) <= resumed_step
+        records = [
+            (line, fields[0])
+            for line, fields in measured
+            if fields and fields[0].get("step", 0) <= resumed_step
         ]
-        self._lines = [line + "\n" for line, _ in kept]
+        self._lines = [line + "\n" for line, _ in records]
         self._resumed_step = resumed_step
-        self._on_record = {name for _, found in kept if found.get("step") == resumed_step for name in found}
+        self._on_record = {
+            name for _, fields in records if fields.get("step") == resumed_step for name in fields
+        }
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
         self._is_closed = False

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url, place_error
-from jobs.runtime.cache import build_once
+from jobs.runtime.cache import copy_once
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -21,7 +18,7 @@ WEIGHTS = "model.safetensors"
 WORDPIECES = "vocab.txt"
 """BERT's vocabulary, of which transformers makes a tokenizer."""
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
-WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS, WORDPIECES, SETTINGS, ADDED, "special_tokens_map.json")
+FILES = (CONFIG, WEIGHTS, TOKENIZER, *PARTS, WORDPIECES, SETTINGS, ADDED, "special_tokens_map.json")
 
 type Tokenizers = tuple[tuple[str, ...], ...]
 """Files of which one group has to be there."""
@@ -36,8 +33,13 @@ def open_folder(
     Raises:
         RequestError: there is no such folder, or no model and tokenizer in it.
     """
+
+    def needed(names: Collection[str]) -> list[str]:
+        _check(source, names, tokenizers)
+        return [name for name in names if name in FILES]
+
     if is_url(source):
-        return _copied(source, cache_dir, say, tokenizers)
+        return copy_once(source, cache_dir / "models", needed, option="--init-from", say=say)
     folder = Path(os.path.expanduser(source)).absolute()
     try:
         _check(source, os.listdir(folder), tokenizers)
@@ -49,11 +51,11 @@ def open_folder(
     return folder
 
 
-def _check(source: str, names: list[str], tokenizers: Tokenizers) -> None:
+def _check(source: str, names: Collection[str], tokenizers: Tokenizers) -> None:
     missing = [name for name in (CONFIG, WEIGHTS) if name not in names]
     if not any(set(group) <= set(names) for group in tokenizers):
-        first, *others = (" and ".join(group) for group in tokenizers)
-        missing.append(f"{first} (or {' or '.join(others)})")
+        first, *alternatives = (" and ".join(group) for group in tokenizers)
+        missing.append(f"{first} (or {' or '.join(alternatives)})")
     if not missing:
         return
     remedy = "name a folder that has them"
@@ -62,36 +64,6 @@ def _check(source: str, names: list[str], tokenizers: Tokenizers) -> None:
             "load it in transformers and save it whole: model.save_pretrained(FOLDER, max_shard_size='100GB')"
         )
     raise RequestError(f"--init-from {source}: has no {', no '.join(missing)}; {remedy}")
-
-
-def _copied(source: str, cache_dir: Path, say: Callable[[str], None], tokenizers: Tokenizers) -> Path:
-    """Copy the files into the cache, keyed by their address and by what their file system says of their content."""
-    try:
-        file_system, root = open_url(source.rstrip("/"), option="--init-from")
-        entries = {
-            str(entry["name"]).rpartition("/")[2]: entry for entry in file_system.ls(root, detail=True)
-        }
-        _check(source, list(entries), tokenizers)
-        wanted = {name: entries[name] for name in WANTED if name in entries}
-        versions = {name: file_system.ukey(entry["name"]) for name, entry in wanted.items()}
-        key = hashlib.sha256(
-            json.dumps([source, versions], sort_keys=True, default=str).encode()
-        ).hexdigest()[:32]
-        folder = cache_dir / "models" / key
-
-        def fetch(temporary: Path) -> None:
-            size = sum(int(entry["size"] or 0) for entry in wanted.values())
-            say(f"copying {source} ({size / 2**20:,.0f} MiB)")
-            for name, entry in wanted.items():
-                file_system.get_file(entry["name"], str(temporary / name))
-
-        build_once(folder, fetch, say=say)
-        return folder
-    except RequestError:
-        raise
-    except Exception as error:  # each driver has exceptions of its own
-        remedy = "check the address, the network and your permission there"
-        raise place_error(error, f"--init-from {source}", remedy) from error
 
 
 def require_unchanged(source: str | None, began_from: object, fingerprint: str) -> None:

@@ -17,19 +17,19 @@ from contracts.suggestions import DASHES, copied_character, did_you_mean
 
 
 class Range(NamedTuple):
-    """least, most: both included. rule: what is said behind "must"."""
+    """minimum, maximum: both included. rule: what is said behind "must"."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     rule: str
 
 
-def at_least(least: int) -> Range:
-    return Range(least, math.inf, f"be at least {least}")
+def at_least(minimum: int) -> Range:
+    return Range(minimum, math.inf, f"be at least {minimum}")
 
 
-def between(least: float, most: float) -> Range:
-    return Range(least, most, f"be between {least} and {most}")
+def between(minimum: float, maximum: float) -> Range:
+    return Range(minimum, maximum, f"be between {minimum} and {maximum}")
 
 
 ABOVE_0 = Range(math.ulp(0.0), math.inf, "be above 0")
@@ -42,8 +42,8 @@ def outside(config: Any, ranges: Mapping[str, Range]) -> list[str]:
     """What is said of each option of `config` that is given and lies outside its range."""
     return [
         f"--{name.replace('_', '-')} {value}: must {rule}"
-        for name, (least, most, rule) in ranges.items()
-        if (value := getattr(config, name)) is not None and not least <= value <= most
+        for name, (minimum, maximum, rule) in ranges.items()
+        if (value := getattr(config, name)) is not None and not minimum <= value <= maximum
     ]
 
 
@@ -55,7 +55,7 @@ class Parsed(NamedTuple):
     problems: list[str]
 
 
-def parse(kind: type[Any], words: Sequence[str]) -> Parsed:
+def parse(kind: type[Any], arguments: Sequence[str]) -> Parsed:
     """Read a job's options as its Config has them, and find every mistake in them.
 
     A field is a number, a text, one of several texts, one of these or None, or a switch (--remat, --no-remat).
@@ -64,7 +64,7 @@ def parse(kind: type[Any], words: Sequence[str]) -> Parsed:
     options = {f"--{field.name.replace('_', '-')}": field.name for field in dataclasses.fields(kind)}
     switches = {option: (name, True) for option, name in options.items() if hints[name] is bool}
     switches |= {f"--no-{option[2:]}": (name, False) for option, (name, _) in switches.items()}
-    parsed, left = Parsed({}, []), list(words)
+    parsed, left = Parsed({}, []), list(arguments)
     while left:
         word = left.pop(0)
         typed, equals, text = word.partition("=")
@@ -103,7 +103,7 @@ def _value(hint: Any, text: str) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if types.NoneType in kinds and text == "None":
         return None
-    kind = next(each for each in kinds if each is not types.NoneType)
+    kind = next(candidate for candidate in kinds if candidate is not types.NoneType)
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if text in choices:
@@ -130,27 +130,27 @@ class Steps:
         return f"{self.first}-{self.last}"
 
 
-def read_steps(said: str | None, *, steps: int) -> Steps | None:
+def read_steps(text: str | None, *, steps: int) -> Steps | None:
     """The steps that `--profile A:B` names, of a run that has so many; None where it is not given.
 
     Raises:
         RequestError: it is not A:B, or the run has no such steps.
     """
-    if said is None:
+    if text is None:
         return None
-    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", said)
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
     if match is None:
         raise RequestError(
-            f"--profile {said}: is not A:B; give the first and the last step to trace, as 100:104"
+            f"--profile {text}: is not A:B; give the first and the last step to trace, as 100:104"
         )
     first, last = map(int, match.groups())
     if not 1 <= first <= last <= steps:
         raise RequestError(
-            f"--profile {said}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
+            f"--profile {text}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
         )
     if last - first >= MOST_STEPS:
         raise RequestError(
-            f"--profile {said}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
+            f"--profile {text}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
             f"give {first}:{first + MOST_STEPS - 1} or fewer"
         )
     return Steps(first=first, last=last)
@@ -175,8 +175,8 @@ def batch_problems(batch_size: int, devices: int, parts: int = 1) -> list[str]:
         return []
     in_parts = f" in {parts} parts each" if parts > 1 else ""
     fitting = " or ".join(str(size) for size in (below, below + share) if size)
-    said = (
+    message = (
         f"--batch-size {batch_size}: is shared out over {devices} devices{in_parts}, so it must be a multiple of "
         f"{share}; choose {fitting}"
     )
-    return [said]
+    return [message]

@@ -32,7 +32,7 @@ SIZES = (1, 4, 8, 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """inputs: texts, questions, or paths of pictures.
 
     second: the second text of a pair, or what the questions are about.
@@ -59,7 +59,7 @@ class Answer:
     heading: str | None = None
     best: Sequence[Guess]
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return it as the contract has it."""
         best = [{"text": guess.text, "probability": guess.probability} for guess in self.best]
         return {"input": self.input, "heading": self.heading or self.input, "best": best}
@@ -103,7 +103,7 @@ class Predictor(Protocol):
     @property
     def example(self) -> tuple[str | bytes, str | None]: ...
 
-    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+    def encode(self, value: str | bytes, second: str | None) -> Encoded:
         """Return the rows of an input. Several threads may call it at once.
 
         Raises:
@@ -129,13 +129,13 @@ def refuse_second(second: str | None, kind: str) -> None:
 
 def lengths(longest: int) -> tuple[int, ...]:
     """Return the few lengths that rows are padded to; the last one is `longest`."""
-    found = [SHORTEST]
-    while found[-1] < longest:
-        found.append(found[-1] * MULTIPLE)
-    return (*found[:-1], longest)
+    steps = [SHORTEST]
+    while steps[-1] < longest:
+        steps.append(steps[-1] * MULTIPLE)
+    return (*steps[:-1], longest)
 
 
-def answer(predictor: Predictor, asked: Asked) -> list[Answer]:
+def answer(predictor: Predictor, request: Request) -> list[Answer]:
     """Answer all inputs.
 
     Raises:
@@ -143,30 +143,30 @@ def answer(predictor: Predictor, asked: Asked) -> list[Answer]:
     """
     encoded: list[Encoded] = []
     wrong: list[str] = []
-    for each in asked.inputs:
+    for value in request.inputs:
         try:
             encoded.append(
-                predictor.encode(_read(each) if predictor.takes == PICTURE else each, asked.second)
+                predictor.encode(_read(value) if predictor.takes == PICTURE else value, request.second)
             )
         except RequestError as error:
-            wrong.append(f"{each}: {error}" if predictor.takes == PICTURE else str(error))
+            wrong.append(f"{value}: {error}" if predictor.takes == PICTURE else str(error))
     if wrong:
         raise RequestError("; ".join(dict.fromkeys(wrong)))
-    rows = [row for each in encoded for row in each.rows]
+    rows = [row for encoding in encoded for row in encoding.rows]
     outputs: list[Any] = [None] * len(rows)
-    order, known = sorted(range(len(rows)), key=lambda index: rows[index].length), lengths(predictor.longest)
+    order, shapes = sorted(range(len(rows)), key=lambda index: rows[index].length), lengths(predictor.longest)
     while order:
-        several, order = order[: SIZES[-1]], order[SIZES[-1] :]
-        size = next(size for size in SIZES if size >= len(several))
-        length = next(length for length in known if length >= rows[several[-1]].length)
-        found = predictor.compute([rows[index] for index in several], size, length)
-        for index, output in zip(several, found, strict=True):
+        batch, order = order[: SIZES[-1]], order[SIZES[-1] :]
+        size = next(size for size in SIZES if size >= len(batch))
+        length = next(length for length in shapes if length >= rows[batch[-1]].length)
+        computed = predictor.compute([rows[index] for index in batch], size, length)
+        for index, output in zip(batch, computed, strict=True):
             outputs[index] = output
-    said = []
-    for name, one in zip(asked.inputs, encoded, strict=True):
-        own, outputs = outputs[: len(one.rows)], outputs[len(one.rows) :]
-        said += [dataclasses.replace(each, input=name) for each in one.answers(own)]
-    return said
+    answers = []
+    for name, encoding in zip(request.inputs, encoded, strict=True):
+        own, outputs = outputs[: len(encoding.rows)], outputs[len(encoding.rows) :]
+        answers += [dataclasses.replace(result, input=name) for result in encoding.answers(own)]
+    return answers
 
 
 def _read(path: str) -> bytes:
@@ -181,24 +181,24 @@ def main(load: Load, arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ |= ON_CPU
     export, cache_dir = map(Path, sys.argv[1:] if arguments is None else arguments)
     try:
-        asked = _asked(sys.stdin.read())
+        request = _read_request(sys.stdin.read())
         with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
-            answers = answer(load(export, cache_dir), asked)
+            answers = answer(load(export, cache_dir), request)
     except RequestError as error:
-        said = " ".join(str(error).removeprefix("--init-from ").split("\n"))
-        print(f"error: {said}", file=sys.stderr)
+        message = " ".join(str(error).removeprefix("--init-from ").split("\n"))
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(WRONG_REQUEST)
-    print(json.dumps({"answers": [each.told() for each in answers]}, ensure_ascii=False))
+    print(json.dumps({"answers": [result.as_json() for result in answers]}, ensure_ascii=False))
     sys.exit(DONE)
 
 
-def _asked(text: str) -> Asked:
+def _read_request(text: str) -> Request:
     """Raises RequestError: it is not what the contract says."""
     try:
-        told = json.loads(text)
-        inputs, second = told["inputs"], told.get("second")
+        content = json.loads(text)
+        inputs, second = content["inputs"], content.get("second")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise RequestError('stdin: no JSON object with "inputs" and "second"') from None
-    if not isinstance(inputs, list) or not all(isinstance(each, str) for each in [*inputs, second or ""]):
+    if not isinstance(inputs, list) or not all(isinstance(value, str) for value in [*inputs, second or ""]):
         raise RequestError('stdin: "inputs" must be a list of texts, and "second" a text or null')
-    return Asked(inputs=tuple(inputs), second=second)
+    return Request(inputs=tuple(inputs), second=second)

@@ -32,7 +32,7 @@ STOP_REQUESTED = "stop-requested"
 
 STOP_REASON = "stop-reason"
 
-TOLD = "told"
+STOP_NOTE = "told"
 """The note that some process has got SIGTERM."""
 
 LOOK_PERIOD_S = 1.0
@@ -78,8 +78,8 @@ def decide(positions: Sequence[Position]) -> int | None:
     if any(position.is_ending for position in positions):
         return None
     furthest = max(position.passed for position in positions)
-    there = [position for position in positions if position.passed == furthest]
-    return furthest if all(position.computed <= position.saved for position in there) else furthest + 1
+    leaders = [position for position in positions if position.passed == furthest]
+    return furthest if all(position.computed <= position.saved for position in leaders) else furthest + 1
 
 
 class Watch:
@@ -101,7 +101,7 @@ class Watch:
         self._step_now: Callable[[], int] = lambda: 0
         self._leave: Callable[[int], object] = lambda _step: None
 
-    # --- told by the process ---
+    # --- called by the process ---
 
     def listen(self) -> None:
         """Take SIGTERM.
@@ -136,7 +136,7 @@ class Watch:
             self._board = board
             self._lock.notify_all()
 
-    # --- told by the main thread's work ---
+    # --- called by the work of the main thread ---
 
     def on_leaving(self, flush: Callable[[], None]) -> None:
         """Register what is to be written before the process leaves; the thread that leaves calls it."""
@@ -205,11 +205,11 @@ class Watch:
             return
         try:
             self._board.put(f"left/{self._rank}", "yes")
-            others = [f"left/{rank}" for rank in range(self._size) if rank != self._rank]
+            pending = [f"left/{rank}" for rank in range(self._size) if rank != self._rank]
             deadline = time.monotonic() + LAST_LIMIT_S
-            while self._rank == 0 and others and time.monotonic() < deadline:
-                others = [name for name in others if self._board.get(name) is None]
-                time.sleep(AGREE_PERIOD_S if others else 0)
+            while self._rank == 0 and pending and time.monotonic() < deadline:
+                pending = [name for name in pending if self._board.get(name) is None]
+                time.sleep(AGREE_PERIOD_S if pending else 0)
         except Exception as error:  # the store's own kinds: who kept it has gone already
             print(f"leaving a group that is gone ({type(error).__name__})", flush=True)
 
@@ -258,7 +258,7 @@ class Watch:
             ready, _, _ = select.select([self._pipe[0]], [], [], LOOK_PERIOD_S)
             if ready and signal.SIGTERM in os.read(self._pipe[0], 4096):
                 return not self._is_over
-            if self._board is not None and _has(self._board, TOLD):
+            if self._board is not None and _has(self._board, STOP_NOTE):
                 return True
         return False
 
@@ -284,7 +284,7 @@ class Watch:
                 passed=self._passed, computed=computed, saved=self._saved, is_ending=self._is_ending
             )
         try:
-            board.put(TOLD, "yes")
+            board.put(STOP_NOTE, "yes")
             board.put(f"position/{self._rank}", json.dumps(dataclasses.asdict(mine)))
             if self._rank == 0:
                 board.put("decision", json.dumps(decide(self._positions(board, mine))))
@@ -298,17 +298,17 @@ class Watch:
 
     def _positions(self, board: Board, mine: Position) -> list[Position]:
         """Those of all processes; who stands still is waited for, unless there is nothing that could be lost."""
-        found: dict[int, Position] = {0: mine}
+        positions: dict[int, Position] = {0: mine}
         deadline = time.monotonic() + UNHEARD_LIMIT_S
-        while len(found) < self._size:
-            for rank in set(range(self._size)) - set(found):
-                said = board.get(f"position/{rank}")
-                if said is not None:
-                    found[rank] = Position(**json.loads(said))
-            if all(position.passed == 0 for position in found.values()) and time.monotonic() > deadline:
+        while len(positions) < self._size:
+            for rank in set(range(self._size)) - set(positions):
+                text = board.get(f"position/{rank}")
+                if text is not None:
+                    positions[rank] = Position(**json.loads(text))
+            if all(position.passed == 0 for position in positions.values()) and time.monotonic() > deadline:
                 break
             time.sleep(AGREE_PERIOD_S)
-        return list(found.values())
+        return list(positions.values())
 
 
 def _has(board: Board, name: str) -> bool:

@@ -100,7 +100,7 @@ class Run:
         self.heartbeat.say(text)
 
 
-def train_of(module: str) -> Callable[[Run, Any], Final]:
+def import_train(module: str) -> Callable[[Run, Any], Final]:
     """`train` of a job's module, which is imported when the group has formed: options are checked before the module
     loads its framework."""
     return lambda run, config: importlib.import_module(module).train(run, config)
@@ -217,10 +217,10 @@ def finish_early(run: Run, step: int) -> None:
     """
     outcome = "stopped" if preemption.was_requested(run.environment.control_dir) else "preempted"
     step = step or max(run.directory.checkpoint_steps(), default=0)
-    where = f"saved after step {step}" if step else "nothing was computed yet"
+    progress = f"saved after step {step}" if step else "nothing was computed yet"
     reason = preemption.stop_reason(run.environment.control_dir) if outcome == "stopped" else None
-    why = f" because {reason}" if reason else ""
-    run.say(f"{outcome}{why}: {where}; resume with `fab train --resume {run.environment.run_id}`")
+    cause_text = f" because {reason}" if reason else ""
+    run.say(f"{outcome}{cause_text}: {progress}; resume with `fab train --resume {run.environment.run_id}`")
     finish(run, outcome, {"steps": step, **(run_directory.out_of_budget(reason) if reason else {})})
 
 
@@ -283,12 +283,12 @@ def finish(run: Run, outcome: str, final: Final) -> None:
         page = render(
             described, metrics, result, beats, samples_file=samples, hosts=hosts, unread=unread.texts()
         )
-        _put(run.directory, run_directory.REPORT, page)
-        _put(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
+        _write_text(run.directory, run_directory.REPORT, page)
+        _write_text(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")
 
 
-def _put(directory: RunDirectory, name: str, text: str) -> None:
+def _write_text(directory: RunDirectory, name: str, text: str) -> None:
     write = functools.partial(directory.write_text, name, text)
     retry(write, what=name, pauses_s=pauses_s(directory))
 
@@ -308,8 +308,9 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
     """
     errors = [*_with_causes(error)]
     if any(
-        (isinstance(each, OSError) and each.errno == errno.ENOSPC) or "No space left on device" in str(each)
-        for each in errors
+        (isinstance(raised, OSError) and raised.errno == errno.ENOSPC)
+        or "No space left on device" in str(raised)
+        for raised in errors
     ):
         return FAILED, (
             f"the disk is full: {free_space(_places(environment))}. Checkpoints that were complete are still there: "
@@ -319,15 +320,15 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
     # Frameworks' errors are kinds of RuntimeError mostly, but XLA's UNKNOWN can come as a plain ValueError.
     kinds: tuple[type[Exception], ...] = getattr(group, "PEER_LOST_KINDS", (RuntimeError, ValueError))
     signs: tuple[str, ...] = getattr(group, "PEER_LOST_SIGNS", ())
-    told = [line for each in errors if isinstance(each, kinds) for line in str(each).splitlines()]
-    lost = next((line for line in told if any(sign in line for sign in signs)), None)
+    lines = [line for raised in errors if isinstance(raised, kinds) for line in str(raised).splitlines()]
+    lost = next((line for line in lines if any(sign in line for sign in signs)), None)
     if lost is not None:
         return PEER_LOST, f"another host of the run was lost: {lost[:300]}"
     text = str(error)
     if ADDRESS_IN_USE.search(text):
         return UNAVAILABLE, cause(text, coordinator=environment.coordinator, places=()) or text
     # Orbax says TimeoutError of any barrier, and what else is built in may come from a peer.
-    if any(is_outage(each) for each in errors if type(each).__module__ != "builtins"):
+    if any(is_outage(raised) for raised in errors if type(raised).__module__ != "builtins"):
         return UNAVAILABLE, (
             f"something outside the run did not answer ({type(error).__name__}: {text[:300]}); try again later: "
             f"`fab train --resume {environment.run_id}`"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-type Asked = Literal["auto", "float32", "bfloat16"]
+type DtypeOption = Literal["auto", "float32", "bfloat16"]
 
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16 = "avx512_bf16"
@@ -16,14 +16,16 @@ BFLOAT16 = "avx512_bf16"
 (`docs/benchmarks.md`); what XLA makes of other processors' instructions for bfloat16 was not measured."""
 
 
-def dtype(asked: Asked, platform: str, everywhere: Callable[[bool], bool]) -> Literal["float32", "bfloat16"]:
+def dtype(
+    requested: DtypeOption, platform: str, all_processes: Callable[[bool], bool]
+) -> Literal["float32", "bfloat16"]:
     """What an option --dtype means: "auto" is bfloat16, and on CPUs only where those of all processes multiply it fast.
 
-    everywhere: whether something holds in all processes, which ask together.
+    all_processes: whether something holds in all processes, which ask together.
     """
-    if asked != "auto":
-        return asked
-    return "bfloat16" if platform != "cpu" or everywhere(multiplies_bfloat16()) else "float32"
+    if requested != "auto":
+        return requested
+    return "bfloat16" if platform != "cpu" or all_processes(multiplies_bfloat16()) else "float32"
 
 
 @functools.cache

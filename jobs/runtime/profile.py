@@ -50,40 +50,46 @@ class Profile:
     """
 
     def __init__(
-        self, run: Run, wanted: Steps | None, tracer: Tracer | None, *, done: int, settle: Callable[[], None]
+        self,
+        run: Run,
+        requested: Steps | None,
+        tracer: Tracer | None,
+        *,
+        done: int,
+        settle: Callable[[], None],
     ) -> None:
         self._run, self._tracer, self._settle = run, tracer, settle
-        self._wanted = wanted
+        self._wanted = requested
         self._folder: str | None = None
         self._traced: Steps | None = None
-        if wanted is not None and done >= wanted.first:
-            if done >= wanted.last:
+        if requested is not None and done >= requested.first:
+            if done >= requested.last:
                 self._wanted = None
-                run.say(f"--profile: step {wanted.last} was taken before this attempt; nothing is traced")
+                run.say(f"--profile: step {requested.last} was taken before this attempt; nothing is traced")
             else:
-                self._wanted = Steps(first=done + 1, last=wanted.last)
+                self._wanted = Steps(first=done + 1, last=requested.last)
                 run.say(f"--profile: steps up to {done} were taken before this attempt; the rest is traced")
 
-    def steps_together(self, done: int, most: int) -> int:
+    def steps_together(self, done: int, limit: int) -> int:
         """How many of the `most` steps after `done` may be given to the devices in one call: a step that is traced has
         a call of its own."""
         if self._wanted is None or done >= self._wanted.last:
-            return most
-        return max(1, min(most, self._wanted.first - 1 - done))
+            return limit
+        return max(1, min(limit, self._wanted.first - 1 - done))
 
     @contextlib.contextmanager
     def step(self, steps: range) -> Iterator[None]:
         """What happens inside is the host's part of these steps, which the trace names by the last one."""
-        wanted, tracer = self._wanted, self._tracer
-        if wanted is None or tracer is None or steps[-1] < wanted.first or wanted.last < steps[0]:
+        requested, tracer = self._wanted, self._tracer
+        if requested is None or tracer is None or steps[-1] < requested.first or requested.last < steps[0]:
             yield
             return
         if self._traced is None:
             self._start(tracer)
         with tracer.step(steps[-1]):
             yield
-        self._traced = Steps(first=wanted.first, last=min(steps[-1], wanted.last))
-        if steps[-1] >= wanted.last:
+        self._traced = Steps(first=requested.first, last=min(steps[-1], requested.last))
+        if steps[-1] >= requested.last:
             self._settle()
             self.close()
 
@@ -105,8 +111,8 @@ class Profile:
                 self._run.heartbeat.tick()
                 for file, name in self._tracer.files(Path(folder), traced, self._run.environment.process_id):
                     to = directory.path(name)
-                    put = functools.partial(files_of(to).put_file, str(file), to)
-                    retry(put, what=name, pauses_s=pauses_s(directory))
+                    upload = functools.partial(files_of(to).put_file, str(file), to)
+                    retry(upload, what=name, pauses_s=pauses_s(directory))
                     self._run.heartbeat.tick()
             finally:
                 shutil.rmtree(folder, ignore_errors=True)

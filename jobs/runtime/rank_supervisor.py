@@ -70,12 +70,12 @@ OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 
 def main(text: str) -> int:
     faulthandler.enable()
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: told.set())
+    stop_requested = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
     environment = process_environment.read(os.environ)
     spec = decoded(text)
     if spec.folder is None:
-        return _of_job(spec, environment, told)
+        return _run_job(spec, environment, stop_requested)
     stacks = process.answer_sigusr1(environment.control_dir)
     directory = process.fenced_directory(environment)
     run = process.Run(
@@ -89,7 +89,7 @@ def main(text: str) -> int:
             lay_out(spec)
             if spec.layer is not None:
                 command_environment.ensure(spec.layer, spec.python or sys.executable)
-            return _carry_out(run, spec, told)
+            return _carry_out(run, spec, stop_requested)
         except Superseded as error:  # the agent ends the ranks with this process
             print(error, flush=True)
             return SUPERSEDED
@@ -99,12 +99,14 @@ def main(text: str) -> int:
             return exit_code_for(error)
         except OSError as error:
             message = f"{error.filename or spec.work}: {error.strerror or error}"
-            why = causes.cause(message, coordinator=environment.coordinator, places=_places(run, spec))
-            process.end_as_failed(run, why or message, says_all=True)
+            explanation = causes.cause(
+                message, coordinator=environment.coordinator, places=_places(run, spec)
+            )
+            process.end_as_failed(run, explanation or message, says_all=True)
             return FAILED
 
 
-def _of_job(spec: Spec, environment: ProcessEnvironment, told: threading.Event) -> int:
+def _run_job(spec: Spec, environment: ProcessEnvironment, stop_requested: threading.Event) -> int:
     """Start a job's ranks and wait for their end."""
     # Ignored by a rank until it answers by itself (`process.answer_sigusr1`): it would die of the signal before that.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -116,26 +118,26 @@ def _of_job(spec: Spec, environment: ProcessEnvironment, told: threading.Event) 
             _speak_for(str(error), 0, environment.control_dir)
         return exit_code_for(error)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: _send(ranks, signal.SIGUSR1))
-    first = wait(ranks, told, lambda: None, is_job=True)
+    first = wait(ranks, stop_requested, lambda: None, is_job=True)
     for rank in ranks:
         rank.drain()
     if first is None:
         return DONE
     code = first.code() or 0
     if (
-        code == -signal.SIGTERM and told.is_set()
+        code == -signal.SIGTERM and stop_requested.is_set()
     ):  # no rank had begun, which the agent is told as a job would tell it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     if code != RESUME_ME and environment.control_dir is not None:
         places = [environment.run_dir, environment.cache_dir, environment.control_dir]
-        why = causes.cause(first.last_lines(), coordinator=environment.coordinator, places=places)
-        how = first.how() if why is None else f"{first.how()}: {why}"
-        _speak_for(how, ranks.index(first), environment.control_dir)
+        explanation = causes.cause(first.last_lines(), coordinator=environment.coordinator, places=places)
+        ending = first.ending() if explanation is None else f"{first.ending()}: {explanation}"
+        _speak_for(ending, ranks.index(first), environment.control_dir)
     return code if code >= 0 else 128 - code
 
 
-def _speak_for(how: str, local_rank: int, control_dir: str) -> None:
+def _speak_for(ending: str, local_rank: int, control_dir: str) -> None:
     """Give the agent the last words of the rank that failed, in the place of those of the host's first. how: it ended,
     where it had none."""
     beats: list[dict[str, Any]] = []
@@ -143,7 +145,7 @@ def _speak_for(how: str, local_rank: int, control_dir: str) -> None:
         with contextlib.suppress(OSError, ValueError), open(os.path.join(control_dir, name), "rb") as file:
             beats.append(json.load(file))
     if not beats or beats[-1].get("state") != "failed" or (local_rank and len(beats) == 1):
-        beats.append({**(beats[0] if beats else {}), "state": "failed", "message": how, "says_all": False})
+        beats.append({**(beats[0] if beats else {}), "state": "failed", "message": ending, "says_all": False})
     with contextlib.suppress(OSError):  # the log has them too
         atomic.write_json(os.path.join(control_dir, last_words(0)), beats[-1])
 
@@ -159,8 +161,8 @@ def lay_out(spec: Spec) -> None:
     try:
         shutil.copytree(spec.folder, spec.work, dirs_exist_ok=True)
     except shutil.Error as error:  # of each file that could not be copied: from, to, why
-        _, to, why = error.args[0][0]
-        raise OSError(0, why, to) from None
+        _, to, reason = error.args[0][0]
+        raise OSError(0, reason, to) from None
     with open(stamp, "w", encoding="ascii") as file:
         file.write(name)
 
@@ -169,21 +171,21 @@ def variables(
     spec: Spec, environment: ProcessEnvironment, local_rank: int, inherited: Mapping[str, str], cpus: int
 ) -> dict[str, str]:
     """The whole environment of one rank. cpus: those that the ranks of this host share."""
-    of_command = spec.folder is not None
-    found = {name: value for name, value in inherited.items() if not (of_command and name in OURS)}
+    is_command = spec.folder is not None
+    result = {name: value for name, value in inherited.items() if not (is_command and name in OURS)}
     _, _, user_path = inherited.get("PYTHONPATH", "").partition(os.pathsep)
-    if of_command and user_path:
-        found["PYTHONPATH"] = user_path
-    found.pop(SECRETS_FILE, None)
-    found["PYTHONUNBUFFERED"] = "1"
+    if is_command and user_path:
+        result["PYTHONPATH"] = user_path
+    result.pop(SECRETS_FILE, None)
+    result["PYTHONUNBUFFERED"] = "1"
     if spec.layer is not None:
-        path = found.get("PATH", os.defpath)
-        found |= command_environment.variables(spec.layer, spec.python or sys.executable, path)
+        path = result.get("PATH", os.defpath)
+        result |= command_environment.variables(spec.layer, spec.python or sys.executable, path)
     elif spec.python is not None:
-        found["PATH"] = os.pathsep.join([os.path.dirname(spec.python), found.get("PATH", os.defpath)])
+        result["PATH"] = os.pathsep.join([os.path.dirname(spec.python), result.get("PATH", os.defpath)])
     if spec.ranks.per_host > 1:  # each rank would start as many threads as there are processors
-        found.setdefault("OMP_NUM_THREADS", str(max(1, cpus // spec.ranks.per_host)))
-    return {**found, **rank_variables(environment, spec.ranks, local_rank)}
+        result.setdefault("OMP_NUM_THREADS", str(max(1, cpus // spec.ranks.per_host)))
+    return {**result, **rank_variables(environment, spec.ranks, local_rank)}
 
 
 class Rank:
@@ -253,15 +255,15 @@ class Rank:
         lines = self.last.decode(errors="replace").splitlines()[-causes.lines_before(self.code() or 0) :]
         return "\n".join([*lines, os.strerror(errno.ENOSPC)] if self.unwritten else lines)
 
-    def how(self) -> str:
+    def ending(self) -> str:
         code = self.code() or 0
         try:
-            words = (
+            text = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
         except ValueError:
-            words = f"was killed by signal {-code}"
-        return f"rank {self.number} {words}" if self._tag else f"the command {words}"
+            text = f"was killed by signal {-code}"
+        return f"rank {self.number} {text}" if self._tag else f"the command {text}"
 
 
 def _written_short(data: bytes) -> int:
@@ -291,10 +293,12 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
         for local_rank in range(spec.ranks.per_host):
             number = environment.process_id * spec.ranks.per_host + local_rank
             tag = f"[{number}] ".encode() if spec.ranks.per_host > 1 else b""
-            told = variables(spec, environment, local_rank, os.environ, cpus)
-            told |= {**secrets, **({SECRET_NAMES: ",".join(secrets)} if secrets else {})}
+            rank_environment = variables(spec, environment, local_rank, os.environ, cpus)
+            rank_environment |= {**secrets, **({SECRET_NAMES: ",".join(secrets)} if secrets else {})}
             masker = Masker(secrets.values())
-            ranks.append(Rank(number, [program, *spec.words[1:]], told, spec.work, tag, masker))
+            ranks.append(
+                Rank(number, [program, *spec.words[1:]], rank_environment, spec.work, tag, masker)
+            )
     except OSError:
         for rank in ranks:
             rank.send(signal.SIGKILL)
@@ -302,7 +306,7 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
     return ranks
 
 
-def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
+def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) -> int:
     ranks = start(spec, run.environment)
     run.heartbeat.state("joined")
     progress, joining = (
@@ -315,11 +319,11 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
         progress.look()
         joining.look()
 
-    first = wait(ranks, told, look, is_job=False)
+    first = wait(ranks, stop_requested, look, is_job=False)
     for rank in ranks:
         rank.drain()
     progress.look(at_end=True)
-    if told.is_set() or (first is not None and first.code() == RESUME_ME):
+    if stop_requested.is_set() or (first is not None and first.code() == RESUME_ME):
         process.finish_early(run, progress.step)
         return RESUME_ME
     if first is not None:
@@ -327,16 +331,16 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
         for rank in ranks:
             rank.complete_log()
         code = first.code() or 0
-        why = _cause(first, joining, run, spec)
-        message = first.how() if why is None else f"{first.how()}: {why}"
+        explanation = _cause(first, joining, run, spec)
+        message = first.ending() if explanation is None else f"{first.ending()}: {explanation}"
         # What a program prints that a signal ends is the stack trace of a library.
-        process.end_as_failed(run, message, says_all=why is not None and code < 0)
+        process.end_as_failed(run, message, says_all=explanation is not None and code < 0)
         return code if code >= 0 else 128 - code
-    if run.environment.is_first and not _others_are_done(run, told):
+    if run.environment.is_first and not _others_are_done(run, stop_requested):
         process.finish_early(run, progress.step)
         return RESUME_ME
-    found = event_files(run.environment.run_dir) if run.environment.is_first else None
-    process.finish(run, "done", progress.final() | ({} if found is None else {"tensorboard": found}))
+    events = event_files(run.environment.run_dir) if run.environment.is_first else None
+    process.finish(run, "done", progress.final() | ({} if events is None else {"tensorboard": events}))
     return DONE
 
 
@@ -357,20 +361,22 @@ def _places(run: process.Run, spec: Spec) -> list[str]:
 
 def event_files(run_dir: str) -> str | None:
     """Return the folder of a run directory in which all TensorBoard event files lie; None where there are none."""
-    folders, of_hosts = [], os.path.join(run_dir, run_directory.HOST_EVENTS)
+    folders, host_events = [], os.path.join(run_dir, run_directory.HOST_EVENTS)
     for folder, inner, names in os.walk(run_dir):  # nothing, where it is a URL
-        inner[:] = [] if folder == of_hosts else [name for name in inner if name != run_directory.CHECKPOINTS]
+        inner[:] = (
+            [] if folder == host_events else [name for name in inner if name != run_directory.CHECKPOINTS]
+        )
         if any(name.startswith(EVENT_FILES) for name in names):
             folders.append(folder)
     return os.path.relpath(os.path.commonpath(folders), run_dir) if folders else None
 
 
 def wait(
-    ranks: Sequence[Rank], told: threading.Event, look: Callable[[], None], *, is_job: bool
+    ranks: Sequence[Rank], stop_requested: threading.Event, look: Callable[[], None], *, is_job: bool
 ) -> Rank | None:
     """Wait until all ranks have ended; return the first that ended with anything but 0.
 
-    One that fails takes its siblings along. A SIGTERM that this process got (`told`) is passed on to all. Of a job, a
+    One that fails takes its siblings along. A SIGTERM that this process got is passed on to all. Of a job, a
     rank that failed by itself counts before one that lost it, that before one that has saved, and that before one that
     was told to stop before it had begun.
     """
@@ -383,12 +389,15 @@ def wait(
             failed = [rank for rank in (first, *ranks) if rank is not None and rank.code()]
             worst = min(failed, key=_order if is_job else lambda _: 0, default=None)
             if worst is not None and worst is not first:
-                first, deadline = worst, now_s + _grace_s(worst, is_told=told.is_set(), is_job=is_job)
+                first, deadline = (
+                    worst,
+                    now_s + _grace_s(worst, is_told=stop_requested.is_set(), is_job=is_job),
+                )
         if not alive:
             return first
         # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.
         is_saving = first is not None and first.code() == RESUME_ME
-        if not were_told and (told.is_set() or is_saving or (first is not None and not is_job)):
+        if not were_told and (stop_requested.is_set() or is_saving or (first is not None and not is_job)):
             were_told = True
             _send(alive, signal.SIGTERM)
         if now_s > deadline:
@@ -416,16 +425,16 @@ def _send(ranks: Sequence[Rank], signum: int) -> None:
         rank.send(signum)
 
 
-def _others_are_done(run: process.Run, told: threading.Event) -> bool:
+def _others_are_done(run: process.Run, stop_requested: threading.Event) -> bool:
     """Wait until every other host says that it is done, and then return True; False: told to stop meanwhile.
 
     The result says "done" of all hosts. One that fails has this process ended by its agent.
     """
-    others = [run_directory.heartbeat(index) for index in range(1, run.environment.num_processes)]
-    while not told.is_set():
+    names = [run_directory.heartbeat(index) for index in range(1, run.environment.num_processes)]
+    while not stop_requested.is_set():
         beats: Sequence[dict[str, Any] | None] = [None]
         try:
-            beats = run.directory.read_jsons(others) if others else []
+            beats = run.directory.read_jsons(names) if names else []
         except Exception as error:  # a bucket's library raises kinds of its own
             _asked_again("whether the other hosts are done", error)
         run.heartbeat.tick()
@@ -434,12 +443,12 @@ def _others_are_done(run: process.Run, told: threading.Event) -> bool:
             for beat in beats
         ):
             return True
-        told.wait(METRICS_PERIOD_S[run.directory.is_remote])
+        stop_requested.wait(METRICS_PERIOD_S[run.directory.is_remote])
     return False
 
 
-def _asked_again(what: str, error: Exception) -> None:
-    print(f"tpu-stack: {what} is not known now, and is asked again: {error}", flush=True)
+def _asked_again(question: str, error: Exception) -> None:
+    print(f"tpu-stack: {question} is not known now, and is asked again: {error}", flush=True)
 
 
 class Progress:
@@ -483,8 +492,8 @@ class Progress:
         if self._spec.progress is None:
             return None
         with contextlib.suppress(OSError):
-            found = os.stat(os.path.join(self._spec.work or "", self._spec.progress))
-            return found.st_size, found.st_mtime_ns
+            status = os.stat(os.path.join(self._spec.work or "", self._spec.progress))
+            return status.st_size, status.st_mtime_ns
         return None
 
     def final(self) -> dict[str, Any]:

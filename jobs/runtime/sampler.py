@@ -77,9 +77,9 @@ def main(parent: int) -> None:
             if os.fstat(2).st_size > LOG_LIMIT_BYTES:
                 os.ftruncate(2, 0)
             values, capacity = host.sample()
-            each = devices.latest() if devices is not None else []
-            together, most = summary(each)
-            record.add({**values, **together}, {**capacity, **most}, each)
+            device_values = devices.latest() if devices is not None else []
+            together, device_capacity = summary(device_values)
+            record.add({**values, **together}, {**capacity, **device_capacity}, device_values)
         except (
             Exception
         ) as error:  # a bucket's library raises kinds of its own, and the next sample may succeed
@@ -147,12 +147,12 @@ class Host:
 
     def _run_memory(self) -> int:
         """Resident bytes of all processes of the run on this host but the sampler."""
-        found = 0
+        total = 0
         for process in [self._run, *self._run.children(recursive=True)]:
             with contextlib.suppress(self._psutil.Error):
                 if os.getpid() not in (process.pid, process.ppid()):
-                    found += process.memory_info().rss
-        return found
+                    total += process.memory_info().rss
+        return total
 
     def _step(self) -> int | None:
         with (
@@ -219,8 +219,8 @@ def event(time_s: float, step: int, values: Values) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    told = {name: value for name, value in values.items() if value is not None and name != "step"}
-    scalars = [Summary.Value(tag=f"host/{name}", simple_value=value) for name, value in told.items()]
+    known_values = {name: value for name, value in values.items() if value is not None and name != "step"}
+    scalars = [Summary.Value(tag=f"host/{name}", simple_value=value) for name, value in known_values.items()]
     data: bytes = Event(wall_time=time_s, step=step, summary=Summary(value=scalars)).SerializeToString()
 
     def with_checksum(piece: bytes) -> bytes:  # masked, as TFRecord files have it
@@ -286,23 +286,23 @@ class Devices:
 
 def summary(devices: Sequence[Values]) -> tuple[dict[str, float], dict[str, float]]:
     """What a host's devices come to, and the most that it can be; see `host_samples.COLUMNS`."""
-    known = {
-        name: [value for each in devices if (value := each.get(name)) is not None]
+    columns = {
+        name: [value for device in devices if (value := device.get(name)) is not None]
         for name in ("duty_pct", "tensorcore_pct", "throttled_pct", "idle_s")
     }
-    found = {
+    host_values = {
         name: max(values) if name in ("throttled_pct", "idle_s") else sum(values) / len(values)
-        for name, values in known.items()
+        for name, values in columns.items()
         if values
     }
-    if len(known["duty_pct"]) > 1:
-        found["duty_least_pct"] = min(known["duty_pct"])
-    memories = [(each.get("hbm_mib"), each.get("hbm_total_mib")) for each in devices]
+    if len(columns["duty_pct"]) > 1:
+        host_values["duty_least_pct"] = min(columns["duty_pct"])
+    memories = [(device.get("hbm_mib"), device.get("hbm_total_mib")) for device in devices]
     pairs = [(used, total) for used, total in memories if used is not None and total]
     if not pairs:
-        return found, {}
+        return host_values, {}
     used, total = max(pairs, key=lambda pair: pair[0] / pair[1])
-    return {**found, "hbm_mib": used}, {"hbm_mib": total}
+    return {**host_values, "hbm_mib": used}, {"hbm_mib": total}
 
 
 def gpu_reader() -> Reader:
@@ -320,16 +320,16 @@ def gpu_reader() -> Reader:
     slowed = sum(getattr(nvml, f"nvmlClocksThrottleReason{kind}") for kind in kinds)
 
     def read_one(handle: Any) -> Values:
-        found: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}
         with contextlib.suppress(nvml.NVMLError):  # some GPUs lack one of these
-            found["duty_pct"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            values["duty_pct"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
         with contextlib.suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            found |= {"hbm_mib": memory.used / MIB, "hbm_total_mib": memory.total / MIB}
+            values |= {"hbm_mib": memory.used / MIB, "hbm_total_mib": memory.total / MIB}
         with contextlib.suppress(nvml.NVMLError):
             reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            found["throttled_pct"] = 100.0 if reasons & slowed else 0.0
-        return found
+            values["throttled_pct"] = 100.0 if reasons & slowed else 0.0
+        return values
 
     return lambda: [read_one(handle) for handle in handles]
 
@@ -361,10 +361,10 @@ def tpu_reader() -> Reader:
         if name in supported:
             with contextlib.suppress(Exception):  # nothing is known while no program is loaded
                 # "20.00", and of the throttle score "1-0": the device, a dash, its value
-                if found := [
+                if values := [
                     float(text.rpartition("-")[2]) for text in tpumonitoring.get_metric(name).data()
                 ]:
-                    return found
+                    return values
         return [] if port_name is None else at_port(port_name)
 
     def read_all() -> list[Values]:
@@ -375,7 +375,7 @@ def tpu_reader() -> Reader:
         count = max(map(len, columns.values()))
         # A chip of v2 and v3 is two devices: what is told of a chip is said of both.
         return [
-            {name: each[index * len(each) // count] for name, each in columns.items() if each}
+            {name: values[index * len(values) // count] for name, values in columns.items() if values}
             for index in range(count)
         ]
 
@@ -396,14 +396,14 @@ def tpu_port_reader() -> Callable[[str], list[float]]:
     asks = [grpc.insecure_channel(f"localhost:{port}").unary_unary(method) for port in ports]
 
     def inside(message: bytes, *path: int) -> list[Any]:
-        found: list[Any] = [message]
+        messages: list[Any] = [message]
         for number in path:
-            fields = [field for each in found for field in UnknownFieldSet(Empty.FromString(each))]
-            found = [field.data for field in fields if field.field_number == number]
-        return found
+            fields = [field for inner in messages for field in UnknownFieldSet(Empty.FromString(inner))]
+            messages = [field.data for field in fields if field.field_number == number]
+        return messages
 
     def read_one(name: str) -> list[float]:
-        found: list[tuple[int, float]] = []
+        values: list[tuple[int, float]] = []
         for ask in asks:
             with contextlib.suppress(
                 grpc.RpcError
@@ -414,8 +414,8 @@ def tpu_port_reader() -> Callable[[str], list[float]]:
                     floats = [
                         struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in inside(metric, 3, 1)
                     ]
-                    found += [(device, value) for value in floats or inside(metric, 3, 2)]
-        return [value for _, value in sorted(found)]
+                    values += [(device, value) for value in floats or inside(metric, 3, 2)]
+        return [value for _, value in sorted(values)]
 
     return read_one
 

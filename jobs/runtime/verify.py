@@ -88,37 +88,37 @@ def main(framework: Framework) -> None:
 
 def _verify(run: process.Run, config: Config, framework: Framework) -> Mapping[str, int]:
     """Check everything and write what was found; a wrong result raises no error here."""
-    where = run.environment.platform
+    platform_name = run.environment.platform
     run.prepare("devices")
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "host": socket.gethostname(),
         "cpus": len(os.sched_getaffinity(0)),
         "versions": versions(),
         **framework.facts(),
     }
     run.prepare("matmul")
-    size, repeats = config.matmul_size or MATMUL_SIZE[where], config.matmul_repeats
-    found["matmuls"] = []
-    for work in framework.matmuls(size, repeats, where):
+    size, repeats = config.matmul_size or MATMUL_SIZE[platform_name], config.matmul_repeats
+    report["matmuls"] = []
+    for work in framework.matmuls(size, repeats, platform_name):
         is_right, took_s = work.measured()
         rate = 2 * size**3 * repeats / took_s
-        found["matmuls"].append({"device": work.device, "is_right": is_right, "flops_per_s": rate})
+        report["matmuls"].append({"device": work.device, "is_right": is_right, "flops_per_s": rate})
     run.prepare("all-reduce")
-    mib = config.all_reduce_mib or ALL_REDUCE_MIB[where]
+    mib = config.all_reduce_mib or ALL_REDUCE_MIB[platform_name]
     is_right, took_s = framework.all_reduce(mib * 2**20 // 4).measured()
-    found["all_reduce"] = {"is_right": is_right, "mib": mib, "took_s": took_s}
+    report["all_reduce"] = {"is_right": is_right, "mib": mib, "took_s": took_s}
     # Every process comes out of the last sum at the same moment, so that this tells the clocks apart.
-    found["clock_s"] = time.time()
-    run.directory.write_json(f"verify/rank-{run.environment.process_id}.json", found)
+    report["clock_s"] = time.time()
+    run.directory.write_json(f"verify/rank-{run.environment.process_id}.json", report)
     return {"steps": 0}
 
 
 def versions() -> dict[str, str]:
     """Versions that have to be the same on all hosts."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -48,10 +48,14 @@ def choose(waiting: Sequence[int], shapes: Shapes) -> tuple[list[int], int, int]
     Returns: the places of the chosen rows, oldest first; the batch's size and length.
     """
     length = shapes.length(waiting[0])
-    padded = [shapes.length(each) for each in waiting]
-    same = [place for place, each in enumerate(padded) if each == length][: shapes.sizes[-1]]
+    padded = [shapes.length(row_length) for row_length in waiting]
+    same = [place for place, padded_length in enumerate(padded) if padded_length == length][
+        : shapes.sizes[-1]
+    ]
     size = shapes.size(len(same))
-    shorter = [place for place, each in enumerate(padded) if each < length][: size - len(same)]
+    shorter = [place for place, padded_length in enumerate(padded) if padded_length < length][
+        : size - len(same)
+    ]
     return sorted(same + shorter), size, length
 
 
@@ -69,20 +73,20 @@ class Full(Exception):
 
 @dataclasses.dataclass(kw_only=True)
 class Waiting:
-    """A row that waits for its output, which `put` takes."""
+    """A row that waits for its output, which `output` takes."""
 
     row: Row
-    put: asyncio.Future[Any]
+    output: asyncio.Future[Any]
     since_s: float = dataclasses.field(default_factory=time.monotonic)
 
     def settle(self, output: Any) -> None:
         """Answer with an output, or raise an error where it is awaited, unless it was given up."""
-        if self.put.done():
+        if self.output.done():
             return
         if isinstance(output, Exception):
-            self.put.set_exception(output)
+            self.output.set_exception(output)
         else:
-            self.put.set_result(output)
+            self.output.set_result(output)
 
 
 Observe = Callable[[int, int, int, float, float], None]
@@ -125,22 +129,22 @@ class Batcher:
         if len(self._waiting) + len(rows) > self.most_waiting:
             raise Full(max(1, math.ceil(self._row_s * len(self._waiting))))
         loop = asyncio.get_running_loop()
-        mine = [Waiting(row=row, put=loop.create_future()) for row in rows]
+        mine = [Waiting(row=row, output=loop.create_future()) for row in rows]
         self._waiting += mine
         self._some.set()
         try:
-            return [await each.put for each in mine]
+            return [await row.output for row in mine]
         finally:
-            for each in mine:
-                if not each.put.cancel() and not each.put.cancelled():
-                    each.put.exception()  # asyncio logs what nobody has looked at
-            if any(each.put.cancelled() for each in mine):
+            for row in mine:
+                if not row.output.cancel() and not row.output.cancelled():
+                    row.output.exception()  # asyncio logs what nobody has looked at
+            if any(row.output.cancelled() for row in mine):
                 # Who gives up takes the rows along: while the model is busy, they would keep others out.
-                self._waiting = collections.deque(each for each in self._waiting if not each.put.done())
+                self._waiting = collections.deque(row for row in self._waiting if not row.output.done())
 
     async def run(self) -> None:
         """Compute what comes, until it is cancelled. An error that is not a row's ends it: see `failure`."""
-        several: list[Waiting] = []
+        batch: list[Waiting] = []
         try:
             while True:
                 while not self._waiting:
@@ -149,32 +153,32 @@ class Batcher:
                 taken = self._take()
                 if taken is None:
                     continue
-                several, size, length = taken
+                batch, size, length = taken
                 began_s = self.busy_since_s = time.monotonic()
-                for row, output in zip(several, await self._outputs(several, size, length), strict=True):
+                for row, output in zip(batch, await self._outputs(batch, size, length), strict=True):
                     row.settle(output)
                 took_s, self.busy_since_s = time.monotonic() - began_s, None
                 self._row_s = (
-                    0.9 * self._row_s + 0.1 * took_s / len(several) if self._row_s else took_s / len(several)
+                    0.9 * self._row_s + 0.1 * took_s / len(batch) if self._row_s else took_s / len(batch)
                 )
-                waited_s = began_s - min(each.since_s for each in several)
-                self._observe(len(several), size, length, waited_s, took_s)
+                waited_s = began_s - min(row.since_s for row in batch)
+                self._observe(len(batch), size, length, waited_s, took_s)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             traceback.print_exc()
             self.failure = error
-            for row in [*several, *self._waiting]:
+            for row in [*batch, *self._waiting]:
                 row.settle(BatchingEndedError())
             raise
 
-    async def _outputs(self, several: Sequence[Waiting], size: int, length: int) -> Sequence[Any]:
+    async def _outputs(self, batch: Sequence[Waiting], size: int, length: int) -> Sequence[Any]:
         """Return the output of each row, or what the model raised for it.
 
         Each framework has errors of its own, so all kinds count. Rows whose batch failed are computed one by one:
         only those that fail alone have failed.
         """
-        rows = [each.row for each in several]
+        rows = [entry.row for entry in batch]
         compute = functools.partial(self._predictor.compute, rows, size, length)
         try:
             outputs = await asyncio.get_running_loop().run_in_executor(self._thread, compute)
@@ -185,18 +189,18 @@ class Batcher:
                 return [error]
             return [
                 output
-                for each in several
-                for output in await self._outputs([each], self.shapes.sizes[0], length)
+                for entry in batch
+                for output in await self._outputs([entry], self.shapes.sizes[0], length)
             ]
         return outputs
 
     def _take(self) -> tuple[list[Waiting], int, int] | None:
         """Take the rows of the next batch out of those that wait; None: all that waited have given up."""
-        there = [each for each in self._waiting if not each.put.done()]
-        if not there:
+        waiting = [row for row in self._waiting if not row.output.done()]
+        if not waiting:
             self._waiting.clear()
             return None
-        places, size, length = choose([each.row.length for each in there], self.shapes)
+        places, size, length = choose([row.row.length for row in waiting], self.shapes)
         chosen = {*places}
-        self._waiting = collections.deque(each for place, each in enumerate(there) if place not in chosen)
-        return [there[place] for place in places], size, length
+        self._waiting = collections.deque(row for place, row in enumerate(waiting) if place not in chosen)
+        return [waiting[place] for place in places], size, length

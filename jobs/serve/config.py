@@ -51,31 +51,31 @@ def is_loopback(address: str) -> bool:
 
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as 1,4,16, ascending. Raises ValueError: it is none."""
-    found = tuple(sorted({int(each) for each in text.split(",")}))
-    if found[0] < 1:
+    values = tuple(sorted({int(number) for number in text.split(",")}))
+    if values[0] < 1:
         raise ValueError(text)
-    return found
+    return values
 
 
 def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - one model on one device
-    found = []
+    messages = []
     for name in ("batch_sizes", "lengths"):
         text = getattr(config, name)
         try:
             numbers(text or "1")
         except ValueError:
-            found.append(
+            messages.append(
                 f'--{name.replace("_", "-")} {text}: must be numbers of at least 1, such as "1,4,16"'
             )
     for name, value in vars(config).items():
         if name.startswith("most_") and value < 1:
-            found.append(f"--{name.replace('_', '-')} {value}: must be at least 1")
+            messages.append(f"--{name.replace('_', '-')} {value}: must be at least 1")
         if name.endswith("_s") and value <= 0:
-            found.append(f"--{name.replace('_', '-')} {value}: must be more than 0")
+            messages.append(f"--{name.replace('_', '-')} {value}: must be more than 0")
     if not 0 <= config.port < 2**16:
-        found.append(f"--port {config.port}: must be a port, or 0 for a free one")
+        messages.append(f"--port {config.port}: must be a port, or 0 for a free one")
     if not is_loopback(config.address) and config.token_file is None:
-        found.append(
+        messages.append(
             f"--address {config.address}: is not loopback, so a token is needed; name its file with --token-file"
         )
-    return found
+    return messages

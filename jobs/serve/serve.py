@@ -13,7 +13,7 @@ from jobs.runtime import preemption, process
 from jobs.runtime.prediction import Predictor
 from jobs.serve.config import Config
 from jobs.serve.data import local_copy
-from jobs.serve.server import Server, shapes_of, warm
+from jobs.serve.server import Server, batch_shapes, warm
 
 LOOK_S = 0.5
 STUCK_S = 5.0
@@ -39,7 +39,7 @@ def serve(run: process.Run, config: Config) -> process.Final:
     """Serve until SIGTERM, which ends what is under way first."""
     run.prepare("loading the model")
     predictor = load(config, run.environment.cache_dir)
-    shapes = shapes_of(config, predictor)
+    shapes = batch_shapes(config, predictor)
     run.prepare(f"compiling for {len(shapes.all)} shapes of batches")
     warm(predictor, shapes, run.heartbeat.tick)
     stopped = threading.Event()

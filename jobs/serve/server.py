@@ -249,11 +249,11 @@ class Server:
             encoded = self._encode(inputs)
         else:
             encoded = await run_in_threadpool(self._encode, inputs)
-        outputs = iter(await self._compute([row for each in encoded for row in each.rows]))
+        outputs = iter(await self._compute([row for encoding in encoded for row in encoding.rows]))
         answers = [
-            dataclasses.replace(answer, input=name).told()
-            for name, each in zip(inputs.names, encoded, strict=True)
-            for answer in each.answers([next(outputs) for _ in each.rows])
+            dataclasses.replace(answer, input=name).as_json()
+            for name, encoding in zip(inputs.names, encoded, strict=True)
+            for answer in encoding.answers([next(outputs) for _ in encoding.rows])
         ]
         return JSONResponse({"answers": answers})
 
@@ -286,9 +286,9 @@ class Server:
             HTTPException: there is no room now, or the model takes too long.
             Exception: the model failed.
         """
-        most, wait_s = self.batcher.most_waiting, self._config.wait_s
-        if len(rows) > most:
-            raise RequestError(f"the request needs {len(rows)} rows, and at most {most} can wait; divide it")
+        limit, wait_s = self.batcher.most_waiting, self._config.wait_s
+        if len(rows) > limit:
+            raise RequestError(f"the request needs {len(rows)} rows, and at most {limit} can wait; divide it")
         try:
             async with asyncio.timeout(wait_s):
                 return await self.batcher.compute(rows)
@@ -379,7 +379,7 @@ _unauthorized = JSONResponse(
 )
 
 
-def shapes_of(config: Config, predictor: Predictor) -> Shapes:
+def batch_shapes(config: Config, predictor: Predictor) -> Shapes:
     """Return the shapes that the options ask for; the last length is the model's longest at most."""
     longest = predictor.longest
     desired = numbers(config.lengths) if config.lengths and longest > 1 else lengths(longest)

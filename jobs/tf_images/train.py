@@ -142,7 +142,7 @@ class Training:
         )
         # Other devices have batches brought to them ahead, by threads that wait in their place.
         self.is_waiting_seen = run.environment.platform == "cpu"
-        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
+        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.all_processes)
         self.pictures = Pictures(
             index=index,
             whole=whole,

@@ -4,4 +4,4 @@ from jobs.runtime import process
 from jobs.tf_squad.config import Config
 
 if __name__ == "__main__":
-    process.main(Config, process.train_of("jobs.tf_squad.train"))
+    process.main(Config, process.import_train("jobs.tf_squad.train"))

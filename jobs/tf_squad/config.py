@@ -113,23 +113,23 @@ def learning_rate(config: Config, width: int) -> float:
 
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on so many devices; empty where it can run."""
-    found = outside(config, RANGES)
+    messages = outside(config, RANGES)
     if config.scratch and config.init_from is None:
-        found.append(
+        messages.append(
             "--scratch: takes tokenizer and sizes from --init-from; name a folder, or leave --scratch out"
         )
     room = config.max_length - min(QUESTION_TOKENS, config.max_length // 2) - 4
-    if not found and config.stride > room:
-        found.append(
+    if not messages and config.stride > room:
+        messages.append(
             f"--stride {config.stride}: with --max-length {config.max_length} a window may hold only {room} tokens of "
             f"the text, and between two windows some would be left out; choose at most {room}"
         )
-    found += profile_problems(config)
-    return found or batch_problems(config.batch_size, devices)
+    messages += profile_problems(config)
+    return messages or batch_problems(config.batch_size, devices)
 
 
 RANGES = {
-    **{each.name: OF_GLUE[each.name] for each in dataclasses.fields(Config) if each.name in OF_GLUE},
+    **{field.name: OF_GLUE[field.name] for field in dataclasses.fields(Config) if field.name in OF_GLUE},
     **dict.fromkeys(("stride", "answer_length", "best_spans", "steps_per_call"), at_least(1)),
     "max_length": at_least(16),
     "null_threshold": FINITE,

@@ -56,7 +56,7 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     Raises:
         Unreachable: a place does not answer now.
     """
-    found: list[str] = []
+    messages: list[str] = []
     for check in (
         lambda: read(config),
         lambda: config.init_from and open_pretrained(config, config.init_from, cache_dir, lambda _: None),
@@ -66,8 +66,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
         except Unreachable:
             raise
         except RequestError as error:
-            found += str(error).splitlines()
-    return found
+            messages += str(error).splitlines()
+    return messages
 
 
 def read(config: Config) -> Dataset:
@@ -79,28 +79,28 @@ def read(config: Config) -> Dataset:
     if config.data == TOPICS:
         if config.eval_data is not None:
             raise RequestError(f"--data {TOPICS}: has held-out questions of its own; leave out --eval-data")
-        train, held_out = _split(config, _of_topics())
+        train, held_out = _split(config, _topic_questions())
     elif config.eval_data is None:
         train, held_out = _split(config, _read("--data", config.data))
     else:
         train, held_out = _read("--data", config.data), _read("--eval-data", config.eval_data)
-    if not any(each.answers for each in train):
+    if not any(question.answers for question in train):
         raise RequestError(f"--data {config.data}: no question has an answer; there is nothing to learn from")
     warnings = []
-    both = len({each[2:4] for each in train} & {each[2:4] for each in held_out})
+    both = len({question[2:4] for question in train} & {question[2:4] for question in held_out})
     if both and config.eval_data is not None:
         warnings.append(f"--eval-data {config.eval_data}: questions that are trained on too: {both}")
     return Dataset(
         train=tuple(train),
         eval=tuple(held_out),
-        has_unanswerable=not all(each.answers for each in (*train, *held_out)),
+        has_unanswerable=not all(question.answers for question in (*train, *held_out)),
         fingerprint=hashlib.sha256(json.dumps([train, held_out]).encode()).hexdigest(),
         baseline=_baseline(train, held_out),
         warnings=tuple(warnings),
     )
 
 
-def _of_topics() -> list[Question]:
+def _topic_questions() -> list[Question]:
     return [
         Question(f"{topic}-{number}-{place}", topic, text, question, answers, starts)
         for number, (topic, text, questions) in enumerate(topics.texts())
@@ -111,17 +111,17 @@ def _of_topics() -> list[Question]:
 def _split(config: Config, questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
     """What is trained on and what is held out, by a hash: of the title where there are enough titles to hold one out
     in all likelihood, else of the text. So no text is in both."""
-    titles = {each.title for each in questions}
+    titles = {question.title for question in questions}
     by_title = config.data != TOPICS and len(titles) >= 4 / config.eval_fraction
     splits: tuple[list[Question], list[Question]] = ([], [])
-    for each in questions:
-        key = each.title if by_title else each.text
+    for question in questions:
+        key = question.title if by_title else question.text
         share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
-        splits[share < config.eval_fraction].append(each)
+        splits[share < config.eval_fraction].append(question)
     if not all(splits):
-        which, remedy = ("every", "lower") if splits[1] else ("no", "raise")
+        share_text, remedy = ("every", "lower") if splits[1] else ("no", "raise")
         raise RequestError(
-            f"--data {config.data}: {which} question of {len(questions)} falls into the held-out share; {remedy} "
+            f"--data {config.data}: {share_text} question of {len(questions)} falls into the held-out share; {remedy} "
             f"--eval-fraction {config.eval_fraction}, bring more texts, or name a file with --eval-data"
         )
     return splits
@@ -129,12 +129,12 @@ def _split(config: Config, questions: Sequence[Question]) -> tuple[list[Question
 
 def _baseline(train: Sequence[Question], held_out: Sequence[Question]) -> float:
     places: Counter[tuple[int, int]] = Counter()
-    for each in train:
-        first = len(each.text[: each.starts[0]].split()) if each.starts else 0
-        places[first, first + len(each.answers[0].split()) if each.answers else 0] += 1
+    for question in train:
+        first = len(question.text[: question.starts[0]].split()) if question.starts else 0
+        places[first, first + len(question.answers[0].split()) if question.answers else 0] += 1
     begin, end = min(places, key=lambda place: (-places[place], place))
-    said = {each.id: " ".join(each.text.split()[begin:end]) for each in held_out}
-    return scores.scores(said, {each.id: each.answers for each in held_out})["f1"]
+    answers = {question.id: " ".join(question.text.split()[begin:end]) for question in held_out}
+    return scores.scores(answers, {question.id: question.answers for question in held_out})["f1"]
 
 
 # --- SQuAD's files -----------------------------------------------------------------------------------------
@@ -163,21 +163,21 @@ class _Reader:
         self._option = option
         self._seen: set[str] = set()
 
-    def questions(self, told: Any) -> Iterator[Question]:
-        articles = self._get(told, "the file", "data", list)
+    def questions(self, document: Any) -> Iterator[Question]:
+        articles = self._get(document, "the file", "data", list)
         for n, article in enumerate(articles or []):
             place = f"data[{n}]"
             title = article.get("title") if isinstance(article, dict) else None
             for m, paragraph in enumerate(self._get(article, place, "paragraphs", list) or []):
-                within = f"{place}.paragraphs[{m}]"
-                text = self._text(paragraph, within, "context")
-                for k, asked in enumerate(self._get(paragraph, within, "qas", list) or []):
-                    named = asked.get("id") if isinstance(asked, dict) else None
-                    found = self._question(
-                        asked, f"{within}.qas[{k}]" + (f" (id {named})" if named else ""), text
+                paragraph_place = f"{place}.paragraphs[{m}]"
+                text = self._text(paragraph, paragraph_place, "context")
+                for k, entry in enumerate(self._get(paragraph, paragraph_place, "qas", list) or []):
+                    named = entry.get("id") if isinstance(entry, dict) else None
+                    question = self._question(
+                        entry, f"{paragraph_place}.qas[{k}]" + (f" (id {named})" if named else ""), text
                     )
-                    if found is not None:
-                        yield found._replace(title=str(title or place))
+                    if question is not None:
+                        yield question._replace(title=str(title or place))
 
     def flat(self, path: str, rows: Iterable[Row]) -> Iterator[Question]:
         """Rows of a question each, as the Hugging Face Hub has them: all answers' texts, and all their places."""
@@ -197,29 +197,29 @@ class _Reader:
                 pairs = zip(texts, starts, strict=True)
                 answers = [{"text": text, "answer_start": start} for text, start in pairs]
                 row = {**row, "answers": answers, "is_impossible": not answers}
-            found = self._question(row, place, self._text(row, place, "context"))
-            if found is not None:
-                yield found._replace(title=str(row.get("title") or place))
+            question = self._question(row, place, self._text(row, place, "context"))
+            if question is not None:
+                yield question._replace(title=str(row.get("title") or place))
 
-    def _question(self, asked: Any, place: str, text: str | None) -> Question | None:
+    def _question(self, entry: Any, place: str, text: str | None) -> Question | None:
         before = len(self.wrong)
-        named, question = self._text(asked, place, "id"), self._text(asked, place, "question")
-        is_impossible = isinstance(asked, dict) and asked.get("is_impossible", False)
+        named, question = self._text(entry, place, "id"), self._text(entry, place, "question")
+        is_impossible = isinstance(entry, dict) and entry.get("is_impossible", False)
         answers = (
-            [] if is_impossible or not isinstance(asked, dict) else self._get(asked, place, "answers", list)
+            [] if is_impossible or not isinstance(entry, dict) else self._get(entry, place, "answers", list)
         )
-        said, starts = [], []
+        texts, starts = [], []
         for n, answer in enumerate(answers or []):
-            within = f"{place}.answers[{n}]"
-            words, start = (
-                self._text(answer, within, "text"),
-                self._get(answer, within, "answer_start", int),
+            answer_place = f"{place}.answers[{n}]"
+            answer_text, start = (
+                self._text(answer, answer_place, "text"),
+                self._get(answer, answer_place, "answer_start", int),
             )
-            if words is None or start is None or text is None:
+            if answer_text is None or start is None or text is None:
                 continue
-            if start < 0 or text[start : start + len(words)] != words:
-                self._say(within, _elsewhere(text, words, start))
-            said.append(words)
+            if start < 0 or text[start : start + len(answer_text)] != answer_text:
+                self._say(answer_place, _elsewhere(text, answer_text, start))
+            texts.append(answer_text)
             starts.append(start)
         if answers == [] and not is_impossible:
             self._say(place, "no answers, and is_impossible is not true; add one of the two")
@@ -228,49 +228,49 @@ class _Reader:
         if named is None or question is None or text is None or len(self.wrong) > before:
             return None
         self._seen.add(named)
-        return Question(named, "", text, question, tuple(said), tuple(starts))
+        return Question(named, "", text, question, tuple(texts), tuple(starts))
 
-    def _text(self, told: Any, place: str, name: str) -> str | None:
-        found: str | None = self._get(told, place, name, str)
-        if found is not None and not found.strip():
+    def _text(self, record: Any, place: str, name: str) -> str | None:
+        value: str | None = self._get(record, place, name, str)
+        if value is not None and not value.strip():
             self._say(place, f"{name} is empty")
-        elif found is not None and UNDECODABLE.search(found):
+        elif value is not None and UNDECODABLE.search(value):
             self._say(place, f"{name} is not UTF-8; convert the file (`iconv -f ENCODING -t UTF-8`)")
         else:
-            return found
+            return value
         return None
 
-    def _get(self, told: Any, place: str, name: str, kind: type) -> Any:
+    def _get(self, record: Any, place: str, name: str, kind: type) -> Any:
         """The field, or None where it has been said that it is not there or of another kind."""
-        if not isinstance(told, dict) or name not in told:
-            what = "has no" if isinstance(told, dict) else f"is no object ({told!r:.40}), so it has no"
-            self._say(place, f"{what} {name!r}")
-        elif kind is int and isinstance(told[name], Number) and told[name].lstrip("-").isdecimal():
-            return int(told[name])
-        elif not isinstance(told[name], kind) or isinstance(told[name], bool):
-            self._say(place, f"{name} must be {_KINDS[kind]}, and is {told[name]!r:.40}")
+        if not isinstance(record, dict) or name not in record:
+            problem = "has no" if isinstance(record, dict) else f"is no object ({record!r:.40}), so it has no"
+            self._say(place, f"{problem} {name!r}")
+        elif kind is int and isinstance(record[name], Number) and record[name].lstrip("-").isdecimal():
+            return int(record[name])
+        elif not isinstance(record[name], kind) or isinstance(record[name], bool):
+            self._say(place, f"{name} must be {_KINDS[kind]}, and is {record[name]!r:.40}")
         else:
-            return told[name]
+            return record[name]
         return None
 
-    def _say(self, place: str, what: str) -> None:
-        self.wrong.append(f"{self._option}: {place}: {what}")
+    def _say(self, place: str, problem: str) -> None:
+        self.wrong.append(f"{self._option}: {place}: {problem}")
 
 
 _KINDS = {list: "a list", str: "a text", int: "a whole number"}
 
 
-def _elsewhere(text: str, words: str, start: int) -> str:
+def _elsewhere(text: str, answer: str, start: int) -> str:
     """What is said of an answer that is not where it should be."""
-    found = f"the answer {words!r:.60} is not at answer_start {start}"
+    message = f"the answer {answer!r:.60} is not at answer_start {start}"
     if 0 <= start < len(text):
-        found += f", where the text has {text[start : start + len(words)]!r:.60}"
-    at = min(_all(text, words), key=lambda place: abs(place - start), default=None)
-    return f"{found}; " + ("it is nowhere in the text" if at is None else f"it is at {at}")
+        message += f", where the text has {text[start : start + len(answer)]!r:.60}"
+    at = min(_all(text, answer), key=lambda place: abs(place - start), default=None)
+    return f"{message}; " + ("it is nowhere in the text" if at is None else f"it is at {at}")
 
 
-def _all(text: str, words: str) -> Iterator[int]:
-    at = text.find(words)
+def _all(text: str, answer: str) -> Iterator[int]:
+    at = text.find(answer)
     while at >= 0:
         yield at
-        at = text.find(words, at + 1)
+        at = text.find(answer, at + 1)

@@ -65,10 +65,12 @@ def prepare(
     """
     folder, digest = None, hashlib.sha256()
     if config.init_from is None:
-        with tempfile.TemporaryDirectory() as here:
+        with tempfile.TemporaryDirectory() as temporary:
             distinct_texts = {question.text: 0 for question in questions}
-            train_tokenizer((*(question.question for question in questions), *distinct_texts), Path(here))
-            tokenizer = open_tokenizer(Path(here))
+            train_tokenizer(
+                (*(question.question for question in questions), *distinct_texts), Path(temporary)
+            )
+            tokenizer = open_tokenizer(Path(temporary))
         size = SIZES[config.model]
         settings: dict[str, Any] = {
             "hidden_size": size["width"],
@@ -130,8 +132,8 @@ class Dropout:
         self._number += 1
         seed = tf.random.experimental.stateless_fold_in(self._seed, self._number)
         count, dropped = tf.size(values), round(256 * share)
-        words = tf.random.stateless_uniform([-(-count // 4)], seed, None, None, tf.int32)
-        bytes_ = tf.reshape(tf.reshape(tf.bitcast(words, tf.uint8), [-1])[:count], tf.shape(values))
+        integers = tf.random.stateless_uniform([-(-count // 4)], seed, None, None, tf.int32)
+        bytes_ = tf.reshape(tf.reshape(tf.bitcast(integers, tf.uint8), [-1])[:count], tf.shape(values))
         return tf.where(bytes_ >= dropped, values * (256 / (256 - dropped)), tf.zeros((), values.dtype))
 
 
@@ -219,17 +221,17 @@ class Roberta(tf_keras.Model):  # type: ignore[misc]
 
     def variables_by_name(self) -> dict[str, Any]:
         """Each variable by Hugging Face's name; matrices are transposed there."""
-        found = {}
+        variables = {}
         for name, layer in self._named.items():
             kinds = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}
             for variable in layer.trainable_variables:
                 kind = variable.name.rpartition("/")[2].partition(":")[0]
-                found[f"{name}.{kinds.get(kind, kind)}"] = variable
-        return found
+                variables[f"{name}.{kinds.get(kind, kind)}"] = variable
+        return variables
 
     def decayed(self) -> list[Any]:
         """Variables with weight decay: matrices and tables."""
-        return [each for each in self.trainable_variables if each.shape.rank > 1]
+        return [variable for variable in self.trainable_variables if variable.shape.rank > 1]
 
     def weights_by_name(self) -> dict[str, np.ndarray[Any, Any]]:
         """Copies on the host, in PyTorch's layout."""
@@ -310,8 +312,8 @@ def export(directory: RunDirectory, beginning: Beginning, weights: Weights, note
 
     notes: the settings with which `jobs.tf_squad.predict` answers.
     """
-    with tempfile.TemporaryDirectory() as here:
-        folder = Path(here)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         settings = {
             **beginning.settings,
             "torch_dtype": "float32",
@@ -331,7 +333,7 @@ def export(directory: RunDirectory, beginning: Beginning, weights: Weights, note
 
         tf.saved_model.save(model, str(folder / SAVED_MODEL), serve)
         to = directory.path(EXPORT)
-        files_of(to).put_folder(here, to)
+        files_of(to).put_folder(temporary, to)
 
 
 def _describe_tokenizer(beginning: Beginning, folder: Path) -> None:
@@ -344,8 +346,8 @@ def _describe_tokenizer(beginning: Beginning, folder: Path) -> None:
         return
     beginning.tokenizer.model.save(str(folder))
     special = {"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>", "unk": "<unk>", "pad": "<pad>"}
-    told = {f"{role}_token": name for role, name in {**special, "mask": "<mask>"}.items()}
+    tokens = {f"{role}_token": name for role, name in {**special, "mask": "<mask>"}.items()}
     longest = beginning.settings["max_position_embeddings"] - beginning.settings["pad_token_id"] - 1
-    described = {"tokenizer_class": "RobertaTokenizerFast", "model_max_length": longest, **told}
+    described = {"tokenizer_class": "RobertaTokenizerFast", "model_max_length": longest, **tokens}
     (folder / names[0]).write_text(json.dumps(described, indent=2) + "\n")
-    (folder / names[1]).write_text(json.dumps(told, indent=2) + "\n")
+    (folder / names[1]).write_text(json.dumps(tokens, indent=2) + "\n")

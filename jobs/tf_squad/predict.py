@@ -45,7 +45,7 @@ class Reader:
         self._encoding = threading.Lock()  # `windows.encode` sets the tokenizer's ways
         self._network = tf.function(network.call, input_signature=[tf.TensorSpec((None, None), tf.int32)])
 
-    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+    def encode(self, value: str | bytes, second: str | None) -> Encoded:
         """As `Predictor` has it: the best places of the second text.
 
         Raises:
@@ -53,14 +53,14 @@ class Reader:
         """
         from jobs.tf_squad import windows
 
-        assert isinstance(given, str)
+        assert isinstance(value, str)
         if second is None or not second.strip():
             raise RequestError(
                 "--second: a model that answers questions needs the text that they are about; give it"
             )
-        if not given.strip():
+        if not value.strip():
             raise RequestError("a question is empty; ask something")
-        question = Question("0", "", second, given, (), ())
+        question = Question("0", "", second, value, (), ())
         with self._encoding:
             cut = windows.encode([question], self._tokenizer, self._config)
 
@@ -68,9 +68,11 @@ class Reader:
             scores = np.zeros((2, len(cut), self.longest), np.float32)
             for row, (start_S, end_S) in enumerate(outputs):
                 scores[0, row, : len(start_S)], scores[1, row, : len(end_S)] = start_S, end_S
-            (found,) = windows.answers(cut, scores[0], scores[1], self._config, may_be_none=self._may_be_none)
-            best = [Guess(text=said or NO_ANSWER, probability=share) for said, share in found.best[:BEST]]
-            return [Answer(input=given, best=best)]
+            (answer,) = windows.answers(
+                cut, scores[0], scores[1], self._config, may_be_none=self._may_be_none
+            )
+            best = [Guess(text=text or NO_ANSWER, probability=share) for text, share in answer.best[:BEST]]
+            return [Answer(input=value, best=best)]
 
         rows = [
             Row(length=int(length), values=ids_S[:length])
@@ -80,9 +82,9 @@ class Reader:
 
     def compute(self, rows: Sequence[Row], size: int, length: int) -> list[Any]:
         ids_BS = np.full((size, length), self._pad_id, np.int32)
-        for row, each in enumerate(rows):
-            ids_BS[row, : each.length] = each.values
-        start_BS, end_BS = (each.numpy() for each in self._network(ids_BS))
+        for row, encoded in enumerate(rows):
+            ids_BS[row, : encoded.length] = encoded.values
+        start_BS, end_BS = (scores.numpy() for scores in self._network(ids_BS))
         return list(zip(start_BS, end_BS, strict=True))[: len(rows)]
 
 

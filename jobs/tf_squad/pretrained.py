@@ -22,8 +22,12 @@ def open_pretrained(config: Config, source: str, cache_dir: Path, say: Callable[
         RequestError: there is no such folder, it lacks a file, its model is of another kind, or has too few positions.
     """
     folder = pretrained.open_pretrained(config, source, cache_dir, say)
-    told = json.loads((folder / CONFIG).read_bytes())
-    wrong = [f"{name} {told[name]!r}" for name, taken in TAKEN.items() if told.get(name, taken) != taken]
+    model_config = json.loads((folder / CONFIG).read_bytes())
+    wrong = [
+        f"{name} {model_config[name]!r}"
+        for name, taken in TAKEN.items()
+        if model_config.get(name, taken) != taken
+    ]
     if wrong:
         raise RequestError(
             f"--init-from {source}: {CONFIG} has {', '.join(wrong)}; this job takes "

@@ -25,32 +25,34 @@ def exact_match(answer: str, truth: str) -> float:
 
 def f1(answer: str, truth: str) -> float:
     """The harmonic mean of precision and recall over words; where one of the two is nothing, whether both are."""
-    said, right = normalised(answer).split(), normalised(truth).split()
-    if not said or not right:
-        return float(said == right)
-    common = sum((Counter(said) & Counter(right)).values())
-    return 2 * common / (len(said) + len(right))
+    words_given, right = normalised(answer).split(), normalised(truth).split()
+    if not words_given or not right:
+        return float(words_given == right)
+    common = sum((Counter(words_given) & Counter(right)).values())
+    return 2 * common / (len(words_given) + len(right))
 
 
 def best(score: Callable[[str, str], float], answer: str, truths: Sequence[str]) -> float:
     """The best score over the truths; without one that is more than punctuation and articles, no answer is right."""
-    return max(score(answer, truth) for truth in [each for each in truths if normalised(each)] or [""])
+    return max(
+        score(answer, truth) for truth in [candidate for candidate in truths if normalised(candidate)] or [""]
+    )
 
 
 def scores(answers: Mapping[str, str], truths: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Means over all questions, by their ids; where some have no answer, over those with and without one too."""
-    found = {
+    by_score = {
         name: {key: best(score, answers[key], right) for key, right in truths.items()}
         for name, score in (("f1", f1), ("exact_match", exact_match))
     }
-    told = {name: _mean(of.values()) for name, of in found.items()}
+    means = {name: _mean(values.values()) for name, values in by_score.items()}
     without = {key for key, right in truths.items() if not right}
     if without:
-        told["no_answer_exact_match"] = _mean(found["exact_match"][key] for key in without)
+        means["no_answer_exact_match"] = _mean(by_score["exact_match"][key] for key in without)
     if without and len(without) < len(truths):
-        for name, of in found.items():
-            told[f"has_answer_{name}"] = _mean(value for key, value in of.items() if key not in without)
-    return told
+        for name, values in by_score.items():
+            means[f"has_answer_{name}"] = _mean(value for key, value in values.items() if key not in without)
+    return means
 
 
 def _mean(values: Iterable[float]) -> float:

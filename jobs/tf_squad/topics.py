@@ -44,11 +44,11 @@ def texts() -> Iterator[Text]:
     from pydoc_data.topics import topics
 
     # Topics contain each other, and what is held out must not be among what is trained on.
-    seen: set[str] = set()
-    for topic, whole in topics.items():
+    used: set[str] = set()
+    for topic, article in topics.items():
         gathered = ""
-        for sentence in (*_sentences(whole), ""):
-            if sentence in seen or len(sentence) > MOST_CHARACTERS:
+        for sentence in (*_sentences(article), ""):
+            if sentence in used or len(sentence) > MOST_CHARACTERS:
                 continue
             if not sentence or len(gathered) + len(sentence) >= MOST_CHARACTERS:
                 if questions := list(_questions(gathered)):
@@ -56,7 +56,7 @@ def texts() -> Iterator[Text]:
                 gathered = ""
             if sentence:
                 gathered = f"{gathered} {sentence}".strip()
-                seen.add(sentence)
+                used.add(sentence)
 
 
 def _sentences(topic: str) -> Iterator[str]:
@@ -67,6 +67,6 @@ def _sentences(topic: str) -> Iterator[str]:
 
 def _questions(text: str) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
     for question, pattern in KINDS.items():
-        found = list(re.finditer(pattern, text))
-        if found:
-            yield question, tuple(each[1] for each in found), tuple(each.start(1) for each in found)
+        matches = list(re.finditer(pattern, text))
+        if matches:
+            yield question, tuple(match[1] for match in matches), tuple(match.start(1) for match in matches)

@@ -134,7 +134,8 @@ class Training:
         self.strategy = distributed.strategy()
         run.prepare("cutting texts into windows")
         self.train_windows, self.eval_windows = (
-            windows.encode(each, beginning.tokenizer, config) for each in (dataset.train, dataset.eval)
+            windows.encode(questions, beginning.tokenizer, config)
+            for questions in (dataset.train, dataset.eval)
         )
         if len(self.train_windows) < config.batch_size:
             raise RequestError(
@@ -147,35 +148,37 @@ class Training:
         self.steps = config.steps or max(1, round(self.epochs * steps_per_epoch))
         self.eval_every = config.eval_every or steps_per_epoch
         self.peak_rate = learning_rate(config, beginning.settings["hidden_size"])
-        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
+        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.all_processes)
         with self.strategy.scope():
             self.model = model.build(beginning.settings, self.dtype)
             self.rate = Rate(self.peak_rate, self.steps, config.warmup_share)
             self.optimizer = tf_keras.optimizers.AdamW(
                 self.rate, weight_decay=config.weight_decay, epsilon=1e-8, jit_compile=False
             )
-            decayed = {id(each) for each in self.model.decayed()}
+            decayed = {id(variable) for variable in self.model.decayed()}
             self.optimizer.exclude_from_weight_decay(
-                [each for each in self.model.trainable_variables if id(each) not in decayed]
+                [variable for variable in self.model.trainable_variables if id(variable) not in decayed]
             )
             self.optimizer.build(self.model.trainable_variables)
-        self.parameters = sum(int(np.prod(each.shape)) for each in self.model.trainable_variables)
+        self.parameters = sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables)
 
     def batches(self, steps: range) -> windows.Batch:
         """The windows of each replica for these steps: (steps per call, windows of a replica, …)."""
-        most = self.config.steps_per_call
-        rows_KB = np.stack([self.rows(step) for step in (*steps, *[steps[-1]] * (most - len(steps)))])
-        each = self.config.batch_size // self.strategy.num_replicas_in_sync
+        steps_per_call = self.config.steps_per_call
+        rows_KB = np.stack(
+            [self.rows(step) for step in (*steps, *[steps[-1]] * (steps_per_call - len(steps)))]
+        )
+        share = self.config.batch_size // self.strategy.num_replicas_in_sync
 
-        def of_replica(context: Any) -> windows.Batch:
-            here = slice(
-                context.replica_id_in_sync_group * each, (context.replica_id_in_sync_group + 1) * each
+        def replica_batch(context: Any) -> windows.Batch:
+            columns = slice(
+                context.replica_id_in_sync_group * share, (context.replica_id_in_sync_group + 1) * share
             )
-            taken = self.train_windows.take(rows_KB[:, here], self.length)
+            taken = self.train_windows.take(rows_KB[:, columns], self.length)
             return windows.Batch(*(tf.constant(values) for values in taken))
 
-        found: windows.Batch = self.strategy.experimental_distribute_values_from_function(of_replica)
-        return found
+        batches: windows.Batch = self.strategy.experimental_distribute_values_from_function(replica_batch)
+        return batches
 
     def rows(self, step: int) -> windows.Array:
         """The windows of a step, from 1: a place in the permutation that (seed, epoch) draws."""
@@ -186,8 +189,8 @@ class Training:
     @functools.lru_cache(maxsize=2)  # noqa: B019 - there is one of these in a process
     def _epoch(self, epoch: int) -> windows.Array:
         random = np.random.Generator(np.random.Philox(key=[self.config.seed, epoch + 1]))
-        found: windows.Array = random.permutation(len(self.train_windows))
-        return found
+        order: windows.Array = random.permutation(len(self.train_windows))
+        return order
 
     @tf.function  # type: ignore[untyped-decorator]
     def take_steps(self, batches: windows.Batch, done: Any, steps: Any) -> dict[str, Any]:
@@ -195,26 +198,26 @@ class Training:
         loss, norm = tf.constant(0.0), tf.constant(0.0)
         for place in tf.range(steps):
             losses, norms = self.strategy.run(self.take_step, args=(batches, place, done + place + 1))
-            loss, norm = (self.strategy.experimental_local_results(each)[0] for each in (losses, norms))
+            loss, norm = (self.strategy.experimental_local_results(values)[0] for values in (losses, norms))
         return {"loss": loss, "grad_norm": norm}
 
     def take_step(self, batches: windows.Batch, place: Any, step: Any) -> tuple[Any, Any]:
         """One step on a replica's windows: the gradient is that of all replicas together, and so is its norm."""
         replica, batch = (
             tf.distribute.get_replica_context(),
-            windows.Batch(*(each[place] for each in batches)),
+            windows.Batch(*(values[place] for values in batches)),
         )
         seed = tf.stack([tf.constant(self.config.seed, tf.int64), tf.cast(step, tf.int64)])
         seed = tf.random.experimental.stateless_fold_in(seed, replica.replica_id_in_sync_group)
         with tf.GradientTape() as tape:
             loss = self.loss(batch, seed) / self.config.batch_size
         variables = self.model.trainable_variables
-        gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, variables)]
+        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
         *gradients, loss = replica.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, loss])
         norm = tf.linalg.global_norm(gradients)
         scale = tf.minimum(1.0, self.config.clip_norm / (norm + 1e-6))
         self.optimizer.apply_gradients(
-            zip([each * scale for each in gradients], variables, strict=True),
+            zip([gradient * scale for gradient in gradients], variables, strict=True),
             skip_gradients_aggregation=True,
         )
         return loss, norm
@@ -243,56 +246,58 @@ class Training:
         self.answers = windows.answers(
             self.eval_windows, start_NS, end_NS, self.config, may_be_none=self.dataset.has_unanswerable
         )
-        said = {each.id: answer.text for each, answer in zip(self.dataset.eval, self.answers, strict=True)}
-        truths = {each.id: each.answers for each in self.dataset.eval}
-        return {**scores.scores(said, truths), "eval_loss": loss}
+        texts = {
+            question.id: answer.text for question, answer in zip(self.dataset.eval, self.answers, strict=True)
+        }
+        truths = {question.id: question.answers for question in self.dataset.eval}
+        return {**scores.scores(texts, truths), "eval_loss": loss}
 
     def predict(self) -> tuple[float, windows.Array, windows.Array]:
         """The loss of the held-out windows, and their scores, (N, S) each; the same in all processes."""
         count, size = len(self.eval_windows), self.config.batch_size
-        each = size // self.strategy.num_replicas_in_sync
+        share = size // self.strategy.num_replicas_in_sync
         losses, starts, ends = [], [], []
         for begin in range(0, count, size):
             rows_B = np.minimum(np.arange(begin, begin + size), count - 1)  # the last batch is filled up
 
-            def of_replica(context: Any, rows_B: windows.Array = rows_B) -> windows.Batch:
-                first = context.replica_id_in_sync_group * each
-                return self.eval_windows.take(rows_B[first : first + each], self.length)
+            def replica_batch(context: Any, rows_B: windows.Array = rows_B) -> windows.Batch:
+                first = context.replica_id_in_sync_group * share
+                return self.eval_windows.take(rows_B[first : first + share], self.length)
 
-            batch = self.strategy.experimental_distribute_values_from_function(of_replica)
-            loss_B, start_BS, end_BS = (found.numpy() for found in self.evaluate(batch))
+            batch = self.strategy.experimental_distribute_values_from_function(replica_batch)
+            loss_B, start_BS, end_BS = (scores.numpy() for scores in self.evaluate(batch))
             losses.append(loss_B)
             starts.append(start_BS)
             ends.append(end_BS)
             self.run.heartbeat.tick()
-        loss_N, start_NS, end_NS = (np.concatenate(found)[:count] for found in (losses, starts, ends))
+        loss_N, start_NS, end_NS = (np.concatenate(parts)[:count] for parts in (losses, starts, ends))
         return float(loss_N.mean()), start_NS, end_NS
 
     @tf.function  # type: ignore[untyped-decorator]
     def evaluate(self, batch: windows.Batch) -> Any:
-        def of_replica(batch: windows.Batch) -> Any:
+        def replica_batch(batch: windows.Batch) -> Any:
             start_BS, end_BS = self.model(batch.ids_BS)
             return self._surprise(batch, start_BS, end_BS), start_BS, end_BS
 
-        found = self.strategy.run(of_replica, args=(batch,))
-        return [self.strategy.gather(each, axis=0) for each in found]
+        outputs = self.strategy.run(replica_batch, args=(batch,))
+        return [self.strategy.gather(values, axis=0) for values in outputs]
 
 
 def write_answers(directory: RunDirectory, dataset: data.Dataset, answers: list[windows.Answer]) -> None:
     """Write the answers to the held-out questions in SQuAD's format, and some for the report."""
-    asked = list(zip(dataset.eval, answers, strict=True))
-    directory.write_json(PREDICTIONS, {each.id: answer.text for each, answer in asked})
+    pairs = list(zip(dataset.eval, answers, strict=True))
+    directory.write_json(PREDICTIONS, {question.id: answer.text for question, answer in pairs})
     if dataset.has_unanswerable:
-        directory.write_json(NULL_ODDS, {each.id: answer.null_odds for each, answer in asked})
-    shown = asked[:: max(1, len(asked) // MOST_SAMPLES)][:MOST_SAMPLES]
+        directory.write_json(NULL_ODDS, {question.id: answer.null_odds for question, answer in pairs})
+    shown = pairs[:: max(1, len(pairs) // MOST_SAMPLES)][:MOST_SAMPLES]
     samples = [
         {
-            "question": each.question,
-            "context": each.text,
-            "truth": list(each.answers),
+            "question": question.question,
+            "context": question.text,
+            "truth": list(question.answers),
             "answer": answer.text,
             "probability": dict(answer.best).get(answer.text, 0.0),
         }
-        for each, answer in shown
+        for question, answer in shown
     ]
     directory.write_json(SAMPLES, {"questions": samples})

@@ -55,13 +55,13 @@ class Windows:
     @property
     def tokens(self) -> Array:
         """Of each window, padding left out."""
-        found: Array = self.windows.behind_B + 1
-        return found
+        tokens_N: Array = self.windows.behind_B + 1
+        return tokens_N
 
     def take(self, rows_B: Array, length: int) -> Batch:
         """These windows, cut to a length that all have room in."""
-        ids_NS, *others = self.windows
-        return Batch(ids_NS[rows_B, :length], *(each[rows_B] for each in others))
+        ids_NS, *columns = self.windows
+        return Batch(ids_NS[rows_B, :length], *(column[rows_B] for column in columns))
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, config: Config) -> Windows:
@@ -72,18 +72,22 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, config: Config) 
             f"--init-from {config.init_from}: its tokenizer lacks one of {', '.join(SPECIAL)}; take a model with "
             "RoBERTa's own tokenizer"
         )
-    begin, pad, end = (each or 0 for each in special)
+    begin, pad, end = (token or 0 for token in special)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    texts = {text: number for number, text in enumerate(dict.fromkeys(each.text for each in questions))}
-    of_texts = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    asked = tokenizer.encode_batch([each.question for each in questions], add_special_tokens=False)
-    all_places = [_places(text, found.offsets) for text, found in zip(texts, of_texts, strict=True)]
+    texts = {
+        text: number for number, text in enumerate(dict.fromkeys(question.text for question in questions))
+    }
+    encoded_texts = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encoded_questions = tokenizer.encode_batch(
+        [question.question for question in questions], add_special_tokens=False
+    )
+    all_places = [_places(text, encoded.offsets) for text, encoded in zip(texts, encoded_texts, strict=True)]
     ids: list[list[int]] = []
     facts: list[tuple[int, ...]] = []
-    for number, (question, words) in enumerate(zip(questions, asked, strict=True)):
-        text, places = of_texts[texts[question.text]].ids, all_places[texts[question.text]]
-        head = [begin, *words.ids[: min(QUESTION_TOKENS, config.max_length // 2)], end, end]
+    for number, (question, encoded) in enumerate(zip(questions, encoded_questions, strict=True)):
+        text, places = encoded_texts[texts[question.text]].ids, all_places[texts[question.text]]
+        head = [begin, *encoded.ids[: min(QUESTION_TOKENS, config.max_length // 2)], end, end]
         room = config.max_length - len(head) - 1
         start, last = _target(question, places)
         for skipped in range(0, max(1, len(text) - room + config.stride), config.stride):
@@ -94,26 +98,26 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, config: Config) 
             ids.append([*head, *part, end])
             facts.append((number, skipped, len(head), len(head) + len(part), *target))
     ids_NS = np.full((len(ids), config.max_length), pad, np.int32)
-    for row, each in enumerate(ids):
-        ids_NS[row, : len(each)] = each
-    question_N, skipped_N, *others = np.array(facts, np.int32).T
+    for row, row_ids in enumerate(ids):
+        ids_NS[row, : len(row_ids)] = row_ids
+    question_N, skipped_N, *columns = np.array(facts, np.int32).T
     return Windows(
-        windows=Batch(ids_NS, *others),
+        windows=Batch(ids_NS, *columns),
         question_N=question_N,
         skipped_N=skipped_N,
-        places=[all_places[texts[each.text]] for each in questions],
+        places=[all_places[texts[question.text]] for question in questions],
         questions=questions,
     )
 
 
 def _places(text: str, offsets: Sequence[tuple[int, int]]) -> Array:
     """(tokens, 2): a byte-level token begins with the blank before its word, which is no part of an answer."""
-    found = []
+    places = []
     for begin, end in offsets:
         while begin < end and text[begin].isspace():
             begin += 1
-        found.append((begin, end))
-    return np.array(found, np.int32).reshape(-1, 2)
+        places.append((begin, end))
+    return np.array(places, np.int32).reshape(-1, 2)
 
 
 def _target(question: Question, places: Array) -> tuple[int, int]:
@@ -125,9 +129,9 @@ def _target(question: Question, places: Array) -> tuple[int, int]:
     return first, max(first, int(np.searchsorted(places[:, 0], end)) - 1)
 
 
-def shared_length(*several: Windows) -> int:
+def shared_length(*window_sets: Windows) -> int:
     """The length that all windows have room in."""
-    return int(-(-max(int(each.tokens.max()) for each in several) // MULTIPLE) * MULTIPLE)
+    return int(-(-max(int(window_set.tokens.max()) for window_set in window_sets) // MULTIPLE) * MULTIPLE)
 
 
 class Answer(NamedTuple):
@@ -156,8 +160,8 @@ def answers(
             place = int(places[begin, 0]), int(places[end, 1])
             spans[number][place] = max(score, spans[number].get(place, -np.inf))
     return [
-        _answer(question, found, float(none), config, may_be_none=may_be_none)
-        for question, found, none in zip(windows.questions, spans, null, strict=True)
+        _answer(question, question_spans, float(none), config, may_be_none=may_be_none)
+        for question, question_spans, none in zip(windows.questions, spans, null, strict=True)
     ]
 
 
@@ -169,27 +173,27 @@ def _best(start_T: Array, end_T: Array, config: Config) -> list[tuple[int, int, 
     for more in range(longest):
         scores_LT[more, : len(start_T) - more] = start_T[: len(start_T) - more] + end_T[more:]
     flat = scores_LT.ravel()
-    kept = np.argpartition(-flat, min(config.best_spans, len(flat)) - 1)[: config.best_spans]
-    found = [(int(at % len(start_T)), int(at // len(start_T)), float(flat[at])) for at in kept]
-    return [(begin, begin + more, score) for begin, more, score in found if np.isfinite(score)]
+    best_T = np.argpartition(-flat, min(config.best_spans, len(flat)) - 1)[: config.best_spans]
+    spans = [(int(at % len(start_T)), int(at // len(start_T)), float(flat[at])) for at in best_T]
+    return [(begin, begin + more, score) for begin, more, score in spans if np.isfinite(score)]
 
 
 def _answer(
     question: Question, spans: dict[tuple[int, int], float], null: float, config: Config, *, may_be_none: bool
 ) -> Answer:
     texts: dict[str, float] = {}
-    for (begin, end), score in sorted(spans.items(), key=lambda each: (-each[1], each[0])):
+    for (begin, end), score in sorted(spans.items(), key=lambda entry: (-entry[1], entry[0])):
         if begin < end:
             texts.setdefault(question.text[begin:end], score)
-    kept = list(texts.items())[: config.best_spans]
-    odds = null - max((score for _, score in kept), default=-np.inf)
+    best_texts = list(texts.items())[: config.best_spans]
+    odds = null - max((score for _, score in best_texts), default=-np.inf)
     if may_be_none:
-        kept = sorted([*kept, ("", null)], key=lambda each: -each[1])
-    scores_G = np.array([score for _, score in kept])
+        best_texts = sorted([*best_texts, ("", null)], key=lambda entry: -entry[1])
+    scores_G = np.array([score for _, score in best_texts])
     shares_G = np.exp(scores_G - scores_G.max(initial=-np.inf))
     best = [
         (text, float(share))
-        for (text, _), share in zip(kept, shares_G / max(shares_G.sum(), 1.0), strict=True)
+        for (text, _), share in zip(best_texts, shares_G / max(shares_G.sum(), 1.0), strict=True)
     ]
     if may_be_none and odds > config.null_threshold:
         return Answer("", best, odds)

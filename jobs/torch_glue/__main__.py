@@ -4,4 +4,4 @@ from jobs.runtime import process
 from jobs.torch_glue.config import Config
 
 if __name__ == "__main__":
-    process.main(Config, process.train_of("jobs.torch_glue.train"))
+    process.main(Config, process.import_train("jobs.torch_glue.train"))

@@ -128,7 +128,7 @@ class Training:
         self.batches = make_batches(config, dataset, backend, pad_id)
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
-        self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.everywhere)
+        self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.all_processes)
         self.dtype: torch.dtype = getattr(torch, self.dtype_name)
 
         self.model = model.build(beginning, config.seed)

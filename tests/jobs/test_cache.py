@@ -160,8 +160,8 @@ def test_a_directory_that_is_found_torn_is_built_again_and_that_is_said(tmp_path
     def whole(found: Path) -> bool:
         return (found / "file").exists()
 
-    assert build_once(directory, write_one_file, whole=whole, say=said.append)
-    assert not build_once(directory, write_one_file, whole=whole, say=said.append)
+    assert build_once(directory, write_one_file, is_complete=whole, say=said.append)
+    assert not build_once(directory, write_one_file, is_complete=whole, say=said.append)
     assert [path.name for path in directory.iterdir()] == ["file"]
     assert said == [f"{directory} is torn: removed, to be built again"]
 

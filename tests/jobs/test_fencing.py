@@ -32,7 +32,7 @@ class Alone:
     def rank(self) -> int:
         return 0
 
-    def everywhere(self, here: bool) -> bool:
+    def all_processes(self, here: bool) -> bool:
         return here
 
 

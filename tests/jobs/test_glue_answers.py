@@ -17,7 +17,7 @@ from jobs.glue.batches import Batch, Encoded
 from jobs.glue.data import Dataset, Rows
 from jobs.glue.predictions import write_predictions
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
-from jobs.runtime.prediction import Answer, Asked, answer
+from jobs.runtime.prediction import Answer, Request, answer
 
 WORDS = ("one", "two", "three", "four")
 CONFIG: dict[str, Any] = {
@@ -51,7 +51,7 @@ def logits(batch: Batch) -> np.ndarray[Any, Any]:
 
 
 def ask(export: Path, *inputs: str, second: str | None = None) -> list[Answer]:
-    return answer(Classifier(export, logits), Asked(inputs=inputs, second=second))
+    return answer(Classifier(export, logits), Request(inputs=inputs, second=second))
 
 
 def test_each_text_has_its_own_answer_however_many_there_are_with_all_classes_the_best_first(

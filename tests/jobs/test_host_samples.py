@@ -29,11 +29,11 @@ def sampled(count: int, spike: int = -1) -> HostSamples:
 def test_days_of_samples_stay_small_keep_their_extremes_and_cover_all_of_the_time() -> None:
     count = 3 * 24 * 360
     found = sampled(count, spike=12_345)
-    times = found.known("time")
+    times = found.recorded("time")
     assert len(json.dumps(found.points)) < 40_000
     assert MOST_POINTS / 2 <= len(times) <= MOST_POINTS
-    assert max(found.known("memory_mib")) == 9000 and min(found.known("disk_free_mib")) == 7
-    assert all(value == 50.0 for value in found.known("cpu_pct")[:-1])
+    assert max(found.recorded("memory_mib")) == 9000 and min(found.recorded("disk_free_mib")) == 7
+    assert all(value == 50.0 for value in found.recorded("cpu_pct")[:-1])
     spacing_s = {round(after - before, 3) for before, after in pairwise(times[:-1])}
     assert spacing_s == {found.interval_s} and times[-1] == 1e9 + 10 * (count - 1)
     assert found.latest["time"] == times[-1] and found.capacity == {"memory_mib": 16000}
@@ -74,7 +74,7 @@ def test_whatever_is_in_the_file_it_is_read_or_left_out(given: dict[str, object]
     found = read(given)
     if found is not None:
         assert {len(column) for column in found.points.values()} == {len(found.points["time"])}
-        assert all(math.isfinite(value) for name in found.points for value in found.known(name))
+        assert all(math.isfinite(value) for name in found.points for value in found.recorded(name))
         found.added(2e9, {"cpu_pct": 1.0}, capacity={})
 
 

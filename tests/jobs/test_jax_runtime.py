@@ -84,7 +84,7 @@ class Machine:
         mesh = Mesh(np.asarray(jax.devices()[:devices]), ("rows",))
         by_row, whole = NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
         jitted = jax.jit(function, donate_argnums=0, out_shardings=whole)
-        step = Executables(str(self.cache_dir), mesh.devices.flat, self.shared, self.notes).of(jitted)
+        step = Executables(str(self.cache_dir), mesh.devices.flat, self.shared, self.notes).cached(jitted)
         state = jax.device_put({"sum": np.float32(0), "steps": np.int32(0)}, whole)
         rows_B = jax.device_put(np.arange(rows, dtype=np.float32), by_row)
         for _ in range(2):

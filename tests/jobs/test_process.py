@@ -151,7 +151,7 @@ def test_a_result_that_a_bucket_refuses_is_tried_again_and_one_that_a_disk_refus
     monkeypatch.setattr(RunDirectory, "write_text", refuse)
     with pytest.raises(OSError, match="refused"):
         place = url.format(environment.run_dir)
-        process._put(RunDirectory(place, files_of(place)), "result.json", "{}")
+        process._write_text(RunDirectory(place, files_of(place)), "result.json", "{}")
     assert tried == ["result.json"] * tries
 
 

@@ -59,7 +59,7 @@ def parent(environment: ProcessEnvironment) -> Iterator[subprocess.Popen[bytes]]
 
 def points(directory: RunDirectory, host: int) -> list[float]:
     found = read(directory.read_json(host_samples(host)))
-    return [] if found is None else found.known("time")
+    return [] if found is None else found.recorded("time")
 
 
 def test_a_host_is_sampled_from_attempt_to_attempt_until_the_process_that_started_the_sampler_is_killed(
@@ -83,10 +83,13 @@ def test_a_host_is_sampled_from_attempt_to_attempt_until_the_process_that_starte
         assert points(directory, host)[: len(before)] == before
         before = points(directory, host)
     found = read(directory.read_json(host_samples(host)))
-    assert found is not None and set(found.known("step")) == {7.0}
-    assert all(0 <= value <= 100 for value in found.known("cpu_pct"))
+    assert found is not None and set(found.recorded("step")) == {7.0}
+    assert all(0 <= value <= 100 for value in found.recorded("cpu_pct"))
     assert (
-        64 < found.known("run_memory_mib")[-1] < found.known("memory_mib")[-1] < found.capacity["memory_mib"]
+        64
+        < found.recorded("run_memory_mib")[-1]
+        < found.recorded("memory_mib")[-1]
+        < found.capacity["memory_mib"]
     )
     assert not any("pct" in name and name != "cpu_pct" for name in found.points), (
         "a host without devices has no values"

@@ -26,7 +26,7 @@ from contracts.run_directory import SERVING
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, lengths
 from jobs.serve.batching import Shapes, choose
 from jobs.serve.config import Config, problems
-from jobs.serve.server import Inputs, Server, read_inputs, shapes_of, warm
+from jobs.serve.server import Inputs, Server, batch_shapes, read_inputs, warm
 
 JSON = {"content-type": "application/json"}
 SHAPES = Shapes(sizes=(1, 4, 16), lengths=(8, 16, 32))
@@ -124,7 +124,7 @@ def start() -> Iterator[Start]:
         }
         config = Config(job="counting", **{**limits, **options})
         model = Counting()
-        server = Server(model, config, shapes_of(config, model), name="run-1", token=token)
+        server = Server(model, config, batch_shapes(config, model), name="run-1", token=token)
         servers.append(server)
         return Client(server.start()[1]), server, model
 
@@ -155,7 +155,7 @@ def test_a_batch_has_the_oldest_row_those_of_its_length_and_shorter_ones_where_t
 def test_lengths_double_up_to_the_models_longest_and_options_choose_others() -> None:
     assert lengths(512) == (16, 32, 64, 128, 256, 512) and lengths(100) == (16, 32, 64, 100)
     assert lengths(1) == (1,) and lengths(16) == (16,)
-    chosen = [shapes_of(Config(lengths=text), Counting()).lengths for text in ("", "8", "8,500", "400")]
+    chosen = [batch_shapes(Config(lengths=text), Counting()).lengths for text in ("", "8", "8,500", "400")]
     assert chosen == [(16, 32), (8,), (8, 32), (32,)]
     wrong = Config(batch_sizes="1,x", lengths="0", most_inputs=0, wait_s=0, port=-1, address="0.0.0.0")
     named = [each.partition(" ")[0] for each in problems(wrong, devices=1)]

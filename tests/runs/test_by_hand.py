@@ -183,7 +183,7 @@ def train(run, config):
     kept.wait()
     assert kept.restore_latest() == (2, {"saved": "second"})
     assert run.directory.checkpoint_steps() == [2] and float(state.tree["x"][5]) == 6
-    assert distributed.everywhere(True) and not distributed.everywhere(me != 1)
+    assert distributed.all_processes(True) and not distributed.all_processes(me != 1)
     distributed.agree("what is the same", "ab" * 32)
     distributed.agree("the data", ("cd" if me == 2 else "ab") * 32)
 

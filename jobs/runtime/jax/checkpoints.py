@@ -163,8 +163,8 @@ def _unfinished_path(directory: RunDirectory, attempt: int) -> type[atomicity.Te
         @classmethod
         def from_final(cls, final_path: epath.Path, **options: Any) -> Renamed:
             if final_path.parent.name != CHECKPOINTS:  # a part of a checkpoint
-                made: Renamed = super().from_final(final_path, **options)
-                return made
+                part: Renamed = super().from_final(final_path, **options)
+                return part
             folder = epath.Path(directory.path(f"{UNFINISHED}/{attempt}"))
             return cls(folder / f"{final_path.name}{atomicity.TMP_DIR_SUFFIX}", final_path, **options)
 

@@ -71,12 +71,12 @@ def start(environment: ProcessEnvironment) -> None:
     )
     watch.formed(Notes())
     try:
-        found = jax.default_backend()
+        backend = jax.default_backend()
     except RuntimeError as error:
         raise RequestError(
             f"RUN_PLATFORM is {environment.platform}, but JAX could not start it: {error}"
         ) from None
-    group.require_platform(environment.platform, found, "JAX")
+    group.require_platform(environment.platform, backend, "JAX")
     watch.listen_again()
 
 
@@ -92,12 +92,12 @@ class Notes:
 
     def get(self, name: str) -> str | None:
         try:
-            found: str = self._client.key_value_try_get(f"tpu-stack/{name}")
+            text: str = self._client.key_value_try_get(f"tpu-stack/{name}")
         except jax.errors.JaxRuntimeError as error:
             if str(error).startswith("NOT_FOUND"):
                 return None
             raise
-        return found
+        return text
 
 
 def rank() -> int:
@@ -121,9 +121,9 @@ def first_then_others[Result](
     return group.first_then_others(Notes(), rank(), work, what, report)
 
 
-def everywhere(here: bool) -> bool:
+def all_processes(condition: bool) -> bool:
     """Whether it holds for every process; all of them ask together."""
-    return bool(np.all(multihost_utils.process_allgather(np.array(here))))
+    return bool(np.all(multihost_utils.process_allgather(np.array(condition))))
 
 
 def leave() -> None:

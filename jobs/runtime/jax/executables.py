@@ -83,14 +83,14 @@ class Executables:
         self._shared = None if shared is None else f"{shared}/{FOLDER}"
         self._notes = notes
 
-    def of(self, function: Any) -> Callable[..., Any]:
+    def cached(self, function: Any) -> Callable[..., Any]:
         """`function`, as jax.jit returned it, compiled or loaded at its first call; all calls take the same shapes."""
-        made: list[Callable[..., Any]] = []
+        programs: list[Callable[..., Any]] = []
 
         def call(*arguments: Any) -> Any:
-            if not made:
-                made.append(self.compiled(function, *arguments))
-            return made[0](*arguments)
+            if not programs:
+                programs.append(self.compiled(function, *arguments))
+            return programs[0](*arguments)
 
         return call
 
@@ -139,10 +139,10 @@ class Executables:
         """The program that was kept, unless there is none that can be used."""
         try:
             content = path.read_bytes()
-            digest, kept = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if hashlib.sha256(kept).digest() != digest:
+            digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if hashlib.sha256(body).digest() != digest:
                 raise ValueError("it is torn")
-            program = kept[kept.index(b"\n") + 1 :]
+            program = body[body.index(b"\n") + 1 :]
             if not program.startswith(_PICKLE_BEGINS):
                 program = zlib.decompress(program)
             structure = jax.tree.structure(lowered.args_info)
@@ -184,13 +184,13 @@ class Executables:
         path = self._path(facts)
         try:
             program = pack(serialize_executable.serialize(compiled)[0])
-            kept = json.dumps(facts).encode() + b"\n" + program
-            content = hashlib.sha256(kept).digest() + kept
-            is_of_all = facts["host"] is None  # then one process shares it for all
-            if self._shared is not None and not (is_of_all and jax.process_index()):
+            body = json.dumps(facts).encode() + b"\n" + program
+            content = hashlib.sha256(body).digest() + body
+            is_same_for_all = facts["host"] is None  # then one process shares it for all
+            if self._shared is not None and not (is_same_for_all and jax.process_index()):
                 # Beside the first steps, which do not wait for it.
-                given = (path.name, content, self._shared)
-                threading.Thread(target=self._share, args=given, name="share", daemon=True).start()
+                arguments = (path.name, content, self._shared)
+                threading.Thread(target=self._share, args=arguments, name="share", daemon=True).start()
             DiskFiles().write(str(path), content)
             remove_unused(self._folder, UNUSED_DAYS)
         except (
@@ -199,7 +199,7 @@ class Executables:
             print(f"a compiled program is not kept for later runs: {first_line(error)}", flush=True)
 
 
-def executables_of(environment: ProcessEnvironment) -> Executables:
+def open_executables(environment: ProcessEnvironment) -> Executables:
     """The programs of a run for all its devices, in JAX's own order."""
     return Executables(environment.cache_dir, jax.devices(), environment.shared_cache)
 
@@ -260,10 +260,10 @@ def _read_notes(folder: Path) -> Iterator[Any]:
             print(f"{path} cannot be read: {first_line(error)}", flush=True)
 
 
-def _differences(there: Facts, here: Facts) -> Iterator[str]:
+def _differences(expected: Facts, actual: Facts) -> Iterator[str]:
     """Each fact in which two programs differ; of devices the first that does."""
-    for name, value in here.items():
-        before = there.get(name)
+    for name, value in actual.items():
+        before = expected.get(name)
         if before == value:
             continue
         if name == "devices" and isinstance(before, list) and len(before) == len(value):

@@ -25,8 +25,8 @@ def facts() -> dict[str, Any]:
     }
 
 
-def matmuls(size: int, repeats: int, where: Platform) -> Iterator[Work]:
-    kind = jnp.float32 if where == "cpu" else jnp.bfloat16
+def matmuls(size: int, repeats: int, platform: Platform) -> Iterator[Work]:
+    kind = jnp.float32 if platform == "cpu" else jnp.bfloat16
 
     @jax.jit
     def chain(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -47,18 +47,18 @@ def matmuls(size: int, repeats: int, where: Platform) -> Iterator[Work]:
 def all_reduce(width: int) -> Work:
     devices = jax.device_count()
     mesh = Mesh(np.asarray(jax.devices()), ("all",))
-    each = NamedSharding(mesh, PartitionSpec("all"))
+    by_device = NamedSharding(mesh, PartitionSpec("all"))
     numbers = np.arange(1, devices + 1, dtype=np.float32)
 
     def rows(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
         return np.repeat(numbers[(index or (slice(None),))[0], None], width, axis=1)
 
-    brought = jax.make_array_from_callback((devices, width), each, rows)
+    brought = jax.make_array_from_callback((devices, width), by_device, rows)
     add = jax.jit(lambda all_rows: all_rows.sum(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
     total = devices * (devices + 1) / 2
 
-    def is_right(found: jax.Array) -> bool:
-        return all(bool((np.asarray(shard.data) == total).all()) for shard in found.addressable_shards)
+    def is_right(sums: jax.Array) -> bool:
+        return all(bool((np.asarray(shard.data) == total).all()) for shard in sums.addressable_shards)
 
     return Work(device="all", compute=lambda: add(brought).block_until_ready(), is_right=is_right)
 

@@ -190,7 +190,7 @@ class History:
                 span,
             )
             | {"level": _level(metrics, metric, baselines or {})}
-            for metric in [*metrics.told(held), *derived]
+            for metric in [*metrics.ordered(held), *derived]
         ]
         marks = [
             [float(along[int(np.argmax(times >= start_s))]), f"attempt {attempt}"]
@@ -226,7 +226,7 @@ def host_curves(
     host. The time between two attempts is left out."""
     passed_s, at_s, before_s = 0.0, {}, math.nan
     longest_gap_s = max([LONGEST_GAP_S, *(3 * host.interval_s for host in hosts)])
-    for time_s in sorted({time_s for host in hosts for time_s in host.known("time")}):
+    for time_s in sorted({time_s for host in hosts for time_s in host.recorded("time")}):
         passed_s += time_s - before_s if time_s - before_s <= longest_gap_s else 0.0
         at_s[time_s], before_s = passed_s, time_s
 
@@ -245,7 +245,7 @@ def host_curves(
             "heading": COLUMNS[name].title,
             "title": f"host {host.host}",
             "unit": "GiB" if COLUMNS[name].unit == "MiB" else COLUMNS[name].unit,
-            "x": [at_s[time_s] for time_s in host.known("time")],
+            "x": [at_s[time_s] for time_s in host.recorded("time")],
             "y": values(host, name),
             "smooth": None,
             "gaps": 0,
@@ -253,7 +253,7 @@ def host_curves(
         }
         for name in columns
         for index, host in enumerate(hosts[:MOST_HOSTS_DRAWN])
-        if name not in redundant_columns(host.points) and host.known(name)
+        if name not in redundant_columns(host.points) and host.recorded(name)
     ]
     return {
         "axis": "time",
@@ -283,8 +283,8 @@ def _level(metrics: Metrics, metric: Metric, baselines: Mapping[str, float]) -> 
 
 def _scale(metrics: Metrics, metric: Metric) -> float:
     """100 where the metric is drawn in a chart of per cent."""
-    of_chart = metric if metric.chart is None else metrics.get(metric.chart)
-    return 100.0 if of_chart.unit.startswith("%") else 1.0
+    chart = metric if metric.chart is None else metrics.get(metric.chart)
+    return 100.0 if chart.unit.startswith("%") else 1.0
 
 
 def _forward(times: Floats) -> Floats:
@@ -298,8 +298,8 @@ def _forward(times: Floats) -> Floats:
 def _units(steps: Floats, rate: tuple[Any, Floats], step_s: tuple[Any, Floats]) -> Floats:
     """How much was done up to each row: what a step does is its rate times its seconds."""
     a_step = np.zeros(len(steps))
-    shared, of_rate, of_step = np.intersect1d(rate[0], step_s[0], return_indices=True)
-    a_step[shared] = np.nan_to_num(rate[1][of_rate] * step_s[1][of_step])
+    shared, rate_rows, step_rows = np.intersect1d(rate[0], step_s[0], return_indices=True)
+    a_step[shared] = np.nan_to_num(rate[1][rate_rows] * step_s[1][step_rows])
     if not len(shared):
         return steps
     # A row without a rate, such as an evaluation's, is where the row with one before it is.

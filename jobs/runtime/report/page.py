@@ -4,18 +4,25 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.runtime.metric_definitions import finite
+
 Json = Mapping[str, Any]
+
+Section = dict[str, Any]
+"""A part of the page, as static/run_page.js draws it."""
 
 STATIC = Path(__file__).parent / "static"
 LICENCE = "uPlot.LICENSE"
 STYLES = ("uPlot.min.css", "runs.css")
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "run_page.js", "report.js")
 
+LONGEST_TEXT = 500
+MOST_ROWS = 64
 _LARGEST = 1e100
 _SMALLEST = 1e-100
 
@@ -25,15 +32,8 @@ def number(value: object) -> float | None:
 
     Beyond 1e100 the arithmetic of an axis would overflow, and no loss, rate or time is that large.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        as_float = float(value)
-    except OverflowError:
-        return None
-    if not abs(as_float) <= _LARGEST:
-        return None
-    return as_float if abs(as_float) >= _SMALLEST else 0.0
+    known = finite(value, _LARGEST)
+    return known if known is None else float(known) if abs(known) >= _SMALLEST else 0.0
 
 
 def moment(value: object) -> datetime | None:
@@ -63,9 +63,6 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
-LONGEST_TEXT = 500
-
-
 def clip(value: object, longest: int = LONGEST_TEXT) -> str:
     """The value as text, cut to `longest` characters."""
     shown = text(value)
@@ -75,6 +72,26 @@ def clip(value: object, longest: int = LONGEST_TEXT) -> str:
 def quoted(token: str) -> str:
     """A prediction as people read it: a comma, a dash, a blank or nothing stands between quotation marks."""
     return token if any(character.isalnum() for character in token) else f"“{token}”"
+
+
+def table(
+    title: str, head: Sequence[str], lines: Sequence[Sequence[object]], *, note: str = ""
+) -> list[Section]:
+    """A section of one table, without the columns that no row has; nothing where there are no rows."""
+    if not lines:
+        return []
+    used = [column for column in range(len(head)) if any(line[column] is not None for line in lines)]
+    if len(lines) > MOST_ROWS:
+        note = f"{note} The first {MOST_ROWS} of {len(lines):,}.".strip()
+    return [
+        {
+            "title": title,
+            "kind": "table",
+            "note": note,
+            "head": [head[column] for column in used],
+            "rows": [[line[column] for column in used] for line in lines[:MOST_ROWS]],
+        }
+    ]
 
 
 def page(title: str, content: Json) -> str:

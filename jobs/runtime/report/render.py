@@ -23,7 +23,19 @@ from jobs.runtime.bucket_files import files_of
 from jobs.runtime.host_samples import HostSamples, findings, read
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
 from jobs.runtime.report.curves import History, host_curves
-from jobs.runtime.report.page import Json, clip, mapping, moment, number, page, quoted, rows, text
+from jobs.runtime.report.page import (
+    Json,
+    Section,
+    clip,
+    mapping,
+    moment,
+    number,
+    page,
+    quoted,
+    rows,
+    table,
+    text,
+)
 from jobs.runtime.report.samples import samples
 
 OUTCOMES = {
@@ -41,7 +53,6 @@ _LONGEST_ERROR = 5000
 _MOST_TILES = 24
 _LONGEST_UNIT = 8
 _MOST_WARNINGS = 50
-_MOST_ROWS = 64
 _LONGEST_CELL = 200
 _MOST_OPTIONS = 200
 _MOST_FILLINGS = 20
@@ -51,8 +62,6 @@ _ALL_POINTS = 16_000
 """Of all curves: some 400 KB."""
 _MOST_HOSTS_DRAWN = 8
 _HOST_COLUMNS = ("cpu_pct", "memory_mib", "duty_pct", "tensorcore_pct", "hbm_mib")
-
-Section = dict[str, Any]
 
 
 def render(
@@ -87,7 +96,7 @@ def render(
         "curves": _curves(run, written, latest),
         "samples": samples(samples_file),
         "hosts": host_curves(hosts[:_MOST_HOSTS_DRAWN], columns=_HOST_COLUMNS),
-        "after": [*about(run, result), *_options(run), *_hosts_table(run, heartbeats)],
+        "after": [*about(run, result), *_options(run), *_hoststable(run, heartbeats)],
     }
     outcome = text(result.get("outcome") or "no result yet")
     return page(f"{_title(run)}: {outcome}", content)
@@ -138,8 +147,8 @@ def read_and_render(run_dir: str | Path) -> str:
 
 def read_hosts(directory: RunDirectory, count: int, unread: Unread | None = None) -> list[HostSamples]:
     """What the samplers of a run's hosts have read, of those that have. unread: is told what cannot be read."""
-    found = directory.read_objects([host_samples(index) for index in range(count)], unread)
-    return [host for each in found if (host := read(each)) is not None]
+    documents = directory.read_objects([host_samples(index) for index in range(count)], unread)
+    return [host for document in documents if (host := read(document)) is not None]
 
 
 def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> Json:
@@ -149,7 +158,7 @@ def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> 
     definitions, attempts = of_run(run), rows(run.get("attempts"))
     starts = [moment(attempt.get("started")) for attempt in attempts[1:]]
 
-    def of_axis(axis: str, points: int) -> dict[str, Any]:
+    def curves_along(axis: str, points: int) -> dict[str, Any]:
         return history.curves(
             definitions,
             axis,
@@ -159,9 +168,9 @@ def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> 
             starts_s=[start.timestamp() for start in starts if start],
         ) | {"is_complete": True}
 
-    first = of_axis("step", 10)
+    first = curves_along("step", 10)
     points = _ALL_POINTS // max(1, len(first["series"]) * len(first["axes"]))
-    return {axis: of_axis(axis, max(20, min(_MOST_POINTS, points))) for axis in first["axes"]}
+    return {axis: curves_along(axis, max(20, min(_MOST_POINTS, points))) for axis in first["axes"]}
 
 
 def _header(
@@ -178,9 +187,9 @@ def _header(
     if not result and heartbeats:
         states = Counter(text(beat.get("state")) for beat in heartbeats)
         meaning = f"Hosts when this was made: {', '.join(f'{n} {state}' for state, n in states.items())}."
-    where = (run.get("job"), slice_name(run), run.get("platform"))
+    place = (run.get("job"), slice_name(run), run.get("platform"))
     return {
-        "about": " · ".join(clip(part) for part in where if part is not None),
+        "about": " · ".join(clip(part) for part in place if part is not None),
         "title": clip(_title(run)),
         "id": clip(run["run_id"]) if run.get("name") and run.get("run_id") else None,
         "outcome": clip(outcome),
@@ -204,8 +213,8 @@ def _headline(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str
 
 def _points(metrics: Sequence[Json], name: str) -> list[tuple[float, float]]:
     """The finite values of a metric by step, in rising order; of two with one step the later."""
-    found = {number(line.get("step")): number(line.get(name)) for line in metrics if name in line}
-    return sorted((step, value) for step, value in found.items() if step is not None and value is not None)
+    values = {number(line.get("step")): number(line.get(name)) for line in metrics if name in line}
+    return sorted((step, value) for step, value in values.items() if step is not None and value is not None)
 
 
 def _at(name: str, metrics: Sequence[Json]) -> str:
@@ -228,7 +237,7 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
     shown += [name for name in definitions.progress if name in latest]
     tiles: list[Tile] = [
         (capitalised(metric.title), *_in_two(metric.text(latest[metric.name])))
-        for metric in definitions.told(dict.fromkeys(shown))
+        for metric in definitions.ordered(dict.fromkeys(shown))
         if metric.name != definitions.headline
     ]
     tiles += _best(definitions, metrics, latest)
@@ -241,10 +250,10 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
         steps = max(
             (step for line in metrics if (step := number(line.get("step"))) is not None), default=None
         )
-    wanted = number(mapping(run.get("config")).get("steps"))
+    total = number(mapping(run.get("config")).get("steps"))
     if steps is not None:
-        of = f"of {wanted:,.0f}" if wanted is not None and wanted != steps else ""
-        tiles.append(("Steps", f"{steps:,.0f}", of))
+        total_text = f"of {total:,.0f}" if total is not None and total != steps else ""
+        tiles.append(("Steps", f"{steps:,.0f}", total_text))
     if outliers := number(result.get("outliers")):
         tiles.append(("Outliers", f"{outliers:,.0f}", "steps"))
     if costs := spent(run, wall_s):
@@ -256,17 +265,17 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
 
 def _in_two(value: str) -> tuple[str, str]:
     """A value, and a unit of many words, such as "of the masked tokens"."""
-    first, _, words = value.partition(" ")
-    return (first, words) if len(words) > _LONGEST_UNIT else (value, "")
+    first, _, unit = value.partition(" ")
+    return (first, unit) if len(unit) > _LONGEST_UNIT else (value, "")
 
 
 def spent(run: Json, wall_s: float | None) -> tuple[str, str] | None:
     """What all attempts cost, the last of which took `wall_s`, and by which prices; None where it is not known."""
-    found = cost(rows(run.get("attempts")), wall_s)
-    if found is None:
+    costs = cost(rows(run.get("attempts")), wall_s)
+    if costs is None:
         return None
-    told, unit, rest = found.text().partition(" (" if found.text().startswith("free") else " USD")
-    return f"{told}{unit.rstrip(' (')}", rest.strip(" )")
+    amount, unit, prices = costs.text().partition(" (" if costs.text().startswith("free") else " USD")
+    return f"{amount}{unit.rstrip(' (')}", prices.strip(" )")
 
 
 def _best(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> list[Tile]:
@@ -291,7 +300,9 @@ def _warnings(result: Json, heartbeats: Sequence[Json]) -> list[str]:
     """What the run's processes have warned of: it went on all the same."""
     lists = [result.get("warnings"), *(beat.get("warnings") for beat in heartbeats)]
     return list(
-        dict.fromkeys(text(each) for some in lists if isinstance(some, list | tuple) for each in some)
+        dict.fromkeys(
+            text(warning) for warnings in lists if isinstance(warnings, list | tuple) for warning in warnings
+        )
     )
 
 
@@ -321,8 +332,8 @@ def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequ
 
 def _failed_host(result: Json, heartbeats: Sequence[Json]) -> int | None:
     """The host that the result names; without one, the first whose heartbeat says so."""
-    said = [beat.get("rank") for beat in heartbeats if beat.get("state") == "failed"]
-    named = (number(value) for value in (result.get("failed_host"), *said))
+    ranks = [beat.get("rank") for beat in heartbeats if beat.get("state") == "failed"]
+    named = (number(value) for value in (result.get("failed_host"), *ranks))
     return next((int(host) for host in named if host is not None and host >= 0), None)
 
 
@@ -333,7 +344,7 @@ def _title(run: Json) -> str:
 def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
     """Of each number its final value: what the result says, else the last finite value on a metrics line."""
     fields = [item for line in [*metrics, result] for item in line.items()]
-    return {name: known for name, value in fields if (known := number(value)) is not None}
+    return {name: figure for name, value in fields if (figure := number(value)) is not None}
 
 
 MEANINGS = {
@@ -359,22 +370,22 @@ def _time_split(result: Json) -> list[Section]:
     total_s = sum(parts.values())
     if not total_s:
         return []
-    table = [
+    lines = [
         [name.replace("_", " "), f"{seconds:,.1f} s", f"{seconds / total_s:.1%}", MEANINGS.get(name, "")]
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    return _table("Where the time went", ("part", "time", "share", "what it is"), table)
+    return table("Where the time went", ("part", "time", "share", "what it is"), lines)
 
 
 def _fillings(result: Json) -> list[Section]:
     """One row a sentence: the true word marked in its text, beside it the guesses with their probabilities."""
-    table = [_filling(each) for each in rows(result.get("fillings"))[:_MOST_FILLINGS]]
+    lines = [_filling(filling) for filling in rows(result.get("fillings"))[:_MOST_FILLINGS]]
     note = "Held-out sentences with the marked word hidden, and what the model would write in its place."
-    return _table("What it has learned", ("text", "guesses"), table, note=note)
+    return table("What it has learned", ("text", "guesses"), lines, note=note)
 
 
-def _filling(each: Json) -> list[object]:
-    truth, guesses = text(each.get("truth", "")), each.get("guesses")
+def _filling(filling: Json) -> list[object]:
+    truth, guesses = text(filling.get("truth", "")), filling.get("guesses")
     pairs = (
         [pair for pair in guesses if isinstance(pair, list) and len(pair) == 2]
         if isinstance(guesses, list)
@@ -389,7 +400,7 @@ def _filling(each: Json) -> list[object]:
                 [name, "strong"] if text(word) == truth else name,
                 f" {100 * share:.0f} %",
             ]
-    before, after = (clip(each.get(side, "")) for side in ("before", "after"))
+    before, after = (clip(filling.get(side, "")) for side in ("before", "after"))
     return [[f"{before} ", [clip(truth), "mark"], after], shown]
 
 
@@ -428,49 +439,29 @@ def _options(run: Json) -> list[Section]:
 
 def _attempts(run: Json, result: Json) -> list[Section]:
     """One row an attempt; the last one has the outcome of the result until run.json has it."""
-    table = []
+    lines = []
     for attempt in rows(run.get("attempts")):
         outcome = attempt.get("outcome")
         if outcome is None and result and attempt.get("attempt") == result.get("attempt"):
             outcome = result.get("outcome")
         cells = [attempt.get(key) for key in ("attempt", "started", "processes", "coordinator")]
-        table.append([*map(_cell, cells), _cell(outcome)])
-    return _table("Attempts", ("attempt", "started", "processes", "coordinator", "outcome"), table)
+        lines.append([*map(_cell, cells), _cell(outcome)])
+    return table("Attempts", ("attempt", "started", "processes", "coordinator", "outcome"), lines)
 
 
-def _hosts_table(run: Json, heartbeats: Sequence[Json]) -> list[Section]:
+def _hoststable(run: Json, heartbeats: Sequence[Json]) -> list[Section]:
     """One row a host, with the last heartbeat of its process."""
     beats = {beat.get("rank"): beat for beat in heartbeats if isinstance(beat.get("rank"), int)}
     hosts = dict(enumerate(rows(run.get("hosts"))))
-    table = []
+    lines = []
     for rank in sorted({*hosts, *(rank for rank in beats if isinstance(rank, int))}):
         host, beat = hosts.get(rank, {}), beats.get(rank, {})
-        seen = moment(beat.get("time"))
+        time = moment(beat.get("time"))
         cells = [rank, host.get("name"), host.get("address"), beat.get("state"), beat.get("step")]
-        cells += [seen and f"{seen:%Y-%m-%d %H:%M:%S} UTC", beat.get("message")]
-        table.append([*map(_cell, cells)])
+        cells += [time and f"{time:%Y-%m-%d %H:%M:%S} UTC", beat.get("message")]
+        lines.append([*map(_cell, cells)])
     head = ("host", "name", "address", "last state", "step", "last heartbeat", "message")
-    return _table("Hosts", head, table)
-
-
-def _table(
-    title: str, head: Sequence[str], table: Sequence[Sequence[object]], *, note: str = ""
-) -> list[Section]:
-    """A section of one table, without the columns that no row has."""
-    if not table:
-        return []
-    used = [column for column in range(len(head)) if any(row[column] is not None for row in table)]
-    if len(table) > _MOST_ROWS:
-        note = f"{note} The first {_MOST_ROWS} of {len(table):,}.".strip()
-    return [
-        {
-            "title": title,
-            "kind": "table",
-            "note": note,
-            "head": [head[column] for column in used],
-            "rows": [[row[column] for column in used] for row in table[:_MOST_ROWS]],
-        }
-    ]
+    return table("Hosts", head, lines)
 
 
 def _cell(value: object) -> str | None:
@@ -488,5 +479,5 @@ def host_name(run: Json, rank: int) -> str:
     """Host `rank` in words, with its name and address where run.json has them."""
     hosts = rows(run.get("hosts"))
     host = hosts[rank] if rank < len(hosts) else {}
-    known = ", ".join(text(host[key]) for key in ("name", "address") if host.get(key))
-    return f"Host {rank} ({known})" if known else f"Host {rank}"
+    details = ", ".join(text(host[key]) for key in ("name", "address") if host.get(key))
+    return f"Host {rank} ({details})" if details else f"Host {rank}"

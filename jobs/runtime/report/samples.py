@@ -7,10 +7,9 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from contracts.run_directory import SAMPLES
-from jobs.runtime.report.page import Json, clip, mapping, number, rows, text
+from jobs.runtime.report.page import Json, Section, clip, mapping, number, rows, table, text
 
 _MOST_CLASSES = 30
 """A larger matrix cannot be read; in its place stand its most frequent mistakes."""
@@ -25,24 +24,21 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_BYTES = 4 * 2**20
 
 
-Section = dict[str, Any]
-
-
 def samples(file: str | None) -> list[Section]:
     """The sections of samples.json, by its text; None: there is none."""
     if file is None:
         return []
     try:
-        found = json.loads(file) if len(file) <= _MOST_BYTES else None
+        content = json.loads(file) if len(file) <= _MOST_BYTES else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         return [_unread(f"{SAMPLES} is torn, or no JSON object: nothing of it is shown.")]
     sections, wrong = [], []
     for name, section in _SECTIONS.items():
-        if name in found:
+        if name in content:
             try:
-                sections += section(found[name])
+                sections += section(content[name])
             except (ValueError, TypeError, KeyError):
                 wrong.append(name)
     if wrong:
@@ -58,21 +54,21 @@ def _confusion(value: object) -> list[Section]:
     labels, counts = mapping(value)["labels"], mapping(value)["counts"]
     if not isinstance(labels, list) or not labels or len(counts) != len(labels):
         raise ValueError
-    table = [[_count(cell) for cell in row] for row in counts]
-    if any(len(row) != len(labels) for row in table):
+    matrix = [[_count(cell) for cell in row] for row in counts]
+    if any(len(row) != len(labels) for row in matrix):
         raise ValueError
     names = [clip(label, _LONGEST_LABEL) for label in labels]
-    total, right = sum(map(sum, table)), sum(row[index] for index, row in enumerate(table))
+    total, right = sum(map(sum, matrix)), sum(row[index] for index, row in enumerate(matrix))
     note = f"{right:,} of {total:,} held-out rows are right{f' ({right / total:.1%})' if total else ''}."
     if len(labels) > _MOST_CLASSES:
-        return _table(
+        return table(
             "Confusion",
             ("true class", "the model says", "rows"),
-            _mistakes(names, table),
+            _mistakes(names, matrix),
             note=f"{note} The most frequent mistakes:",
         )
     note += " A row is a true class, a column what the model says; a stronger colour is a larger share of the row."
-    return [{"title": "Confusion matrix", "kind": "matrix", "note": note, "labels": names, "counts": table}]
+    return [{"title": "Confusion matrix", "kind": "matrix", "note": note, "labels": names, "counts": matrix}]
 
 
 def _count(value: object) -> int:
@@ -82,38 +78,38 @@ def _count(value: object) -> int:
     return int(count)
 
 
-def _mistakes(labels: Sequence[str], table: Sequence[Sequence[int]]) -> list[list[object]]:
+def _mistakes(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> list[list[object]]:
     wrong = [
-        (count, truth, said)
-        for truth, row in enumerate(table)
-        for said, count in enumerate(row)
-        if count and truth != said
+        (count, truth, predicted)
+        for truth, row in enumerate(matrix)
+        for predicted, count in enumerate(row)
+        if count and truth != predicted
     ]
     return [
-        [labels[truth], labels[said], f"{count:,}"]
-        for count, truth, said in sorted(wrong, key=lambda each: -each[0])[:_MOST_MISTAKES]
+        [labels[truth], labels[predicted], f"{count:,}"]
+        for count, truth, predicted in sorted(wrong, key=lambda mistake: -mistake[0])[:_MOST_MISTAKES]
     ]
 
 
 def _texts(value: object) -> list[Section]:
     lines = [
-        ["\n".join(clip(part, _LONGEST_TEXT) for part in each["texts"]), clip(each["truth"]), _said(each)]
-        for each in _objects(value)[:_MOST_ROWS]
+        ["\n".join(clip(part, _LONGEST_TEXT) for part in row["texts"]), clip(row["truth"]), _prediction(row)]
+        for row in _objects(value)[:_MOST_ROWS]
     ]
-    return _table("Held-out texts", ("text", "truth", "the model says"), lines)
+    return table("Held-out texts", ("text", "truth", "the model says"), lines)
 
 
 def _questions(value: object) -> list[Section]:
     lines = []
-    for each in _objects(value)[:_MOST_ROWS]:
-        answer, truth = text(each["answer"]), [text(one) for one in each["truth"]]
-        is_right = answer.casefold() in [one.casefold() for one in truth or [""]]
-        said = [clip(answer or "no answer"), "good" if is_right else "plain"]
+    for row in _objects(value)[:_MOST_ROWS]:
+        answer, truth = text(row["answer"]), [text(answer_text) for answer_text in row["truth"]]
+        is_right = answer.casefold() in [answer_text.casefold() for answer_text in truth or [""]]
+        shown = [clip(answer or "no answer"), "good" if is_right else "plain"]
         true = "" if is_right else clip(f" (true: {' or '.join(truth) or 'no answer'})")
         lines.append(
-            [clip(each["question"]), [said, f" {_share(each)}", true], _marked(text(each["context"]), answer)]
+            [clip(row["question"]), [shown, f" {_share(row)}", true], _marked(text(row["context"]), answer)]
         )
-    return _table("Answered questions", ("question", "the model says", "text"), lines)
+    return table("Answered questions", ("question", "the model says", "text"), lines)
 
 
 def _marked(context: str, answer: str) -> list[object]:
@@ -131,35 +127,39 @@ def _marked(context: str, answer: str) -> list[object]:
 
 
 def _pictures(value: object) -> list[Section]:
-    found = _objects(value)
-    items = [item for each in found[:_MOST_PICTURES] if (item := _picture(each))]
-    if found and not items:
+    pictures = _objects(value)
+    items = [item for row in pictures[:_MOST_PICTURES] if (item := _picture(row))]
+    if pictures and not items:
         raise ValueError
     note = "Wrong ones first: the true class, and what the model says."
     section = {"title": "Held-out pictures", "kind": "pictures", "note": note, "items": items}
     return [section] if items else []
 
 
-def _picture(each: Json) -> Section | None:
+def _picture(row: Json) -> Section | None:
     """A picture with its two classes; None where it is no small PNG."""
     try:
-        data = base64.b64decode(text(each["png"]), validate=True)
+        data = base64.b64decode(text(row["png"]), validate=True)
     except (binascii.Error, ValueError):
         return None
     if not data.startswith(_PNG) or len(data) > _LARGEST_PICTURE_BYTES:
         return None
-    truth = clip(each["truth"], _LONGEST_LABEL)
-    return {"png": base64.b64encode(data).decode(), "truth": truth, "caption": [f"{truth}: ", *_said(each)]}
+    truth = clip(row["truth"], _LONGEST_LABEL)
+    return {
+        "png": base64.b64encode(data).decode(),
+        "truth": truth,
+        "caption": [f"{truth}: ", *_prediction(row)],
+    }
 
 
-def _said(each: Json) -> list[object]:
+def _prediction(row: Json) -> list[object]:
     """The prediction, in colour, with its probability; a number without one is neither right nor wrong."""
-    colour = "good" if text(each["truth"]) == text(each["prediction"]) else "bad" if _share(each) else "plain"
-    return [[clip(each["prediction"], _LONGEST_TEXT), colour], f" {_share(each)}"]
+    colour = "good" if text(row["truth"]) == text(row["prediction"]) else "bad" if _share(row) else "plain"
+    return [[clip(row["prediction"], _LONGEST_TEXT), colour], f" {_share(row)}"]
 
 
-def _share(each: Json) -> str:
-    share = number(each.get("probability"))
+def _share(row: Json) -> str:
+    share = number(row.get("probability"))
     return "" if share is None else f"{100 * share:.0f}\u00a0%"
 
 
@@ -167,11 +167,6 @@ def _objects(value: object) -> list[Json]:
     if not isinstance(value, list):
         raise TypeError
     return rows(value)
-
-
-def _table(title: str, head: Sequence[str], lines: Sequence[object], *, note: str = "") -> list[Section]:
-    section = {"title": title, "kind": "table", "note": note, "head": list(head), "rows": lines}
-    return [section] if lines else []
 
 
 _SECTIONS: dict[str, Callable[[object], list[Section]]] = {

@@ -63,8 +63,8 @@ def start(environment: ProcessEnvironment) -> None:
     else:
         _Group.strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _Group.rank, _Group.size = environment.process_id, environment.num_processes
-    group.require_platform(platform, platform_of(devices()[0]), "TensorFlow")
-    everywhere(True)  # the first exchange, without which no process knows that the others have come
+    group.require_platform(platform, device_platform(devices()[0]), "TensorFlow")
+    all_processes(True)  # the first exchange, without which no process knows that the others have come
     _Group.notes = Notes() if _Group.size > 1 else OwnNotes()
     watch.formed(_Group.notes)
     watch.listen_again()
@@ -97,7 +97,7 @@ def devices() -> tuple[str, ...]:
     return tuple(_Group.strategy.extended.worker_devices)
 
 
-def platform_of(device: str) -> str:
+def device_platform(device: str) -> str:
     return str(tf.DeviceSpec.from_string(device).device_type).lower()
 
 
@@ -125,21 +125,21 @@ def exchange_on_host(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _add_up(mine: Any, values: Any) -> Any:
     """Values, (…), in the row of this process among (processes, …), whose others are 0: their sum has all of them."""
 
-    def of_replica() -> Any:
+    def replica_rows() -> Any:
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         is_first = number == _Group.rank * len(devices())
         rows = tf.reshape(tf.cast(mine, bool) & is_first, [-1] + [1] * values.shape.rank)
         return tf.where(rows, values[None], tf.zeros((), values.dtype))
 
-    return _Group.strategy.reduce("SUM", _Group.strategy.run(of_replica), axis=None)
+    return _Group.strategy.reduce("SUM", _Group.strategy.run(replica_rows), axis=None)
 
 
 _added_up = tf.function(_add_up)
 
 
-def everywhere(here: bool) -> bool:
+def all_processes(condition: bool) -> bool:
     """Whether it holds for every process; all of them ask together."""
-    return bool(exchange_on_host(np.array(here, np.int32)).all())
+    return bool(exchange_on_host(np.array(condition, np.int32)).all())
 
 
 def agree(name: str, fingerprint: str, report: Callable[[str], None] = print) -> None:
@@ -170,8 +170,8 @@ class Notes:
         if name not in self._asked:
             self._asked[name] = Future()
             threading.Thread(target=self._ask, args=(name,), name=f"note {name}", daemon=True).start()
-        asked = self._asked[name]
-        return asked.result() if asked.done() else None
+        note = self._asked[name]
+        return note.result() if note.done() else None
 
     def wait(self, name: str) -> str:
         """Wait until the note is there."""

@@ -13,20 +13,20 @@ from jobs.runtime.verify import Framework, Work, main
 
 
 def facts() -> dict[str, Any]:
-    here = distributed.devices()
-    platform = distributed.platform_of(here[0])
+    devices = distributed.devices()
+    platform = distributed.device_platform(devices[0])
     return {
         "platform": platform,
         "device_kind": platform,
-        "local_devices": len(here),
+        "local_devices": len(devices),
         "devices": distributed.strategy().num_replicas_in_sync,
         "processes": distributed.size(),
         "process_index": distributed.rank(),
     }
 
 
-def matmuls(size: int, repeats: int, where: Platform) -> Iterator[Work]:
-    kind = tf.float32 if where == "cpu" else tf.bfloat16
+def matmuls(size: int, repeats: int, platform: Platform) -> Iterator[Work]:
+    kind = tf.float32 if platform == "cpu" else tf.bfloat16
 
     def chain(left: Any, right: Any) -> Any:
         product = left
@@ -64,7 +64,7 @@ def all_reduce(width: int) -> Work:
 
     compiled, total = tf.function(add), devices * (devices + 1) / 2
     return Work(
-        device="all", compute=lambda: compiled().numpy(), is_right=lambda found: bool((found == total).all())
+        device="all", compute=lambda: compiled().numpy(), is_right=lambda sums: bool((sums == total).all())
     )
 
 

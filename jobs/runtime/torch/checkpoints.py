@@ -29,41 +29,41 @@ class State:
         tensors = {f"model/{name}": value for name, value in self.weights().items()}
         for name, parameter in self._model.named_parameters():
             for key, value in self._optimizer.state[parameter].items():
-                tensors[f"optimizer/{key}/{name}"] = _whole(value)
+                tensors[f"optimizer/{key}/{name}"] = _on_host(value)
         return lambda: save_file(tensors, os.path.join(folder, STATE))
 
     def read(self, folder: str, *, model_only: bool) -> Callable[[], None]:
         """Raises safetensors' own errors, KeyError or ValueError: a tensor is missing, or has another shape."""
         with safe_open(os.path.join(folder, STATE), "pt") as file:
-            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
         for name, parameter in self._model.named_parameters():
-            if found[f"model/{name}"].shape != parameter.shape:
+            if tensors[f"model/{name}"].shape != parameter.shape:
                 raise ValueError(f"{name} has another shape")
-        return lambda: self._take(found, model_only=model_only)
+        return lambda: self._take(tensors, model_only=model_only)
 
     def weights(self) -> Tensors:
         """Copies of the parameters on the host, whole, by their names in the model."""
-        return {name: _whole(parameter) for name, parameter in self._model.named_parameters()}
+        return {name: _on_host(parameter) for name, parameter in self._model.named_parameters()}
 
-    def _take(self, found: Tensors, *, model_only: bool) -> None:
-        of_parameter = {}
+    def _take(self, tensors: Tensors, *, model_only: bool) -> None:
+        parameter_state = {}
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
-                parameter.copy_(_like(found[f"model/{name}"], parameter))
-                of_parameter[parameter] = {
+                parameter.copy_(_like(tensors[f"model/{name}"], parameter))
+                parameter_state[parameter] = {
                     key: _like(value, parameter) if value.shape == parameter.shape else value
                     for key in ("step", "exp_avg", "exp_avg_sq")
-                    if (value := found.get(f"optimizer/{key}/{name}")) is not None
+                    if (value := tensors.get(f"optimizer/{key}/{name}")) is not None
                 }
-        if not model_only and any(of_parameter.values()):
+        if not model_only and any(parameter_state.values()):
             groups = self._optimizer.param_groups
             in_order = [parameter for group in groups for parameter in group["params"]]
-            state = {index: of_parameter[parameter] for index, parameter in enumerate(in_order)}
+            state = {index: parameter_state[parameter] for index, parameter in enumerate(in_order)}
             described = self._optimizer.state_dict()["param_groups"]
             self._optimizer.load_state_dict({"state": state, "param_groups": described})
 
 
-def _whole(value: torch.Tensor) -> torch.Tensor:
+def _on_host(value: torch.Tensor) -> torch.Tensor:
     """A copy on the host: what is there already is changed by the next step."""
     value = value.detach()
     value = value.full_tensor() if isinstance(value, DTensor) else value

@@ -178,20 +178,20 @@ def find(environment: ProcessEnvironment) -> Device:
             import torch_xla
             import torch_xla.runtime as xr
 
-            device, found = torch_xla.device(), xr.device_type().lower().replace("cuda", "gpu")
+            device, actual = torch_xla.device(), xr.device_type().lower().replace("cuda", "gpu")
         elif platform == "cpu":
-            device, found = torch.device("cpu"), "cpu"
+            device, actual = torch.device("cpu"), "cpu"
         else:
             kind = torch.accelerator.current_accelerator(check_available=True)
-            found = {None: "no accelerator", "cuda": "gpu"}.get(kind and kind.type, kind and kind.type)
+            actual = {None: "no accelerator", "cuda": "gpu"}.get(kind and kind.type, kind and kind.type)
             # A TPU's rank sees its own chip only.
-            device = torch.device("cuda", local_rank) if found == "gpu" else kind or torch.device("cpu")
-            if found == "gpu":
+            device = torch.device("cuda", local_rank) if actual == "gpu" else kind or torch.device("cpu")
+            if actual == "gpu":
                 torch.cuda.set_device(device)
     except (RuntimeError, ImportError) as error:
         raise RequestError(
             f"RUN_PLATFORM is {platform}, but torch could not start it: {str(error).splitlines()[0]}"
         ) from None
-    require_platform(platform, str(found), "torch")
-    named = torch.cuda.get_device_name(device) if found == "gpu" else found
+    require_platform(platform, str(actual), "torch")
+    named = torch.cuda.get_device_name(device) if actual == "gpu" else actual
     return Device(device=device, platform=platform, hardware=named)

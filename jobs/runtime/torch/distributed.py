@@ -116,17 +116,17 @@ def agree(name: str, fingerprint: str, report: Callable[[str], None] = print) ->
 
 def exchange_on_host(values: torch.Tensor) -> torch.Tensor:
     """Values of this process, (…), on the host, with those of all others: (processes, …), in the order of ranks."""
-    found = [torch.empty_like(values) for _ in range(size())]
-    dist.all_gather(found, values.contiguous())
-    return torch.stack(found)
+    gathered = [torch.empty_like(values) for _ in range(size())]
+    dist.all_gather(gathered, values.contiguous())
+    return torch.stack(gathered)
 
 
-def everywhere(here: bool) -> bool:
+def all_processes(condition: bool) -> bool:
     """Whether it holds for every process; all of them ask together."""
-    return bool(exchange_on_host(torch.tensor(here)).all())
+    return bool(exchange_on_host(torch.tensor(condition)).all())
 
 
 def leave() -> None:
     """Leave the group in order; all processes do so together."""
-    everywhere(True)
+    all_processes(True)
     dist.destroy_process_group()

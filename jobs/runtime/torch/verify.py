@@ -31,8 +31,8 @@ def _computed(result: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def matmuls(size: int, repeats: int, where: Platform) -> Iterator[Work]:
-    device, kind = distributed.device(), torch.float32 if where == "cpu" else torch.bfloat16
+def matmuls(size: int, repeats: int, platform: Platform) -> Iterator[Work]:
+    device, kind = distributed.device(), torch.float32 if platform == "cpu" else torch.bfloat16
     left = torch.ones((size, size), dtype=kind, device=device.device)
     right = torch.full((size, size), 1 / size, dtype=kind, device=device.device)
 
@@ -54,7 +54,7 @@ def all_reduce(width: int) -> Work:
         return _computed(device.add_up(brought.clone()))
 
     total = devices * (devices + 1) / 2
-    return Work(device="all", compute=compute, is_right=lambda found: bool((found == total).all()))
+    return Work(device="all", compute=compute, is_right=lambda sums: bool((sums == total).all()))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import tensorflow as tf
 from PIL import Image
 
 from contracts.errors import RequestError
-from jobs.runtime.prediction import Asked, answer
+from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
 from jobs.tf_images import data, shards
 from jobs.tf_images.config import Config
@@ -111,11 +111,11 @@ def test_a_run_learns_goes_on_exactly_from_any_checkpoint_and_its_export_answers
     }
     pictures = sorted(folder.glob("*/*"))[::30]
     predictor = load(export, Path())
-    found = answer(predictor, Asked(inputs=tuple(map(str, pictures))))
+    found = answer(predictor, Request(inputs=tuple(map(str, pictures))))
     right = [each.best[0].text == path.parent.name for each, path in zip(found, pictures, strict=True)]
     assert sum(right) >= len(right) - 1
     with pytest.raises(RequestError, match="nothing.png: cannot be read as a picture"):
-        answer(predictor, Asked(inputs=("nothing.png",)))
+        answer(predictor, Request(inputs=("nothing.png",)))
 
     samples = whole.directory.read_json("samples.json")
     assert samples is not None

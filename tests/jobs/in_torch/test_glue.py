@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from contracts.errors import RequestError
-from jobs.runtime.prediction import Asked, answer
+from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
 from jobs.torch_glue.config import Config
 from jobs.torch_glue.predict import load
@@ -114,14 +114,14 @@ def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicte
         np.testing.assert_allclose(
             torch.softmax(logits, 0).numpy(), list(line["probabilities"].values()), atol=1e-5
         )
-    asked = Asked(inputs=tuple(line["texts"][0] for line in lines))
+    asked = Request(inputs=tuple(line["texts"][0] for line in lines))
     predictor = load(Path(folder), Path())
     for line, found in zip(lines, answer(predictor, asked), strict=True):
         assert {guess.text: guess.probability for guess in found.best} == pytest.approx(
             line["probabilities"], abs=1e-5
         )
     with pytest.raises(RequestError, match="single texts takes no second text"):
-        answer(predictor, Asked(inputs=("a",), second="b"))
+        answer(predictor, Request(inputs=("a",), second="b"))
 
 
 def flip_a_byte(path: Path) -> None:
