@@ -1,8 +1,8 @@
 """Caches: directories that are built once on a host and shared by all its processes and later runs, and folders that
 one host uploads and others fetch, in a bucket or on a disk that hosts share.
 
-A remote folder is named by what it was made from, so whoever puts it, and however often, puts the same. Its MANIFEST is
-written last and says what each file has to be: a folder without one is not there, and a file that differs is torn.
+A remote folder is named by a hash of what it was made from, so every host uploads the same. Its MANIFEST is written
+last and has the size and hash of each file: a folder without one is absent, and a file that differs is torn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contracts.errors import RequestError, Unreachable
 from jobs.runtime.bucket_files import is_outage, open_url, place_error, retry
 
 WAIT_SAY_S = 60.0
-"""Who waits for another process says so again after this long: a process that says nothing counts as hung."""
+"""Seconds between two reports of a process that waits for another one: a silent process counts as hung."""
 
 MANIFEST = "manifest.json"
 
@@ -64,18 +64,17 @@ def build_once(
     goes_on: bool = False,
     say: Callable[[str], None] = _LOG.info,
 ) -> bool:
-    """Make `directory` with `build(temporary_directory)` unless it is there; True if this call built it.
+    """Make `directory` with `build(temporary_directory)` unless it exists; True if this call built it.
 
-    The directory appears complete or not at all: it is built under a sibling's name, flushed to the disk and
-    renamed. Of several processes at once one builds and the others wait for it. What a killed builder left is
-    never taken for whole, and the next builder removes it. `is_complete` may look closer than "it is there": a
-    directory that it finds torn is removed and built again.
+    The directory appears complete or not at all: it is built under another name, flushed to the disk and renamed. Of
+    several processes one builds and the others wait. A directory that is not `is_complete` is removed and built again.
 
-    goes_on: `build` goes on with what it finds in the temporary directory, so what a builder left that was killed or
-    failed is kept, unless it failed because the request was wrong or the disk is full.
+    goes_on: `build` continues a temporary directory, so that of a builder that was killed or failed is kept, unless
+    the request was wrong or the disk is full.
 
-    Raises RequestError when another process holds the lock for longer than `wait_limit_s`, and lets out
-    whatever `build` raises (OSError with ENOSPC on a full disk) after removing what it had made.
+    Raises:
+        RequestError: another process has held the lock for longer than `wait_limit_s`.
+        Exception: what `build` raises.
     """
     if directory.is_dir() and is_complete(directory):
         return False
@@ -107,7 +106,7 @@ def copy_once(
     say: Callable[[str], None] = _LOG.info,
     is_recursive: bool = False,
 ) -> Path:
-    """Copy files of a remote folder into a folder beneath `folder`, unless the same ones are there; its path.
+    """Copy files of a remote folder into a subfolder of `folder`, once for each version of them; return its path.
 
     choose: which of the files, by their paths in the folder. is_recursive: those of its folders too. option: what the
     URL was given for.
@@ -217,9 +216,9 @@ class RemoteCache:
         self._url = os.path.expanduser(url).rstrip("/")
 
     def fetch(self, name: str, into: Path, *, say: Callable[[str], None]) -> bool:
-        """Make `into` the same as folder `name`; False where that is not there.
+        """Make `into` the same as folder `name`; False if that is absent.
 
-        A torn one is not there either: its manifest is removed, so that the next `put` mends it.
+        A torn one counts as absent: its manifest is removed, so that the next `put` replaces it.
 
         Raises:
             Unreachable: it does not answer.
@@ -306,7 +305,7 @@ class RemoteCache:
 
 
 def _is_manifest(value: Any) -> bool:
-    """Whether it names plain files with what they have to be: a bucket may be written by others."""
+    """Whether it names plain files with their sizes: others may write to the bucket too."""
     return isinstance(value, dict) and all(
         Path(name).name == name and isinstance(entry, dict) and isinstance(entry.get("size_bytes"), int)
         for name, entry in value.items()

@@ -33,7 +33,7 @@ class State(Protocol):
     """What is kept, as files. All processes make the same calls."""
 
     def write(self, folder: str) -> Callable[[], None]:
-        """Take the state of now; returns what writes it into `folder`, which rank 0 calls while training goes on."""
+        """Copy the state; returns what writes the copy into `folder`, which rank 0 calls while training continues."""
         ...
 
     def read(self, folder: str, *, model_only: bool) -> Callable[[], None]:
@@ -65,9 +65,7 @@ class Checkpoints:
         """The step whose checkpoint is kept whatever comes after it."""
 
     def save(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Begin to write the state after `step`; a step that is already there is left as it is.
-
-        notes: of what JSON can hold.
+        """Begin to write the state after `step`, unless there is a checkpoint of it. notes: JSON values.
 
         Raises:
             Preempted: all processes are to leave here, and the checkpoint is complete.
@@ -105,7 +103,7 @@ class Checkpoints:
         return restore_newest(self._run, self._group, self._read)
 
     def restore_model(self, step: int) -> None:
-        """Restore the model as it was after `step`, and leave all else as it is.
+        """Restore the model as it was after `step`, and nothing else.
 
         Raises:
             RequestError: that checkpoint cannot be read.
@@ -119,7 +117,7 @@ class Checkpoints:
         self._writer.shutdown()
 
     def _temporary(self, step: int) -> str:
-        """A new folder for what is written: where a rename makes it a checkpoint, or one that is thrown away."""
+        """A new folder to write into. A rename makes rank 0's a checkpoint; others are removed."""
         if self._directory.is_remote or self._group.rank() > 0:
             return tempfile.mkdtemp()
         temporary = self._directory.path(self._unfinished(step))

@@ -82,7 +82,7 @@ class NotData(RequestError):
 
 
 class Number(str):
-    """A number of a JSON file, as it is written there."""
+    """A number of a JSON file, as its text."""
 
     __slots__ = ()
 
@@ -403,7 +403,7 @@ def _json_lines(path: str, form: Format) -> Iterator[Row]:
 
 
 def _json(path: str, form: Format) -> Iterator[Row]:
-    """The objects of a list, or one object alone. What follows a mistake cannot be told apart any more."""
+    """The objects of a list, or a single object. Nothing is read after a syntax error."""
     with open_text(path, form) as file:
         text = file.read()
     at, line, counted = _behind_blanks(text, 0), 1, 0
@@ -469,7 +469,7 @@ def _quoted(text: io.TextIOWrapper, delimiter: str) -> Iterator[tuple[int, list[
             if values:
                 yield line, values
             line = reader.line_num + 1
-    except csv.Error as error:  # what follows cannot be told apart any more
+    except csv.Error as error:  # nothing can be read after it
         is_open = "unexpected end of data" in str(error)
         yield line, "a quote that opens in this row never closes" if is_open else f"not CSV: {error}"
 

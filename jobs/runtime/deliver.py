@@ -1,10 +1,9 @@
 """Writes files of this host into a run directory that its agent cannot write: `python -m jobs.runtime.deliver URL`.
 
 The request is JSON on stdin: {"files": [{"name", "text"} or {"name", "path", "limit_bytes"}], "unless_there": [names]}.
-Of a file that is longer than its limit the last part is delivered; a name in `unless_there` is left as it is where it
-is there already. "attempt": the one whose files they are; once a newer one has begun only its logs are delivered, and
-the exit code is SUPERSEDED. Exit code 1 and a line on stderr for each file that could not be delivered. Imports nothing
-heavy.
+The last part is delivered of a file longer than its limit; an existing file named in `unless_there` is not replaced.
+"attempt": whose files they are; once a newer attempt has begun only logs are delivered, and the exit code is
+SUPERSEDED. Exit code 1 and a line on stderr for each file that could not be delivered. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from contracts.run_directory import LOGS, RunDirectory
 from jobs.runtime.bucket_files import files_of, retry
 
 LIMIT_S = 110
-"""For everything: who asked does not wait for longer, and nobody else would end this process."""
+"""For everything: the caller waits no longer, and nothing else would end this process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,21 +52,17 @@ class File:
 
 
 def read_request(text: str) -> tuple[list[File], list[str], int | None]:
-    """The files, the names that are not to be replaced, and the attempt, if it is named.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is not such a request.
-    """
+    """The files, the names that are not to be replaced, and the attempt. Raises ValueError, TypeError or KeyError."""
     request: dict[str, Any] = json.loads(text)
     files = [File(**fields) for fields in request["files"]]
     return files, list(request.get("unless_there") or []), request.get("attempt")
 
 
 def deliver(directory: RunDirectory, files: Sequence[File], unless_there: Collection[str] = ()) -> list[str]:
-    """Write the files; one line for each that could not be written. One that fails does not keep back the others.
+    """Write the files, logs first; returns one line for each that could not be written.
 
     Raises:
-        Superseded: a newer attempt has begun than the directory's; those logs are written that come before other files.
+        Superseded: a newer attempt has begun than the directory's.
     """
     problems = []
 

@@ -1,9 +1,8 @@
 """The heartbeat of a process: its state and step in `heartbeats/host-<i>.json`, renewed by a thread of its own.
 
-Of several ranks on a host, the first writes it. The others keep their last words beside the agent's copy, where the
-rank supervisor finds them (`last_words`).
-Under an agent the same goes to `heartbeat.json` in the control directory, on this host's own disk, whatever the run
-directory is and however it fares: there the agent reads it.
+The first rank of a host writes it. Under an agent the same goes to `heartbeat.json` in the control directory on this
+host's own disk, where the agent reads it whatever happens to the run directory; the last heartbeats of other ranks lie
+beside it for the rank supervisor (`last_words`).
 """
 
 from __future__ import annotations
@@ -86,17 +85,17 @@ class Heartbeat:
 
     @property
     def last_step(self) -> int:
-        """The last step that was said to be computed; 0 before the first one of this attempt."""
+        """The last step that was reported; 0 before the first one of this attempt."""
         return self._step
 
     def step(self, step: int) -> None:
-        """Report a computed step; costs nothing, the thread writes it. The first one ends the state "joined"."""
+        """Report a computed step, which the thread writes. The first one ends the state "joined"."""
         self._step, self._step_time = step, time.time()
         if self._state == "joined":
             self.state("stepping")
 
     def tick(self) -> None:
-        """Report progress that is no step: a batch of an evaluation, a file that was written. Costs nothing either."""
+        """Report progress that is no step: a batch of an evaluation, a file that was written."""
         self._step_time = time.time()
 
     def state(self, state: State, message: str | None = None) -> None:
@@ -117,7 +116,7 @@ class Heartbeat:
             self._write()
 
     def say(self, message: str | None) -> None:
-        """Report what is being done within the present state; None: nothing that needs saying."""
+        """Report an activity within the present state; None: none."""
         self.state(self._state, message)
 
     def warn(self, text: str) -> None:
@@ -131,7 +130,7 @@ class Heartbeat:
         """Write the last heartbeat. says_all: the message needs no lines of the log beside it.
 
         Raises:
-            OSError: the run directory, on a disk, cannot be written. What a bucket refuses is said in the log.
+            OSError: the run directory, on a disk, cannot be written. A bucket's refusal goes to the log.
         """
         self._ended.set()
         self._changed.set()
@@ -153,7 +152,7 @@ class Heartbeat:
             _complain(error)
 
     def make_room(self) -> None:
-        """Give back the room that was kept, so that what went wrong can be said on a disk that is full."""
+        """Free the reserved space, so that the last words fit on a full disk."""
         if not self._directory.is_remote and self._speaks_for_host:
             self._directory.remove(self._reserve)
 
@@ -180,7 +179,7 @@ class Heartbeat:
                 self._directory.write_json(heartbeat(self._environment.host), self._beat())
 
     def _write_here(self, *, unless_ended: bool = False) -> None:
-        """The copy for the agent; the run goes on without it."""
+        """Write the copy for the agent; a failure does not end the run."""
         control_dir = self._environment.control_dir
         if control_dir is None:
             return

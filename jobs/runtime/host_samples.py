@@ -57,11 +57,10 @@ COLUMNS = {
 """By their names in the file.
 
 cpu_pct: of all processors of the host. run_memory_mib: resident, of all processes of the run on the host.
-disk_free_mib: where the run directory is, if that is a disk. duty_pct, tensorcore_pct: the mean of the host's devices;
-duty_least_pct: of the one that does least, where there are several. hbm_mib: of the device that has the least left (a
-GPU's memory is called HBM too). throttled_pct: a TPU by how much, a GPU how much of the time; the worst device. idle_s:
-since when the device that has been idle longest has computed nothing. step: the last one that the host's process has
-said.
+disk_free_mib: of the run directory, if it is on a disk. duty_pct, tensorcore_pct: the mean of the host's devices;
+duty_least_pct: the least busy of several devices. hbm_mib: of the device with the least left (GPUs' memory too).
+throttled_pct: of the worst device, of a TPU by how much, of a GPU how much of the time. idle_s: of the device that has
+been idle longest. step: the last one that was reported.
 """
 
 
@@ -85,7 +84,7 @@ class HostSamples:
         capacity: Mapping[str, float],
         devices: Sequence[Values] = (),
     ) -> HostSamples:
-        """The same with one more sample. capacity: of what is known now. devices: what each device said."""
+        """The same with one more sample. capacity: new values of it. devices: the values of each device."""
         sample = {"time": round(time_s, 1)} | {name: _rounded(name, value) for name, value in values.items()}
         device_values = [
             {name: value for name, value in device.items() if value is not None} for device in devices
@@ -213,10 +212,10 @@ class Finding:
 
 
 RECENT_S = 600.0
-"""How far back findings go for whoever looks at a run that goes on."""
+"""How far back findings about a running run go."""
 START_S = 300.0
 FEWEST_POINTS, FEWEST_TO_COMPARE, FEWEST_STEPS = 3, 20, 100
-"""With fewer, nothing is said of what devices do, or of how fast hosts step, which are sampled at different moments."""
+"""With fewer, devices are not judged, nor the speeds of hosts, which are sampled at different moments."""
 MOST_WAIT, LEAST_DUTY_PCT, IDLE_PCT, THROTTLED_PCT = 0.1, 50.0, 10.0, 5.0
 SLOWER, NEARLY_FULL = 0.9, 0.95
 SENTENCES = {
@@ -234,8 +233,7 @@ def findings(
 ) -> list[Finding]:
     """What is wrong by the points and the lines of metrics since then, each kind once.
 
-    What devices do is judged by the time of the steps alone, as a compilation is no idleness; where nothing tells of
-    steps, by all but START_S.
+    Devices are judged during steps only, as a compilation is not idleness; without metrics of steps, after START_S.
     """
     fields = [[sampled(line.get(name)) for name in ("time", "step_s", "input_wait_s")] for line in metrics]
     timed = [
@@ -290,8 +288,8 @@ def _averages(hosts: Sequence[HostSamples], name: str) -> dict[int, float]:
 def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[int, str]:
     """Hosts whose devices are less busy than those of the others, or which step more slowly.
 
-    A device that waits in a collective operation for another host counts as busy: the slow host's are those that are
-    not. Without devices that can be asked, only hosts that step independently of each other differ.
+    A device that waits in a collective operation for another host counts as busy; those of the slow host do not.
+    Without values of devices, only hosts that step independently of each other differ.
     """
     spans = [host.recorded("time") for host in stepping]
     begin_s, end_s = (

@@ -48,25 +48,23 @@ class Checkpoints(Protocol):
 
 
 class Guard(Protocol):
-    """Sees the numbers of every step."""
+    """Judges the numbers of every step. notes: saved with a state, for `restore`."""
 
-    def notes(self) -> dict[str, Any]:
-        """What is to be saved beside a state."""
-        ...
+    def notes(self) -> dict[str, Any]: ...
 
     def restore(self, notes: Mapping[str, Any]) -> None: ...
 
     @property
     def holds_back(self) -> bool:
-        """Whether the state is doubtful, so that no checkpoint is written unless the process leaves."""
+        """Whether the state is doubtful: then only a process that leaves saves it."""
         ...
 
     def judge(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
-        """Numbers to write down besides; where there are any, the step is written down out of turn."""
+        """More numbers to record; with any, the step is recorded out of turn."""
         ...
 
     def respond(self, step: int, values: Mapping[str, float]) -> None:
-        """Called when they are written. Raises JobFailed: training has to end."""
+        """Called after they are recorded. Raises JobFailed: training has to end."""
         ...
 
 
@@ -79,15 +77,14 @@ def numbers(_step: int, results: Results) -> dict[str, float]:
 class Loop:
     """One process's loop over the steps of a training, which are counted from 1.
 
-    steps: the last step. unit, per_step: what is counted, and how many of it a step has over all hosts. flops_per_step:
-    what the model's arithmetic of a step comes to, over all hosts. log_every, checkpoint_every, eval_every: steps
-    between two lines of metrics, checkpoints and evaluations. read: makes the numbers of a step of its results; called
-    for steps that are written down, in all processes. wait: until the devices have computed all that they were given.
-    notes: what each checkpoint has to keep besides, of what JSON can hold. in_flight: steps whose results, jax.Arrays
-    then, the host does not wait for, so that the devices always have the next step at hand.
-    score: evaluates the state, which is the one after that step. headline: its number that says how good a state is,
-    and `better`, which of two is the better one. patience: evaluations in a row without a better one after which
-    training ends. profile: the steps to trace, as A:B, by the framework's `tracer`.
+    steps: the last step. unit, per_step: what is counted, and its number in a step over all hosts. flops_per_step: of
+    the model, over all hosts. log_every, checkpoint_every, eval_every: steps between two lines of metrics, checkpoints
+    and evaluations. read: makes numbers of a step's results; called in all processes for steps that are recorded.
+    wait: until the devices have computed everything. notes: JSON values that each checkpoint keeps. in_flight: steps
+    whose results (jax.Arrays) the host does not wait for, so that the devices always have the next step.
+    score: evaluates the state after a step. headline: its score that compares states; better: in which direction.
+    patience: evaluations in a row without a better one, after which training ends. profile: the steps to trace, as A:B,
+    by the framework's `tracer`.
 
     done: the last step that was taken. best_step: the one with the best evaluation so far; 0 before the first.
     exported_step: the one whose model `finish` has left in place.
@@ -158,8 +155,8 @@ class Loop:
         return (steps[-1] for steps in self.calls(1))
 
     def calls(self, limit: int) -> Iterator[range]:
-        """The same, for devices that take up to `most` steps in a call: as many as there are until something is due
-        that is not theirs to do, and one in each call that is traced."""
+        """The same, for devices that take up to `limit` steps in a call. A call ends where something is due, and a
+        traced step has its own."""
         self.start()
         while not self.is_over:
             yield self.begin(self._steps_until_due(limit))
@@ -171,10 +168,10 @@ class Loop:
         return self.done >= self.steps or self._is_out_of_patience()
 
     def start(self) -> None:
-        """Open the metrics and the trace, and evaluate the restored state where it was left to do.
+        """Open the metrics and the trace, and evaluate the restored state if that is due.
 
-        A state is saved before it is evaluated, so a run that ended in between, or was preempted, has no evaluation of
-        it. Called by the first of the other methods that needs it.
+        A state is saved before it is evaluated, so a run that ended in between has no evaluation of it. The other
+        methods call this.
         """
         if self._profile is not None:
             return
@@ -202,11 +199,11 @@ class Loop:
         return steps
 
     def end(self) -> None:
-        """Do what is due after the steps that were begun.
+        """Do what is due after the steps of `begin`.
 
         Raises:
-            Preempted: a host was told to stop; the state is saved.
-            JobFailed: the guard says so.
+            Preempted: a host got SIGTERM; the state is saved.
+            JobFailed: the guard ends the run.
         """
         self._pending.append(self._call)
         self._tracing.close()
@@ -241,8 +238,8 @@ class Loop:
             self.run.heartbeat.say(None)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the state as it is, and write that down as of the last step; nothing where it cannot be evaluated.
-        What was the latest is not evaluated again."""
+        """Evaluate the state after the last step and record the scores; empty without `score`. A state is not evaluated
+        twice."""
         self.start()
         if self.score is None:
             return {}
@@ -315,7 +312,7 @@ class Loop:
         self.wait()
 
     def _settle(self, but: int = 0) -> None:
-        """Wait for the steps that were begun, all but the last `but` calls, and write down those that are due."""
+        """Wait for all calls but the last `but`, and record the steps that are due."""
         while len(self._pending) > but:
             steps, results = self._pending.popleft()
             step = steps[-1]
@@ -341,7 +338,6 @@ class Loop:
             raise
 
     def _save(self) -> None:
-        """Begin a checkpoint of the state as it is."""
         with self.run.time.part("checkpoint"):
             self.run.begin_saving()
             best = self._best_score if math.isfinite(self._best_score) else None  # JSON has no infinity

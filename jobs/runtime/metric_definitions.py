@@ -1,7 +1,7 @@
 """Declarations of a job's metrics: their titles, units, which way is better, which one is the headline.
 
-A job's package declares them as METRICS, the launcher writes them into run.json, and whoever shows a run reads them
-there: a run can be understood from its directory only. Imports nothing heavy.
+A job's package declares them as METRICS, the launcher writes them into run.json, and the readers of a run find them
+there. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 Better = Literal["lower", "higher"]
 
 COMMON_FIELDS = frozenset({"step", "time", "step_s", "input_wait_s", "mfu", "outliers"})
-"""Fields of a line of metrics that mean the same in every job, and are shown by whoever knows what they mean."""
+"""Fields of a line of metrics that mean the same in every job."""
 NO_METRICS = frozenset(
     {
         "steps",
@@ -36,10 +36,9 @@ NO_METRICS = frozenset(
 class Metric:
     """One number, by its name in metrics.jsonl or result.json.
 
-    title: what people call it. unit: is written behind the number; one that begins with % makes a share, 0 to 1, per
-    cent. better: which way is better, where one is. baseline: the metric that this one is compared with.
-    is_evaluation: it comes from an evaluation, now and then, and is told when it comes. is_detail: it is for the report
-    only. chart: the metric into whose chart this one is drawn too; None: it has one of its own.
+    unit: follows the number; one that begins with % makes a share of 0 to 1 per cent. better: the direction that is
+    better, if any. baseline: the metric that it is compared with. is_evaluation: it comes from evaluations. is_detail:
+    it is for the report only. chart: the metric in whose chart it is drawn; None: it has its own.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Metrics:
     progress: tuple[str, ...] = ()
 
     def get(self, name: str) -> Metric:
-        """The metric; one that is not declared is called by its name."""
+        """The metric; one that is not declared has its name as title."""
         return next(
             (metric for metric in self.metrics if metric.name == name),
             Metric(name=name, title=name.replace("_", " ")),
@@ -81,13 +80,13 @@ class Metrics:
         return {metric.baseline for metric in self.metrics if metric.baseline is not None}
 
     def ordered(self, names: Iterable[str]) -> list[Metric]:
-        """Those of `names` that stand for themselves: the headline first, then as declared, then what is not."""
+        """The metrics of `names` but baselines: the headline, the declared ones in order, then others."""
         left = [name for name in names if name not in COMMON_FIELDS and name not in self.baselines()]
         order = [self.headline, *(metric.name for metric in self.metrics)]
         return [self.get(name) for name in dict.fromkeys([*order, *left]) if name in left]
 
     def compared(self, metric: Metric, values: Mapping[str, Any]) -> str:
-        """The metric's value among `values`, and how far it is from its baseline, where that is there too."""
+        """The metric's value, with its distance from its baseline if `values` has that too."""
         value, baseline = values[metric.name], finite(values.get(metric.baseline or ""))
         if baseline is None:
             return metric.text(value)
@@ -101,7 +100,7 @@ class Metrics:
 UNDECLARED = Metrics(
     headline="loss", progress=("loss",), metrics=(Metric(name="loss", title="loss", better="lower"),)
 )
-"""Of a job that declares nothing, and of runs from before there were declarations."""
+"""Of a job that declares nothing."""
 
 
 def as_json(metrics: Metrics) -> dict[str, Any]:

@@ -7,16 +7,13 @@ Every second of this process belongs to one part, and the parts add up to all of
     compute      the loop of steps, but for what follows: handing steps to the devices and waiting for their results
     input_wait   making a batch while the devices had nothing to do
     evaluation   evaluations, with what the first one compiles
-    checkpoint   the host held up by a checkpoint; most of the writing goes on beside the steps and is not seen here
+    checkpoint   the host held up by a checkpoint; most of it is written while steps are computed
     logging      writing metrics
     profile      writing a trace
     finish       what comes after the last step: the export, a last look
 
-Times are the host's. With steps in flight the host makes a batch while the devices still compute: that is
-part of compute, as nobody waited for it. Where host and devices share processors (a CPU), such a batch slows the steps
-down, and no clock can tell that apart.
-
-Rates count the steps, with what is not stepping left out.
+Times are the host's. A batch that is made while the devices still compute is part of compute. Rates count the time of
+steps only.
 """
 
 from __future__ import annotations
@@ -37,12 +34,12 @@ from jobs.runtime.bucket_files import files_of
 from jobs.runtime.preemption import watch
 
 BUCKET_PERIOD_S = 30.0
-"""An object in a bucket cannot be appended to, so there the file is put anew, at most this often."""
+"""An object in a bucket cannot be appended to, so the whole file is written at most this often."""
 
 
 class Metrics:
-    """The metrics of one attempt. Lines after `resumed_step`, of steps that will be taken again, are dropped. An
-    evaluation after `resumed_step` that is made again is not written twice.
+    """The metrics of one attempt. Lines after `resumed_step`, whose steps will be taken again, are dropped; an
+    evaluation after it is not written twice.
 
     Raises (on any call):
         OSError: the disk is full, or the run directory cannot be written.
@@ -102,10 +99,8 @@ class Metrics:
 
 
 class _EventFile:
-    """TensorBoard's own writer; a resumed attempt tells TensorBoard to forget the steps it will take again.
-
-    It appends, which a bucket cannot: for one the file grows on this host's disk and is put anew at each flush.
-    """
+    """TensorBoard's own writer; a resumed attempt tells TensorBoard to forget the steps it will take again. For a
+    bucket, which cannot append, the file grows on this host's disk and is uploaded at each flush."""
 
     def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -182,7 +177,7 @@ class TimeSplit:
         return part in self._spent_s
 
     def move(self, seconds: float, part: Part) -> None:
-        """Count seconds of the part which is open to another one: it knows by itself how long it was."""
+        """Count seconds of the open part to another one."""
         self._count()
         self._spent_s[self._open[-1]] -= seconds
         self._spent_s[part] = self._spent_s.get(part, 0.0) + seconds
@@ -215,10 +210,10 @@ class Rates:
 
     Args:
         time: where the seconds come from; `start` enters its part "compute".
-        name: what the rate is called in the metrics, as "tokens_per_s".
-        per_step: how many of what it counts are in a step, over all hosts.
-        flops_per_step: what the model's arithmetic of a step comes to, over all hosts; None where it is not known.
-        peak_flops_per_s: what the devices together could do; None where it is not known, and then there is no mfu.
+        name: of the rate in the metrics, as "tokens_per_s".
+        per_step: number of units in a step, over all hosts.
+        flops_per_step: of the model, over all hosts; None: unknown.
+        peak_flops_per_s: of all devices together; None: unknown, and there is no mfu.
     """
 
     def __init__(
@@ -249,10 +244,8 @@ class Rates:
 
     @contextlib.contextmanager
     def input(self, busy: Callable[[], bool]) -> Iterator[None]:
-        """What happens inside makes a batch; it is waiting unless the devices are `busy` to its very end.
-
-        Where they fell idle on the way all of it is called waiting, so input_wait_s is at most too high.
-        """
+        """What happens inside makes a batch. It counts as waiting unless the devices are `busy` to its end, so
+        input_wait_s is at most too high."""
         if not self._started:
             yield
             return

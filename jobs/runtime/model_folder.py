@@ -67,11 +67,7 @@ def _check(source: str, names: Collection[str], tokenizers: Tokenizers) -> None:
 
 
 def require_unchanged(source: str | None, began_from: object, fingerprint: str) -> None:
-    """A run goes on from the very model and tokenizer that it began with; both are fingerprints.
-
-    Raises:
-        RequestError: `source` holds another now.
-    """
+    """Raises RequestError: `source` has another model or tokenizer than when the run began, by their fingerprints."""
     if began_from != fingerprint:
         raise RequestError(
             f"--init-from {source}: holds another model or tokenizer than when the run began; bring the old one back "

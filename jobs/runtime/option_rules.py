@@ -1,4 +1,4 @@
-"""Rules that the options of several jobs must satisfy, and what is said where they do not. Imports nothing heavy."""
+"""Rules for the options of several jobs, with their error messages. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contracts.suggestions import DASHES, copied_character, did_you_mean
 
 
 class Range(NamedTuple):
-    """minimum, maximum: both included. rule: what is said behind "must"."""
+    """minimum, maximum: both included. rule: follows "must" in the message."""
 
     minimum: float
     maximum: float
@@ -39,7 +39,7 @@ FINITE = Range(-sys.float_info.max, sys.float_info.max, "be finite")
 
 
 def outside(config: Any, ranges: Mapping[str, Range]) -> list[str]:
-    """What is said of each option of `config` that is given and lies outside its range."""
+    """A message for each option of `config` outside its range."""
     return [
         f"--{name.replace('_', '-')} {value}: must {rule}"
         for name, (minimum, maximum, rule) in ranges.items()
@@ -48,8 +48,7 @@ def outside(config: Any, ranges: Mapping[str, Range]) -> list[str]:
 
 
 class Parsed(NamedTuple):
-    """values: of the options, by the names of their fields. problems: what is wrong with the other words, a line
-    each."""
+    """values: by the names of the fields. problems: one line each."""
 
     values: dict[str, Any]
     problems: list[str]
@@ -157,7 +156,7 @@ def read_steps(text: str | None, *, steps: int) -> Steps | None:
 
 
 def profile_problems(config: Any) -> list[str]:
-    """What is wrong with --profile, where the run's number of steps is given."""
+    """Messages about --profile, if --steps is set too."""
     if config.profile is None or config.steps is None:
         return []
     try:
@@ -168,7 +167,7 @@ def profile_problems(config: Any) -> list[str]:
 
 
 def batch_problems(batch_size: int, devices: int, parts: int = 1) -> list[str]:
-    """What is said of a batch that devices, each in so many parts, cannot share evenly."""
+    """Messages about a batch that devices, each in so many parts, cannot share evenly."""
     share = devices * parts
     below = batch_size // share * share
     if batch_size == below:

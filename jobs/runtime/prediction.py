@@ -52,15 +52,14 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """input: as it was asked; a predictor may leave it out. heading: what is printed above the answer; None: the input.
-    best: best first."""
+    """input: of the request; a predictor may leave it out. heading: printed above the answer; None: the input. best:
+    best first."""
 
     input: str = ""
     heading: str | None = None
     best: Sequence[Guess]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the contract has it."""
         best = [{"text": guess.text, "probability": guess.probability} for guess in self.best]
         return {"input": self.input, "heading": self.heading or self.input, "best": best}
 
@@ -177,7 +176,7 @@ def _read(path: str) -> bytes:
 
 
 def main(load: Load, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Read what is asked, answer it on this machine's CPU, and exit."""
+    """Read the request, answer it on this machine's CPU, and exit."""
     os.environ |= ON_CPU
     export, cache_dir = map(Path, sys.argv[1:] if arguments is None else arguments)
     try:
@@ -193,7 +192,7 @@ def main(load: Load, arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _read_request(text: str) -> Request:
-    """Raises RequestError: it is not what the contract says."""
+    """Raises RequestError: it does not follow the contract."""
     try:
         content = json.loads(text)
         inputs, second = content["inputs"], content.get("second")

@@ -3,14 +3,14 @@
 SIGTERM is noticed by a thread, whatever the main thread does (a compiler may hold that for minutes). Then, by way of
 the group's key-value store:
 
-1. every process says its Position, and from then on its main thread waits at the next place where it could stop;
-2. process 0 decides at which place all leave (`decide`), and says so;
-3. a process whose main thread has passed that place leaves by the thread, as soon as the checkpoint that was begun is
-   complete; in the others the main thread goes on to the place and leaves there.
+1. every process publishes its Position, and from then on its main thread waits at the next place where it could stop;
+2. process 0 decides at which place all leave (`decide`), and publishes that;
+3. a process whose main thread has passed that place leaves by the thread, as soon as its checkpoint is complete; in the
+   others the main thread continues to the place and leaves there.
 
-The places are numbered alike in all processes: one after each step (`notified`), one after each save that was begun
-(`Checkpoints.save`). A process that is told while the group is still forming leaves by itself, and its agent tells the
-others.
+The places are numbered alike in all processes: one after each step (`notified`), one after the start of each save
+(`Checkpoints.save`). A process that gets SIGTERM while the group is still forming leaves by itself, and its agent tells
+the others.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pathlib import Path
 from jobs.runtime.group import Board
 
 STOP_REQUESTED = "stop-requested"
-"""The file that the agent leaves in the control directory before it sends SIGTERM for a stop that somebody wanted."""
+"""The file that the agent leaves in the control directory before it sends SIGTERM for a requested stop."""
 
 STOP_REASON = "stop-reason"
 
-STOP_NOTE = "told"
+STOP_NOTE = "stop"
 """The note that some process has got SIGTERM."""
 
 LOOK_PERIOD_S = 1.0
-"""Between two looks whether another process has been told to stop."""
+"""Between two looks for a stop of another process."""
 AGREE_PERIOD_S = 0.1
 FORMING_LIMIT_S = 2.0
-"""Who is told to stop while the group is forming gives it this long, to be able to tell the others."""
+"""A process that gets SIGTERM while the group is forming waits this long for it, to be able to tell the others."""
 UNHEARD_LIMIT_S = 10.0
 """How long process 0, if it has computed nothing, waits for the positions of processes that do not answer."""
 LAST_LIMIT_S = 30.0
@@ -319,7 +319,7 @@ def _has(board: Board, name: str) -> bool:
 
 
 watch = Watch()
-"""This process's, as signals are the process's. It notices nothing until it is told to listen."""
+"""This process's; it notices nothing before `listen`."""
 
 
 def notified(step: int) -> bool:
@@ -328,7 +328,7 @@ def notified(step: int) -> bool:
 
 
 def stop_reason(control_dir: str | None) -> str | None:
-    """Why the stop was wanted, where the agent itself wanted it: the run has spent what it may."""
+    """Why the agent requested the stop itself: the run has spent its budget."""
     try:
         return (Path(control_dir or "") / STOP_REASON).read_text(encoding="utf-8") if control_dir else None
     except OSError:
@@ -336,5 +336,5 @@ def stop_reason(control_dir: str | None) -> str | None:
 
 
 def was_requested(control_dir: str | None) -> bool:
-    """Whether somebody asked for the stop (`fab stop`), as opposed to the machine being taken away."""
+    """Whether the stop was requested (`fab stop`), as opposed to a preemption."""
     return control_dir is not None and (Path(control_dir) / STOP_REQUESTED).exists()

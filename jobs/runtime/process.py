@@ -70,14 +70,13 @@ class Run:
             print(text, flush=True)
 
     def warn(self, text: str) -> None:
-        """Warn the user while the run goes on: a line in the log, shown to whoever follows the run, in its report and
-        in result.json; from rank 0 only."""
+        """Warn the user, in the log, to followers of the run, in its report and in result.json; from rank 0 only."""
         if self.environment.is_first:
             print(f"warning: {text}", flush=True)
             self.heartbeat.warn(text)
 
     def warn_everywhere(self, text: str) -> None:
-        """The same of what each process has found by itself, and says in its own words: a line in every rank's log."""
+        """The same, with a line in every rank's own log."""
         if self.environment.is_first:
             self.warn(text)
         else:
@@ -89,13 +88,13 @@ class Run:
             self.directory.write_json(run_directory.SETTINGS, settings)
 
     def begin_saving(self) -> None:
-        """Say that a checkpoint is being written, and write before it the metrics of the steps that it has: a run that
-        is resumed from it takes those steps no more."""
+        """Report that a checkpoint is being written, and first write the metrics of its steps, which a resumed run does
+        not take again."""
         self.heartbeat.state("saving")
         preemption.watch.flush()
 
     def prepare(self, text: str) -> None:
-        """Say what is done before the first step: a line in every host's log, shown to whoever follows the run."""
+        """Report work before the first step, in every host's log and to followers of the run."""
         print(text, flush=True)
         self.heartbeat.say(text)
 
@@ -201,7 +200,7 @@ def _group_module(environment: ProcessEnvironment) -> str:
 
 
 def _leave(run: Run, step: int) -> NoReturn:
-    """End a process that has been told to stop, from a thread of its own: the main thread may be busy for long."""
+    """End a process that got SIGTERM, from a thread of its own: the main thread may be busy for long."""
     try:
         finish_early(run, step)
         preemption.watch.part()
@@ -211,9 +210,9 @@ def _leave(run: Run, step: int) -> NoReturn:
 
 
 def finish_early(run: Run, step: int) -> None:
-    """Say that the run was stopped, or preempted, and where it goes on.
+    """Report that the run was stopped or preempted, and how to resume it.
 
-    step: the one that it is saved after; 0 where this attempt has not restored a checkpoint yet, if there is any.
+    step: the last saved one; 0 if this attempt has not restored a checkpoint.
     """
     outcome = "stopped" if preemption.was_requested(run.environment.control_dir) else "preempted"
     step = step or max(run.directory.checkpoint_steps(), default=0)
@@ -226,7 +225,7 @@ def finish_early(run: Run, step: int) -> None:
 
 def _fail(run: Run, error: Exception) -> int:
     """Say what went wrong; the exit code."""
-    with contextlib.suppress(Exception):  # an outage: then it is told as what it is
+    with contextlib.suppress(Exception):  # an outage, which is reported below
         try:
             run.directory.require_newest()
         except Superseded as superseded:  # whatever has failed, failed because of that
@@ -303,8 +302,8 @@ def end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
 def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str]:
     """The exit code of a failure, and one sentence for a person who does not read the traceback.
 
-    A library may put an error of its own around the one that says why (Orbax: TimeoutError, for each way in which a
-    barrier fails), so the errors that it was raised from are looked at too.
+    A library may wrap the error that tells the cause (Orbax raises TimeoutError whenever a barrier fails), so the
+    errors that it was raised from count too.
     """
     errors = [*_with_causes(error)]
     if any(

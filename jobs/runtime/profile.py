@@ -46,7 +46,7 @@ class Profile:
 
     Args:
         done: the step that the attempt resumes after, or 0.
-        settle: wait for the steps that were begun: none may run when the trace begins, and all must be in it.
+        settle: wait for steps under way: none may run when the trace begins, and all must be in it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """End the trace, where one is being taken, and write it: of fewer steps than wanted where the run ends early.
+        """End the trace, if any, and write it; of fewer steps if the run ends early.
 
         Raises:
             OSError: it cannot be written; a bucket's library has kinds of its own too.
@@ -104,7 +104,7 @@ class Profile:
             return
         self._folder = None
         with self._run.time.part("profile"):
-            # A long trace takes longer than any step: said, it is no process that hangs.
+            # It may take longer than any step, and a silent process counts as hung.
             self._run.heartbeat.say("writing the trace")
             try:
                 self._tracer.stop()

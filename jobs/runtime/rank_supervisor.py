@@ -251,7 +251,7 @@ class Rank:
             _written_short(b"\n" + self.last[-min(self.unwritten, MOST_COMPLETED) :])
 
     def last_lines(self) -> str:
-        """What it printed last, of which its end may be told."""
+        """What it printed last, which may tell why it ended."""
         lines = self.last.decode(errors="replace").splitlines()[-causes.lines_before(self.code() or 0) :]
         return "\n".join([*lines, os.strerror(errno.ENOSPC)] if self.unwritten else lines)
 
@@ -376,9 +376,8 @@ def wait(
 ) -> Rank | None:
     """Wait until all ranks have ended; return the first that ended with anything but 0.
 
-    One that fails takes its siblings along. A SIGTERM that this process got is passed on to all. Of a job, a
-    rank that failed by itself counts before one that lost it, that before one that has saved, and that before one that
-    was told to stop before it had begun.
+    One that fails ends its siblings. A SIGTERM is passed on to all. Of a job, the order is: a rank that failed by
+    itself, one that lost a peer, one that has saved, one that was stopped before it had begun.
     """
     first: Rank | None = None
     were_told, deadline = False, math.inf
@@ -415,7 +414,7 @@ def _grace_s(first: Rank, *, is_told: bool, is_job: bool) -> float:
     is_saving = first.code() == RESUME_ME
     if is_job:
         return math.inf if is_saving else LAST_WORDS_S
-    if is_told:  # whoever told all to stop has a limit of its own
+    if is_told:  # the agent has a limit of its own
         return math.inf
     return SAVING_GRACE_S if is_saving else SIBLINGS_GRACE_S
 
@@ -426,7 +425,7 @@ def _send(ranks: Sequence[Rank], signum: int) -> None:
 
 
 def _others_are_done(run: process.Run, stop_requested: threading.Event) -> bool:
-    """Wait until every other host says that it is done, and then return True; False: told to stop meanwhile.
+    """Wait until every other host is done, and return True; False: this process got SIGTERM.
 
     The result says "done" of all hosts. One that fails has this process ended by its agent.
     """
@@ -452,7 +451,7 @@ def _asked_again(question: str, error: Exception) -> None:
 
 
 class Progress:
-    """What the heartbeat says of a command: the step of its newest line of metrics, and whether it goes on."""
+    """The progress of a command, for the heartbeat: the step of its newest line of metrics, and whether it moves."""
 
     def __init__(self, run: process.Run, spec: Spec, ranks: Sequence[Rank]) -> None:
         self._run, self._spec, self._ranks = run, spec, ranks

@@ -1,9 +1,9 @@
 """Reads what a host and its devices do, every ten seconds, in a process of its own: `python -m jobs.runtime.sampler`.
 
-The first rank of each host starts it (`start`), and it ends with that process, however that one ends. It writes
-hosts/host-<i>.json and tensorboard/hosts/<i>/ in the run directory. It never opens a device: it asks a GPU's driver
-(NVML) and libtpu's monitoring. What fails here is said in sampler.log in the control directory, and the run goes on
-without it. It imports as little as it can, as it must not cost what it measures.
+The first rank of each host starts it (`start`), and it ends with that process. It writes hosts/host-<i>.json and
+tensorboard/hosts/<i>/ in the run directory. It never opens a device, but reads a GPU's driver (NVML) and libtpu's
+monitoring. Failures go to sampler.log in the control directory and do not end the run. It imports little, as it must
+not cost what it measures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUCKET_PERIOD_S, BUCKET_EVENTS_PERIOD_S = 30.0, 600.0
 """Between two writes into a bucket, which bills each; of TensorBoard's each is a file, as a bucket cannot append."""
 LOOK_PERIOD_S = 1.0
 RESTART_S, STALE_S = 300.0, 30.0
-"""Before what reads the devices is started again after its end; before what it has said is too old."""
+"""Before the reader of devices is started again after its end; before its values are too old."""
 NICENESS = 10
 LOG, LOG_LIMIT_BYTES = "sampler.log", 256 * 1024
 MIB = 2**20
@@ -373,7 +373,7 @@ def tpu_reader() -> Reader:
             for ours, (name, port_name, scale) in TPU_METRICS.items()
         }
         count = max(map(len, columns.values()))
-        # A chip of v2 and v3 is two devices: what is told of a chip is said of both.
+        # A chip of v2 and v3 is two devices: the value of a chip counts for both.
         return [
             {name: values[index * len(values) // count] for name, values in columns.items() if values}
             for index in range(count)

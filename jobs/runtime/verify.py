@@ -1,8 +1,7 @@
 """What `fab verify` computes, whatever the framework: a matmul on each device of a host, an all-reduce over all hosts.
 
 `python -m jobs.runtime.<jax|torch|tensorflow>.verify` on every host, as a run's process is started: those modules have
-the framework's part. Each process writes what it found to `verify/rank-<i>.json` in the run directory; whoever asked
-judges.
+the framework's part. Each process writes its results to `verify/rank-<i>.json` in the run directory; the caller judges.
 """
 
 from __future__ import annotations

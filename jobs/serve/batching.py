@@ -1,7 +1,6 @@
 """Rows of many requests as batches of a few static shapes.
 
-A batch is begun as soon as the model is free, of what waits then: nobody waits for others to come, and while the model
-computes, the next batch gathers.
+A batch begins as soon as the model is free, with the rows that wait then; the next one gathers while it computes.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Waiting:
 
 
 Observe = Callable[[int, int, int, float, float], None]
-"""Is told of each batch: rows, size, length, seconds that its oldest row has waited, seconds of computing."""
+"""Called after each batch: rows, size, length, seconds that its oldest row has waited, seconds of computing."""
 
 
 class Batcher:
@@ -108,7 +107,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._row_s = 0.0
         self.busy_since_s: float | None = None
-        """When the batch that is computed now was begun (monotonic); None: the model is free."""
+        """When the batch that is computed now began (monotonic); None: the model is free."""
         self.failure: BaseException | None = None
         """Why the batcher has ended, if it has: no row is computed any more."""
 
@@ -175,8 +174,7 @@ class Batcher:
     async def _outputs(self, batch: Sequence[Waiting], size: int, length: int) -> Sequence[Any]:
         """Return the output of each row, or what the model raised for it.
 
-        Each framework has errors of its own, so all kinds count. Rows whose batch failed are computed one by one:
-        only those that fail alone have failed.
+        Rows of a failed batch are computed one by one: only those that fail alone have failed.
         """
         rows = [entry.row for entry in batch]
         compute = functools.partial(self._predictor.compute, rows, size, length)

@@ -24,7 +24,7 @@ def load(config: Config, cache_dir: str) -> Predictor:
     """Load the export that the options name.
 
     Raises:
-        RequestError: it is not there, or none of the job, or longer rows are asked for than it takes.
+        RequestError: it does not exist, or is not an export of the job.
     """
     folder = local_copy(config, Path(cache_dir))
     try:

@@ -241,7 +241,7 @@ class _Reader:
         return None
 
     def _get(self, record: Any, place: str, name: str, kind: type) -> Any:
-        """The field, or None where it has been said that it is not there or of another kind."""
+        """The field; None, with a message, where it is missing or of another kind."""
         if not isinstance(record, dict) or name not in record:
             problem = "has no" if isinstance(record, dict) else f"is no object ({record!r:.40}), so it has no"
             self._say(place, f"{problem} {name!r}")
@@ -261,7 +261,7 @@ _KINDS = {list: "a list", str: "a text", int: "a whole number"}
 
 
 def _elsewhere(text: str, answer: str, start: int) -> str:
-    """What is said of an answer that is not where it should be."""
+    """The message about an answer that is not where it should be."""
     message = f"the answer {answer!r:.60} is not at answer_start {start}"
     if 0 <= start < len(text):
         message += f", where the text has {text[start : start + len(answer)]!r:.60}"

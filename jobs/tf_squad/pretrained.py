@@ -1,4 +1,4 @@
-"""The folder of --init-from as this job takes it; without TensorFlow, as it is looked at before anything starts."""
+"""Checks of the folder of --init-from; without TensorFlow, as they run before anything starts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def f1(answer: str, truth: str) -> float:
 
 
 def best(score: Callable[[str, str], float], answer: str, truths: Sequence[str]) -> float:
-    """The best score over the truths; without one that is more than punctuation and articles, no answer is right."""
+    """The best score over the truths; no answer is right where all are only punctuation and articles."""
     return max(
         score(answer, truth) for truth in [candidate for candidate in truths if normalised(candidate)] or [""]
     )

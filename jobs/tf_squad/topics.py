@@ -1,9 +1,8 @@
 """Which exception is named, which version, which parameter? Questions about the definitions of Python's language in
 `pydoc_data.topics`, a module that every machine has. It is not SQuAD.
 
-A text is some sentences of a topic. KINDS are what can be asked for, and how it looks; a text is asked for each kind
-that it has, and each of these is a right answer. Whoever understands what is asked for, and sees what looks like it,
-can answer every question.
+A text is some sentences of a topic. KINDS has the questions, each with the pattern of its answers; a text gets each
+question that it has an answer to.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ class Checkpoints:
         )
 
     def save(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Begin to write the state after `step`; a step that is already there is left as it is.
+        """Begin to write the state after `step`, unless there is a checkpoint of it.
 
-        notes: what else a resumed run has to know, of what JSON can hold; the same on all processes.
+        notes: JSON values, the same on all processes.
 
         Raises:
             Preempted: all processes are to leave here, and the checkpoint is complete.
@@ -84,7 +84,7 @@ class Checkpoints:
             raise Preempted(step)
 
     def wait(self) -> None:
-        """Wait until everything that was begun is on the disk.
+        """Wait until everything is on the disk.
 
         Raises:
             OSError, ValueError: it could not be written.

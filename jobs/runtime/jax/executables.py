@@ -41,7 +41,7 @@ UNUSED_DAYS = 30
 NOTES_FOLDER = Path(__file__).resolve().parents[3] / FOLDER
 """Beside the code: notes of programs that were compiled beforehand."""
 CLIENT_PREFIX = "PJRT C API\n"
-"""What a client that has devices puts before its version, and one that only compiles does not."""
+"""A client with devices puts this before its version, one that only compiles does not."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _PICKLE_BEGINS = b"\x80"
 """A program that does not begin so is compressed."""
@@ -110,8 +110,8 @@ class Executables:
     def precompile(
         self, lowered: jax.stages.Lowered, compile: Callable[[], jax.stages.Compiled]
     ) -> Note | None:
-        """Keep a program for those who compute the same key, compiled where it is not kept yet; return the note of it.
-        None: it cannot be kept, and why is said."""
+        """Compile a program unless it is kept already, keep it, and return the note of it; None: it cannot be kept, for
+        the reason in the log."""
         facts = program_facts(lowered, self._devices)
         path = self._path(facts)
         if not path.exists():

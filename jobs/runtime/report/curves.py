@@ -1,6 +1,6 @@
 """The curves of one run: metrics.jsonl, read on where it was left, and thinned to what a chart can show.
 
-The dashboard thins for every look at a run that goes on, of 100,000 points a metric, so it is done with NumPy.
+The dashboard thins 100,000 points a metric for every look at a running run, hence NumPy.
 """
 
 from __future__ import annotations

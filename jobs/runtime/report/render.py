@@ -4,8 +4,7 @@ It is the page that the dashboard shows of a run, with its content in it. The co
 static/run_page.js draws. A section has a title and a kind (list, table, facts, matrix, pictures, log, failure); a cell
 is a text, or a list of texts and [text, style] pairs.
 
-The page is read long after the run, by people who were not there, and of runs that went wrong in ways nobody
-foresaw. So whatever is missing or of the wrong kind is left out or shown as it is; it never stops the page.
+Whatever is missing or of the wrong kind is left out or shown as text; it never stops the page.
 """
 
 import shlex
@@ -146,7 +145,7 @@ def read_and_render(run_dir: str | Path) -> str:
 
 
 def read_hosts(directory: RunDirectory, count: int, unread: Unread | None = None) -> list[HostSamples]:
-    """What the samplers of a run's hosts have read, of those that have. unread: is told what cannot be read."""
+    """The samples of a run's hosts. unread: collects what cannot be read."""
     documents = directory.read_objects([host_samples(index) for index in range(count)], unread)
     return [host for document in documents if (host := read(document)) is not None]
 
@@ -297,7 +296,7 @@ def _list(title: str, texts: Sequence[str]) -> list[Section]:
 
 
 def _warnings(result: Json, heartbeats: Sequence[Json]) -> list[str]:
-    """What the run's processes have warned of: it went on all the same."""
+    """The warnings of the run's processes."""
     lists = [result.get("warnings"), *(beat.get("warnings") for beat in heartbeats)]
     return list(
         dict.fromkeys(
@@ -331,7 +330,7 @@ def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequ
 
 
 def _failed_host(result: Json, heartbeats: Sequence[Json]) -> int | None:
-    """The host that the result names; without one, the first whose heartbeat says so."""
+    """The host that the result names, else the first with a heartbeat of failure."""
     ranks = [beat.get("rank") for beat in heartbeats if beat.get("state") == "failed"]
     named = (number(value) for value in (result.get("failed_host"), *ranks))
     return next((int(host) for host in named if host is not None and host >= 0), None)
@@ -361,7 +360,7 @@ MEANINGS = {
 
 
 def _time_split(result: Json) -> list[Section]:
-    """The parts in order of their size, with their shares; nothing where the run has not told them."""
+    """The parts by size, with their shares."""
     parts = {
         name: seconds
         for name, value in mapping(result.get("time_s")).items()

@@ -1,6 +1,6 @@
-"""What a model says of held-out rows, from samples.json: confusion matrix, texts, answered questions, pictures.
+"""A model's predictions on held-out rows, from samples.json: confusion matrix, texts, answered questions, pictures.
 
-The file is a job's own. What is not as `contracts.run_directory` has it is left out, and the page says so.
+What does not follow the format in `contracts.run_directory` is left out, and the page says so.
 """
 
 import base64

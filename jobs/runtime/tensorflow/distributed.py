@@ -150,8 +150,8 @@ def agree(name: str, fingerprint: str, report: Callable[[str], None] = print) ->
 class Notes:
     """The store of TensorFlow's coordination service, which process 0 keeps: see group.Board.
 
-    A question with a limit of time costs the store 35 KB for ever (2.20), and a process asks every second; so each
-    question is asked once, by a thread that waits for the answer.
+    A query with a time limit costs the store 35 KB for ever (2.20), and a process looks every second; so a thread waits
+    for each note.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Notes:
     def _ask(self, name: str) -> None:
         try:
             self._asked[name].set_result(self.wait(name))
-        except Exception as error:  # the group is gone: whoever looks next is told
+        except Exception as error:  # the group is gone; `get` raises it
             self._asked[name].set_exception(error)
 
 

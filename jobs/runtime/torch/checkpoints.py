@@ -64,7 +64,7 @@ class State:
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
-    """A copy on the host: what is there already is changed by the next step."""
+    """A copy on the host, which the next step does not change."""
     value = value.detach()
     value = value.full_tensor() if isinstance(value, DTensor) else value
     return value.cpu().clone().contiguous()

@@ -149,7 +149,7 @@ class Device:
         return on_host.to(self.device)
 
     def wait(self) -> None:
-        """Wait until the device has computed all that was asked for."""
+        """Wait until the device has computed everything."""
         if self.type == "xla":
             import torch_xla
 
@@ -158,7 +158,7 @@ class Device:
             torch.accelerator.synchronize()
 
     def step_done(self) -> None:
-        """Have the device compute what was said; only XLA waits to be told."""
+        """Have the device compute the step; only XLA needs this."""
         if self.type == "xla":
             import torch_xla
 

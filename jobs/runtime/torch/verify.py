@@ -25,7 +25,7 @@ def facts() -> dict[str, Any]:
 
 
 def _computed(result: torch.Tensor) -> torch.Tensor:
-    """The result, once it is there: a number of it cannot be had before."""
+    """Wait for the result by reading a number of it."""
     distributed.device().step_done()
     float(result.flatten()[0])
     return result
