@@ -7,16 +7,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from contracts.files import unwritable
-from jobs.runtime.option_rules import (
-    ABOVE_0,
-    ABOVE_0_AND_FINITE,
-    NOT_NEGATIVE,
-    at_least,
-    batch_problems,
-    between,
-    outside,
-    profile_problems,
-)
+from jobs.runtime.option_rules import at_least, batch_problems, between, outside, profile_problems, ranges
 
 if TYPE_CHECKING:
     from jobs.flax_mlm.tokenizer import TokenizerFacts
@@ -281,23 +272,15 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-RANGES = {
-    **dict.fromkeys(
-        (
-            *("layers", "width", "heads", "ff_width", "batch_size", "steps", "log_every", "eval_every"),
-            *("eval_sequences", "checkpoint_every", "keep_checkpoints", "fsdp", "accumulate"),
+RANGES = ranges(
+    Config,
+    {
+        **dict.fromkeys(
+            ("layers", "width", "heads", "ff_width", "eval_sequences", "fsdp", "accumulate"), at_least(1)
         ),
-        at_least(1),
-    ),
-    "vocab_size": at_least(300),  # 256 bytes, the special tokens, and a few merges
-    "max_positions": at_least(8),
-    "sequence_length": at_least(8),
-    "seed": between(0, 2**32 - 1),  # the width of a JAX key's word and of the order of the data
-    "eval_fraction": between(0.001, 0.5),
-    "dropout": between(0.0, 0.9),
-    "warmup_share": between(0.0, 1.0),
-    "mask_share": between(0.01, 0.9),
-    "learning_rate": ABOVE_0_AND_FINITE,
-    "clip_norm": ABOVE_0,
-    "weight_decay": NOT_NEGATIVE,
-}
+        "vocab_size": at_least(300),  # 256 bytes, the special tokens, and a few merges
+        "max_positions": at_least(8),
+        "sequence_length": at_least(8),
+        "mask_share": between(0.01, 0.9),
+    },
+)

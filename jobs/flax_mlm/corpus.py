@@ -320,9 +320,7 @@ def _remote_files(source: str) -> list[CorpusFile]:
             kind, found = "folder", file_system.find(root, detail=True)
         else:
             kind, found = "file", {root: info}
-    except (
-        Exception
-    ) as error:  # each driver has exceptions of its own: credentials, network, a refused bucket
+    except Exception as error:  # each driver has its own: credentials, network, a refused bucket
         remedy = "check the address, the network and your permission there"
         raise place_error(error, f"--data {source}", remedy) from error
     base = len(re.split(r"[*?\[]", root)[0])

@@ -317,9 +317,8 @@ _encoder: Encoder
 def _begin(tokenizer: Path, dtype: Dtype) -> None:
     """Prepare a process of the pool."""
     global _encoder
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the process that reads; the pool ends with it
+    # Ctrl-C is for the process that reads; the pool ends with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="end with the parent", daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _encoder = Encoder(tokenizer, dtype)

@@ -5,16 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jobs.runtime.option_rules import (
-    ABOVE_0,
-    ABOVE_0_AND_FINITE,
-    NOT_NEGATIVE,
-    at_least,
-    batch_problems,
-    between,
-    outside,
-    profile_problems,
-)
+from jobs.runtime.option_rules import at_least, batch_problems, between, outside, profile_problems, ranges
 
 SIZES = {
     "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512},
@@ -138,27 +129,4 @@ def problems(options: Options, *, devices: int) -> list[str]:
     return found or batch_problems(options.batch_size, devices)
 
 
-RANGES = {
-    **dict.fromkeys(
-        (
-            "batch_size",
-            "steps",
-            "log_every",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "patience",
-        ),
-        at_least(1),
-    ),
-    "max_length": at_least(8),
-    "lengths": between(1, 16),
-    "seed": between(0, 2**32 - 1),
-    "eval_fraction": between(0.001, 0.5),
-    "dropout": between(0.0, 0.9),
-    "warmup_share": between(0.0, 1.0),
-    "learning_rate": ABOVE_0_AND_FINITE,
-    "epochs": ABOVE_0_AND_FINITE,
-    "clip_norm": ABOVE_0,
-    "weight_decay": NOT_NEGATIVE,
-}
+RANGES = ranges(Options, {"max_length": at_least(8), "lengths": between(1, 16)})

@@ -150,15 +150,12 @@ class Checkpoints:
     def _upload(self, folder: str, name: str) -> None:
         """Put a folder of this host into the bucket, where it is no checkpoint yet. Its files come to their names by
         the bucket's server, from names of this attempt: see contracts.fencing."""
-        beside, to = (
-            self._directory.path(self._unfinished(int(name.rpartition("/")[2]))),
-            self._directory.path(name),
-        )
-        files = BucketFiles()
-        files.put_folder(folder, beside)
+        files, to = BucketFiles(), self._directory.path(name)
+        uploaded = self._directory.path(self._unfinished(int(name.rpartition("/")[2])))
+        files.put_folder(folder, uploaded)
         self._directory.require_newest()
         files.remove_folder(to, COMMITTED)
-        files.move_folder(beside, to)
+        files.move_folder(uploaded, to)
 
     def _remove(self, step: int) -> None:
         name = f"{CHECKPOINTS}/{step}"

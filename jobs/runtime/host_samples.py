@@ -292,10 +292,8 @@ def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[in
     Without values of devices, only hosts that step independently of each other differ.
     """
     spans = [host.recorded("time") for host in stepping]
-    begin_s, end_s = (
-        max((span[0] for span in spans), default=0.0),
-        min((span[-1] for span in spans), default=0.0),
-    )
+    begin_s = max((span[0] for span in spans), default=0.0)
+    end_s = min((span[-1] for span in spans), default=0.0)
     rates = {}
     for host in stepping:
         common = host.between(begin_s, end_s)

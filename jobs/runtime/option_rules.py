@@ -38,6 +38,32 @@ NOT_NEGATIVE = Range(0.0, sys.float_info.max, "not be negative and must be finit
 FINITE = Range(-sys.float_info.max, sys.float_info.max, "be finite")
 
 
+COMMON = {
+    **dict.fromkeys(
+        (
+            *("batch_size", "steps", "steps_per_call", "steps_per_execution", "patience"),
+            *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"),
+        ),
+        at_least(1),
+    ),
+    "seed": between(0, 2**32 - 1),  # the width of a JAX key's word and of the order of the data
+    "eval_fraction": between(0.001, 0.5),
+    "dropout": between(0.0, 0.9),
+    "warmup_share": between(0.0, 1.0),
+    "learning_rate": ABOVE_0_AND_FINITE,
+    "epochs": ABOVE_0_AND_FINITE,
+    "clip_norm": ABOVE_0,
+    "weight_decay": NOT_NEGATIVE,
+}
+"""Of options that mean the same in every job."""
+
+
+def ranges(kind: type[Any], own: Mapping[str, Range]) -> dict[str, Range]:
+    """The ranges of a job's options: its `own`, and those in COMMON."""
+    names = (field.name for field in dataclasses.fields(kind))
+    return {**{name: COMMON[name] for name in names if name in COMMON}, **own}
+
+
 def outside(config: Any, ranges: Mapping[str, Range]) -> list[str]:
     """A message for each option of `config` outside its range."""
     return [

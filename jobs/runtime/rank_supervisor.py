@@ -124,9 +124,8 @@ def _run_job(spec: Spec, environment: ProcessEnvironment, stop_requested: thread
     if first is None:
         return DONE
     code = first.code() or 0
-    if (
-        code == -signal.SIGTERM and stop_requested.is_set()
-    ):  # no rank had begun, which the agent is told as a job would tell it
+    if code == -signal.SIGTERM and stop_requested.is_set():
+        # No rank had begun: this process ends as a job would that gets SIGTERM so early.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     if code != RESUME_ME and environment.control_dir is not None:
@@ -309,10 +308,8 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
 def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) -> int:
     ranks = start(spec, run.environment)
     run.heartbeat.state("joined")
-    progress, joining = (
-        Progress(run, spec, ranks),
-        Joining(run, spec, {rank.number: rank.pid for rank in ranks}),
-    )
+    progress = Progress(run, spec, ranks)
+    joining = Joining(run, spec, {rank.number: rank.pid for rank in ranks})
     run.heartbeat.state("stepping")
 
     def look() -> None:
@@ -388,10 +385,8 @@ def wait(
             failed = [rank for rank in (first, *ranks) if rank is not None and rank.code()]
             worst = min(failed, key=_order if is_job else lambda _: 0, default=None)
             if worst is not None and worst is not first:
-                first, deadline = (
-                    worst,
-                    now_s + _grace_s(worst, is_told=stop_requested.is_set(), is_job=is_job),
-                )
+                first = worst
+                deadline = now_s + _grace_s(worst, is_told=stop_requested.is_set(), is_job=is_job)
         if not alive:
             return first
         # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.

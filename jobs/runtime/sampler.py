@@ -80,9 +80,7 @@ def main(parent: int) -> None:
             device_values = devices.latest() if devices is not None else []
             together, device_capacity = summary(device_values)
             record.add({**values, **together}, {**capacity, **device_capacity}, device_values)
-        except (
-            Exception
-        ) as error:  # a bucket's library raises kinds of its own, and the next sample may succeed
+        except Exception as error:  # a bucket's library has kinds of its own; the next sample may succeed
             say(error)
 
 
@@ -276,9 +274,7 @@ class Devices:
             while os.getppid() == parent:
                 os.write(writing, json.dumps(read_devices()).encode() + b"\n")
                 time.sleep(self._interval_s)
-        except (
-            Exception
-        ) as error:  # the driver or the library is not there, or not of a version that is known
+        except Exception as error:  # the driver or the library is missing, or of an unknown version
             say(error)
         finally:
             os._exit(1)
@@ -405,9 +401,7 @@ def tpu_port_reader() -> Callable[[str], list[float]]:
     def read_one(name: str) -> list[float]:
         values: list[tuple[int, float]] = []
         for ask in asks:
-            with contextlib.suppress(
-                grpc.RpcError
-            ):  # no process with a TPU has begun, or it has no such metric
+            with contextlib.suppress(grpc.RpcError):  # no process with a TPU, or it has no such metric
                 answer = ask(b"\n" + bytes([len(name)]) + name.encode(), timeout=LOOK_PERIOD_S)
                 for metric in inside(answer, 1, 3):
                     device = sum(inside(metric, 1, 2, 3))

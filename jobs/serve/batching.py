@@ -96,12 +96,8 @@ class Batcher:
     """Computes rows in batches, one at a time, in a thread. All else happens in the event loop that `run` is in."""
 
     def __init__(self, predictor: Predictor, shapes: Shapes, *, most_waiting: int, observe: Observe) -> None:
-        self._predictor, self.shapes, self.most_waiting, self._observe = (
-            predictor,
-            shapes,
-            most_waiting,
-            observe,
-        )
+        self._predictor, self.shapes = predictor, shapes
+        self.most_waiting, self._observe = most_waiting, observe
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._some = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jobs.runtime.option_rules import ABOVE_0_AND_FINITE, at_least, between, outside, profile_problems
+from jobs.runtime.option_rules import at_least, between, outside, profile_problems, ranges
 
 GROUPS = {
     "data": "The pictures",
@@ -107,28 +107,15 @@ def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a 
     return found + profile_problems(config)
 
 
-RANGES = {
-    **dict.fromkeys(
-        (
-            "shuffle",
-            "width",
-            "batch_per_core",
-            "steps",
-            "steps_per_execution",
-            "log_every",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-        ),
-        at_least(1),
-    ),
-    "image_size": at_least(8),
-    "seed": between(0, 2**32 - 2),
-    "shift": between(0.0, 0.5),
-    "zoom": between(0.0, 0.5),
-    "warmup_share": between(0.0, 1.0),
-    "label_smoothing": between(0.0, 0.9),
-    "weight_decay": between(0.0, 10.0),
-    "learning_rate": ABOVE_0_AND_FINITE,
-    "epochs": ABOVE_0_AND_FINITE,
-}
+RANGES = ranges(
+    Config,
+    {
+        **dict.fromkeys(("shuffle", "width", "batch_per_core"), at_least(1)),
+        "image_size": at_least(8),
+        "seed": between(0, 2**32 - 2),
+        "shift": between(0.0, 0.5),
+        "zoom": between(0.0, 0.5),
+        "label_smoothing": between(0.0, 0.9),
+        "weight_decay": between(0.0, 10.0),
+    },
+)

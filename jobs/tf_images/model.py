@@ -27,9 +27,8 @@ TOLERANCE = 1e-4
 
 def build(config: Config, *, size: int, channels: int, classes: int, dtype: str) -> Any:
     """A model of pictures (B, size, size, channels), 0 to 255, to logits (B, classes) in float32."""
-    keras.utils.set_random_seed(
-        config.seed + 1
-    )  # tf.data compares TensorFlow's own with 0, which a tensor cannot be
+    # tf.data compares TensorFlow's own with 0, which a tensor cannot be.
+    keras.utils.set_random_seed(config.seed + 1)
     before = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
     try:

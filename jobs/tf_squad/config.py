@@ -5,14 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jobs.glue.options import RANGES as OF_GLUE
-from jobs.runtime.option_rules import (
-    FINITE,
-    at_least,
-    batch_problems,
-    outside,
-    profile_problems,
-)
+from jobs.runtime.option_rules import FINITE, at_least, batch_problems, outside, profile_problems, ranges
 
 QUESTION_TOKENS = 64
 """A longer question is cut, as in Devlin et al. 2019's program; at half of --max-length where that is less."""
@@ -128,9 +121,11 @@ def problems(config: Config, *, devices: int) -> list[str]:
     return messages or batch_problems(config.batch_size, devices)
 
 
-RANGES = {
-    **{field.name: OF_GLUE[field.name] for field in dataclasses.fields(Config) if field.name in OF_GLUE},
-    **dict.fromkeys(("stride", "answer_length", "best_spans", "steps_per_call"), at_least(1)),
-    "max_length": at_least(16),
-    "null_threshold": FINITE,
-}
+RANGES = ranges(
+    Config,
+    {
+        **dict.fromkeys(("stride", "answer_length", "best_spans"), at_least(1)),
+        "max_length": at_least(16),
+        "null_threshold": FINITE,
+    },
+)

@@ -188,9 +188,8 @@ class _Reader:
                 continue
             answers = row.get("answers")
             if isinstance(answers, dict):
-                texts, starts = (
-                    self._get(answers, place, name, list) or [] for name in ("text", "answer_start")
-                )
+                texts = self._get(answers, place, "text", list) or []
+                starts = self._get(answers, place, "answer_start", list) or []
                 if len(texts) != len(starts):
                     self._say(place, f"{len(texts)} texts of answers and {len(starts)} places")
                     continue
@@ -211,10 +210,8 @@ class _Reader:
         texts, starts = [], []
         for n, answer in enumerate(answers or []):
             answer_place = f"{place}.answers[{n}]"
-            answer_text, start = (
-                self._text(answer, answer_place, "text"),
-                self._get(answer, answer_place, "answer_start", int),
-            )
+            answer_text = self._text(answer, answer_place, "text")
+            start = self._get(answer, answer_place, "answer_start", int)
             if answer_text is None or start is None or text is None:
                 continue
             if start < 0 or text[start : start + len(answer_text)] != answer_text:

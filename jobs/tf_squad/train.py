@@ -119,10 +119,8 @@ class Rate(tf_keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
     def __call__(self, done: Any) -> Any:
         step = tf.cast(done, tf.float32) + 1
-        up, down = (
-            step / max(self._warmup, 1),
-            (self._steps - step + 1) / max(self._steps - self._warmup, 1),
-        )
+        up = step / max(self._warmup, 1)
+        down = (self._steps - step + 1) / max(self._steps - self._warmup, 1)
         return self._peak * tf.minimum(up, down)
 
 
@@ -203,10 +201,8 @@ class Training:
 
     def take_step(self, batches: windows.Batch, place: Any, step: Any) -> tuple[Any, Any]:
         """One step on a replica's windows: the gradient is that of all replicas together, and so is its norm."""
-        replica, batch = (
-            tf.distribute.get_replica_context(),
-            windows.Batch(*(values[place] for values in batches)),
-        )
+        replica = tf.distribute.get_replica_context()
+        batch = windows.Batch(*(values[place] for values in batches))
         seed = tf.stack([tf.constant(self.config.seed, tf.int64), tf.cast(step, tf.int64)])
         seed = tf.random.experimental.stateless_fold_in(seed, replica.replica_id_in_sync_group)
         with tf.GradientTape() as tape:

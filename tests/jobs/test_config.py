@@ -62,9 +62,9 @@ def test_each_mistake_is_named_with_its_value_and_its_rule(changed: dict[str, An
 def test_all_mistakes_are_found_at_once() -> None:
     wrong = dataclasses.replace(Config(), steps=0, batch_size=0, dropout=-1.0, learning_rate=-1.0)
     assert [text.split(":")[0] for text in problems(wrong, devices=2)] == [
+        "--dropout -1.0",
         "--batch-size 0",
         "--steps 0",
-        "--dropout -1.0",
         "--learning-rate -1.0",
     ]
     wrong = dataclasses.replace(Config(), sequence_length=600, heads=5, batch_size=5)

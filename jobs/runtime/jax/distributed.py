@@ -139,10 +139,8 @@ class Devices:
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         mesh = Mesh(np.asarray(jax.devices() if devices is None else devices), (ROWS,))
-        self.by_row, self.whole = (
-            NamedSharding(mesh, PartitionSpec(ROWS)),
-            NamedSharding(mesh, PartitionSpec()),
-        )
+        self.by_row = NamedSharding(mesh, PartitionSpec(ROWS))
+        self.whole = NamedSharding(mesh, PartitionSpec())
 
     def rows(self, values_B: np.ndarray) -> jax.Array:
         """Values that every host has, (B, …), shared out: each device is given its own rows only.

@@ -193,9 +193,7 @@ class Executables:
                 threading.Thread(target=self._share, args=arguments, name="share", daemon=True).start()
             DiskFiles().write(str(path), content)
             remove_unused(self._folder, UNUSED_DAYS)
-        except (
-            Exception
-        ) as error:  # a full disk, a kind of program that cannot be kept: the run goes on without
+        except Exception as error:  # a full disk, or a program that cannot be kept; the run goes on
             print(f"a compiled program is not kept for later runs: {first_line(error)}", flush=True)
 
 

@@ -104,9 +104,7 @@ class Device:
         """AdamW in the form that the device is fastest in. Its learning rate is changed by `set_rate`."""
         if self.type in ("cpu", "cuda"):
             return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-6, fused=True)
-        rate = torch.tensor(
-            0.0, device=self.device
-        )  # a number would be part of the program, new in each step
+        rate = torch.tensor(0.0, device=self.device)  # a number would make each step a new program
         return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6, capturable=True)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
