@@ -9,6 +9,7 @@ import pytest
 from contracts.process import ProcessEnvironment
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.tokenizer import TokenizerFacts
+from tests.jobs.groups import environment_of
 from tests.jobs.samples import FACTS
 
 
@@ -34,18 +35,6 @@ def config() -> Config:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> ProcessEnvironment:
-    return ProcessEnvironment(
-        run_id="flax_mlm-20261120-214500-abcd",
-        run_dir=str(tmp_path / "run"),
-        job="flax_mlm",
-        framework="jax",
-        attempt=3,
-        num_processes=2,
-        process_id=1,
-        coordinator="127.0.0.1:4000",
-        platform="cpu",
-        cache_dir=str(tmp_path / "cache"),
-        local_devices=1,
-        peak_flops_per_s=None,
-        control_dir=None,
-    )
+    second = {"attempt": 3, "num_processes": 2, "process_id": 1, "coordinator": "127.0.0.1:4000"}
+    cache_dir = str(tmp_path / "cache")
+    return environment_of("flax_mlm", "jax", tmp_path / "run", cache_dir=cache_dir, local_devices=1, **second)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 from contracts.process import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.process import Run, fenced_directory
+from tests.servers import free_port
+
+
+class Alone:
+    """The group of a single process."""
+
+    def rank(self) -> int:
+        return 0
+
+    def all_processes(self, condition: bool) -> bool:
+        return condition
 
 
 def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def environment_of(job: str, framework: str, run_dir: Path | str, **changed: Any) -> ProcessEnvironment:

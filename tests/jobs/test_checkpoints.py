@@ -1,4 +1,4 @@
-"""Checkpoints that are not JAX's: which of them are complete."""
+"""Checkpoints that are not JAX's: which of them are complete, and what is restored."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import RequestError
 from contracts.run_directory import COMMITTED
 from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.checkpoints import Checkpoints
+from jobs.runtime.checkpoints import TORN, Checkpoints
 from jobs.runtime.preemption import watch
 from jobs.runtime.process import Run
-from tests.jobs.groups import environment_of, run_in
-
-
-class Alone:
-    def rank(self) -> int:
-        return 0
-
-    def all_processes(self, here: bool) -> bool:
-        return here
+from tests.jobs.groups import Alone, environment_of, run_in
 
 
 class Number:
@@ -91,3 +84,45 @@ def test_a_checkpoint_that_was_copied_into_a_bucket_counts_from_its_last_file_on
         assert text is not None
         back.directory.write_text(f"checkpoints/15/{name}", text)
     assert Checkpoints(back, again, Alone(), keep_last=2).restore_latest() == (15, {})
+
+
+def flip_a_byte(folder: Path) -> None:
+    path = folder / "state.data"
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]))  # of the same size: only a checksum tells
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a byte changed": flip_a_byte,
+    "emptied": lambda folder: (folder / "state.index").write_bytes(b""),
+    "a file deleted": lambda folder: (folder / "state.index").unlink(),
+    "notes torn": lambda folder: (folder / "notes.json").write_text('{"sa'),
+    "notes deleted": lambda folder: (folder / "notes.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_checkpoint_is_put_aside_with_a_warning_and_the_one_before_it_is_used_if_there_is_one(
+    run: Run, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "restored", lambda _: None)
+    state = Number()
+    checkpoints = Checkpoints(run, state, Alone(), keep_last=2)
+    for state.value in (5, 7):
+        checkpoints.save(state.value, {})
+    checkpoints.wait()
+    folder = Path(run.directory.path("checkpoints"))
+    DAMAGES[damage](folder / "7")
+    complete = run.directory.checkpoint_steps()
+    assert (checkpoints.restore_latest(), state.value) == ((5, {}), 5)
+    if 7 in complete:
+        (warning,) = run.heartbeat.warnings
+        assert warning.startswith("checkpoint 7 cannot be read (")
+        assert [name.partition("-")[0] for name in run.directory.list(TORN)] == ["7"]
+    assert run.directory.checkpoint_steps() == [5]
+
+    flip_a_byte(folder / "5")
+    with pytest.raises(RequestError, match="none of the run's 1 checkpoints can be read"):
+        checkpoints.restore_latest()
+    assert run.directory.checkpoint_steps() == [5]
+    with pytest.raises(RequestError, match="checkpoint 5 cannot be read: ValueError: state.data is not what"):
+        checkpoints.restore_model(5)

@@ -190,13 +190,10 @@ def test_western_text_in_an_old_encoding_and_utf8_cut_anywhere_are_text(tmp_path
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"text": x}', r"a\.jsonl:3: not JSON \(Expecting value at column 10\)"),
         ('{"title": "x", "body": "y"}', r"a\.jsonl:3: no field 'text'; the fields there are 'body', 'title'"),
         ("{}", r"a\.jsonl:3: no field 'text'; the fields there are none"),
-        ('["x"]', r"a\.jsonl:3: JSON, but no object with columns"),
         ('{"text": null}', r"a\.jsonl:3: field 'text' is no text: None"),
         ('{"text": 1}', r"a\.jsonl:3: field 'text' is no text: '1'"),
-        ("[" * 100_000, r"a\.jsonl:3: JSON that is nested too deeply"),
         ('{"n": ' + "9" * 5_000 + "}", r"a\.jsonl:3: no field 'text'; the fields there are 'n'"),
         (
             '{"text": 1}\n' * 20,

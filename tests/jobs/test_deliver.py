@@ -14,7 +14,7 @@ import pytest
 
 from jobs.runtime import deliver
 from jobs.runtime.bucket_files import retry
-from jobs.runtime.deliver import File, read_request
+from jobs.runtime.deliver import File
 
 
 @pytest.fixture
@@ -73,12 +73,6 @@ def test_one_file_that_cannot_be_delivered_keeps_back_no_other_and_is_said_with_
     assert deliver.main([f"file://{bucket}"]) == 1
     assert f"file://{bucket}/a not delivered: FileNotFoundError: " in capsys.readouterr().err
     assert (bucket / "b").read_text() == "arrived"
-
-
-def test_a_request_that_is_none_is_refused() -> None:
-    for wrong in ("", "[]", "{}", '{"files": [{"text": "no name"}]}'):
-        with pytest.raises((ValueError, TypeError, KeyError)):
-            read_request(wrong)
 
 
 def test_what_is_refused_for_a_moment_is_tried_three_times_and_each_time_is_said(pauses: list[float]) -> None:

@@ -25,15 +25,7 @@ from jobs.runtime.jax import checkpoints as orbax
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.preemption import watch
 from jobs.runtime.process import Run
-from tests.jobs.groups import environment_of, run_in
-
-
-class Alone:
-    def rank(self) -> int:
-        return 0
-
-    def all_processes(self, here: bool) -> bool:
-        return here
+from tests.jobs.groups import Alone, environment_of, run_in
 
 
 class OneFile:

@@ -8,7 +8,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime import heartbeat as heartbeats
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.heartbeat import Heartbeat
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -36,13 +36,6 @@ def read(directory: RunDirectory) -> dict[str, Any]:
     beat = directory.read_json("heartbeats/host-1.json")
     assert beat is not None
     return beat
-
-
-def until(condition: Callable[[], bool], limit_s: float = 30) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.005)
 
 
 def test_of_several_ranks_on_a_host_the_first_speaks_and_the_last_words_of_another_are_kept_for_the_agent(

@@ -13,6 +13,7 @@ import pytest
 
 from jobs.runtime import preemption
 from jobs.runtime.preemption import Position, Watch, decide
+from tests.waiting import until
 
 LIMIT_S = 30.0
 
@@ -100,13 +101,6 @@ def hosts(size: int, board: Notes | None) -> list[Host]:
     return made
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def saved(watch: Watch, step: int) -> bool:
     watch.about_to_save(step)
     return watch.save_begun(step, lambda: None)
@@ -115,7 +109,7 @@ def saved(watch: Watch, step: int) -> bool:
 def test_sigterm_is_noticed_by_a_thread() -> None:
     (host,) = hosts(1, Notes())
     os.kill(os.getpid(), signal.SIGTERM)
-    until(lambda: host.left == [0], "it has left")
+    until(lambda: host.left == [0], LIMIT_S)
 
 
 def test_before_the_first_step_all_leave_by_themselves_and_the_main_thread_comes_no_further() -> None:
@@ -123,7 +117,7 @@ def test_before_the_first_step_all_leave_by_themselves_and_the_main_thread_comes
     for host in both:
         host.watch.restored(20)
     both[1].sigterm()
-    until(lambda: [host.left for host in both] == [[20], [20]], "both have left")
+    until(lambda: [host.left for host in both] == [[20], [20]], LIMIT_S)
     both[0].do(lambda watch: watch.about_to_record())
     both[0].do(lambda watch: watch.stepped(21))
     both[0].do(lambda watch: watch.claim())
@@ -136,7 +130,7 @@ def test_between_steps_the_main_threads_leave_after_the_same_step_though_one_is_
     assert [host.watch.stepped(1) for host in both] == [False, False]
     assert both[0].watch.stepped(2) is False
     both[1].sigterm()
-    until(lambda: both[0].watch._is_decided and both[1].watch._is_decided, "it is decided")
+    until(lambda: both[0].watch._is_decided and both[1].watch._is_decided, LIMIT_S)
     assert both[1].watch.stepped(2) is False
     assert [host.watch.stepped(3) for host in both] == [True, True]
     # What the job does on its way out is no place of anybody's.
@@ -151,7 +145,7 @@ def test_with_a_checkpoint_begun_it_is_completed_and_what_was_measured_is_writte
         host.watch.stepped(1)
     both[0].watch.save_begun(1, lambda: order.append("complete"))
     both[0].sigterm()
-    until(lambda: both[0].left == [1], "the one that evaluates has left")
+    until(lambda: both[0].left == [1], LIMIT_S)
     assert order == ["complete", "flushed"]
     # The other comes to the same place in its main thread.
     assert saved(both[1].watch, 1) is True
@@ -164,7 +158,7 @@ def test_who_is_told_before_the_group_has_formed_leaves_alone_and_does_not_join_
     monkeypatch.setattr(preemption, "FORMING_LIMIT_S", 0.1)
     (host,) = hosts(1, None)
     host.sigterm()
-    until(lambda: host.left == [0], "it has left")
+    until(lambda: host.left == [0], LIMIT_S)
     host.do(lambda watch: watch.formed(Notes()))
     time.sleep(0.3)
     assert host.did == []
@@ -177,14 +171,14 @@ def test_who_waits_for_the_result_of_process_0_can_be_stopped_until_that_is_bein
         saved(host.watch, 1)
     both[1].do(lambda watch: watch.end())  # process 0 exports meanwhile
     both[1].sigterm()
-    until(lambda: [host.left for host in both] == [[1], [1]], "both have left")
+    until(lambda: [host.left for host in both] == [[1], [1]], LIMIT_S)
     assert both[1].did == []
 
     board = Notes()
     both = hosts(2, board)
     for host in both:
         host.do(lambda watch: watch.end())
-    until(lambda: [len(host.did) for host in both] == [1, 1], "both have come to their own end")
+    until(lambda: [len(host.did) for host in both] == [1, 1], LIMIT_S)
     both[0].sigterm()
     time.sleep(10 * preemption.LOOK_PERIOD_S)
     assert ([host.left for host in both], "decision" in board.notes) == ([[], []], False)
@@ -197,7 +191,7 @@ def test_process_0_goes_last_and_says_nothing_where_the_group_is_gone() -> None:
     time.sleep(0.3)
     assert both[0].did == []
     both[1].watch.part()
-    until(lambda: both[0].did == [None], "it has parted")
+    until(lambda: both[0].did == [None], LIMIT_S)
 
 
 def test_where_process_0_is_gone_who_has_nothing_to_lose_leaves_and_who_has_goes_on_to_fail() -> None:
@@ -209,8 +203,8 @@ def test_where_process_0_is_gone_who_has_nothing_to_lose_leaves_and_who_has_goes
     stepping.watch.stepped(1)
     for host in (idle, stepping):
         host.sigterm()
-    until(lambda: idle.left == [0], "it has left")
-    until(lambda: stepping.watch._is_decided, "it is decided")
+    until(lambda: idle.left == [0], LIMIT_S)
+    until(lambda: stepping.watch._is_decided, LIMIT_S)
     assert stepping.watch.stepped(2) is False
 
 
@@ -220,6 +214,6 @@ def test_what_a_process_has_computed_is_also_known_from_its_heartbeat() -> None:
     host.watch.restored(20)
     host.reported = 21
     host.sigterm()
-    until(lambda: "decision" in board.notes, "it is decided")
+    until(lambda: "decision" in board.notes, LIMIT_S)
     assert json.loads(board.notes["decision"]) == 1
     assert host.watch.stepped(21) is True

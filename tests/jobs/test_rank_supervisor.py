@@ -23,6 +23,7 @@ from contracts.process import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Ranks, Spec
 from jobs.runtime.rank_supervisor import event_files
 from tests.jobs.groups import free_address
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
@@ -52,10 +53,7 @@ class Host:
         return found
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(holds, LIMIT_S)
 
 
 Start = Callable[..., Host]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -26,6 +26,7 @@ from contracts.run_directory import RunDirectory, host_samples
 from jobs.runtime import sampler
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.host_samples import HostSamples, read
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -36,13 +37,6 @@ sampler.start(process.read(os.environ))
 memory = b"x" * (64 * 2**20)
 time.sleep(600)
 """
-
-
-def until(condition: Callable[[], bool], limit_s: float = 30) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

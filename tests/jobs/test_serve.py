@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +26,7 @@ from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, lengths
 from jobs.serve.batching import Shapes, choose
 from jobs.serve.config import Config, problems
 from jobs.serve.server import Inputs, Server, batch_shapes, read_inputs, warm
+from tests.waiting import until
 
 JSON = {"content-type": "application/json"}
 SHAPES = Shapes(sizes=(1, 4, 16), lengths=(8, 16, 32))
@@ -99,13 +99,6 @@ class Client:
         status, told, _ = self.send({"inputs": [text]})
         assert status == 200, told
         return str(told["answers"][0]["best"][0]["text"])
-
-
-def until(holds: Callable[[], bool], limit_s: float = 15) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 type Start = Callable[..., tuple[Client, Server, Counting]]

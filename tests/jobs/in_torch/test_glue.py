@@ -124,46 +124,6 @@ def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicte
         answer(predictor, Request(inputs=("a",), second="b"))
 
 
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-50] ^= 0x55
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda state: state.write_bytes(state.read_bytes()[:-100]),
-        flip_a_byte,
-        lambda state: state.with_name("notes.json").unlink(),
-    ],
-    ids=["truncated", "a byte changed", "notes deleted"],
-)
-def test_a_torn_checkpoint_is_put_aside_with_a_warning_and_the_one_before_it_is_used(
-    make_run: MakeRun, config: Config, damage: Callable[[Path], object]
-) -> None:
-    run = make_run()
-    train(run, dataclasses.replace(config, steps=3, best=False))
-    damage(Path(run.directory.path("checkpoints/3/state.safetensors")))
-    run.heartbeat.warnings = []
-    train(run, dataclasses.replace(config, steps=4, best=False))
-    assert run.heartbeat.warnings[0].startswith("checkpoint 3 cannot be read (")
-    assert [name.split("-")[0] for name in run.directory.list("checkpoints-torn")] == ["3"]
-    assert run.directory.checkpoint_steps() == [1, 2, 3, 4]
-
-
-def test_where_no_checkpoint_can_be_read_the_run_is_refused_and_nothing_is_moved(
-    make_run: MakeRun, config: Config
-) -> None:
-    run = make_run()
-    train(run, dataclasses.replace(config, steps=4, best=False))
-    for step in run.directory.checkpoint_steps():
-        Path(run.directory.path(f"checkpoints/{step}/state.safetensors")).write_bytes(b"torn")
-    with pytest.raises(RequestError, match="none of the run's 4 checkpoints can be read"):
-        train(run, dataclasses.replace(config, steps=5))
-    assert run.directory.checkpoint_steps() == [1, 2, 3, 4]
-
-
 ONE_STEP = """
 import dataclasses, json, os, sys
 import torch
