@@ -18,7 +18,7 @@ from jobs.flax_mlm.loss_guard import Watch
 from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints, Tree
 from jobs.runtime.jax.executables import Executables
-from jobs.runtime.jax.profile import Tracer
+from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.loop import Loop
 from jobs.runtime.process import Final, Run
 

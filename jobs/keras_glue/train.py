@@ -30,7 +30,7 @@ from jobs.runtime import processor
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.jax import aot, distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
-from jobs.runtime.jax.profile import Tracer
+from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.loop import Loop, callback
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run

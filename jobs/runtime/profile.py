@@ -1,6 +1,6 @@
 """Traces some steps into the run's directory, by the framework's own profiler.
 
-What lies under profile/ each framework's module says (`jobs.runtime.<framework>.profile`).
+What lies under profile/ each framework's module says (`jobs.runtime.<framework>.tracer`).
 """
 
 from __future__ import annotations

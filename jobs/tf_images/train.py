@@ -19,8 +19,8 @@ from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.loop import Loop, callback
 from jobs.runtime.process import Final, Run
 from jobs.runtime.tensorflow import distributed
-from jobs.runtime.tensorflow.checkpoints import State
-from jobs.runtime.tensorflow.profile import Tracer
+from jobs.runtime.tensorflow.state import State
+from jobs.runtime.tensorflow.tracer import Tracer
 from jobs.tf_images import data, model
 from jobs.tf_images.config import RATE_BATCH, Config, problems
 from jobs.tf_images.input_pipeline import Pictures, balanced

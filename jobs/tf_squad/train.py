@@ -19,8 +19,8 @@ from jobs.runtime.loop import Loop
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
 from jobs.runtime.tensorflow import distributed
-from jobs.runtime.tensorflow.checkpoints import State
-from jobs.runtime.tensorflow.profile import Tracer
+from jobs.runtime.tensorflow.state import State
+from jobs.runtime.tensorflow.tracer import Tracer
 from jobs.tf_squad import data, model, scores, windows
 from jobs.tf_squad.config import Config, learning_rate, problems
 

@@ -21,8 +21,8 @@ from jobs.runtime.loop import Loop
 from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
 from jobs.runtime.torch import distributed
-from jobs.runtime.torch.checkpoints import State
-from jobs.runtime.torch.profile import Tracer
+from jobs.runtime.torch.state import State
+from jobs.runtime.torch.tracer import Tracer
 from jobs.torch_glue import model
 from jobs.torch_glue.config import Config
 

@@ -40,7 +40,7 @@ from jobs.runtime.jax.executables import (
     compile_for,
     program_facts,
 )
-from jobs.runtime.jax.profile import Tracer
+from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
 from tests.jobs.groups import environment_of, run_in

@@ -13,7 +13,7 @@ from contracts.errors import RequestError
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.process import Run
 from jobs.runtime.tensorflow import distributed
-from jobs.runtime.tensorflow.checkpoints import State
+from jobs.runtime.tensorflow.state import State
 
 pytestmark = pytest.mark.usefixtures("group")
 MakeRun = Callable[..., Run]
