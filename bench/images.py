@@ -91,7 +91,7 @@ def _make(asked: argparse.Namespace) -> None:
     if asked.data == PHOTOS:
         _cut_photos(asked.folder / PHOTOS, asked.pictures)
     place = {"fashion": FASHION, PHOTOS: asked.folder / PHOTOS}.get(asked.data, asked.data)
-    source = shards.digits() if asked.data == "digits" else shards.source_of(str(place))
+    source = shards.digits() if asked.data == "digits" else shards.read_source(str(place))
     every, files = max(1, len(source.pictures) // asked.pictures), asked.folder / FILES
     for number, picture in enumerate(source.pictures[::every][: asked.pictures]):
         split = "train" if number % HELD_OUT_EVERY else "test"
@@ -100,7 +100,7 @@ def _make(asked: argparse.Namespace) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(shards.encoded(picture.what)[0])
     options = shards.Options(size=asked.size)
-    shards.write(shards.source_of(str(files)), str(asked.folder / SHARDS), options, print)
+    shards.write(shards.read_source(str(files)), str(asked.folder / SHARDS), options, print)
     print("{}")
 
 

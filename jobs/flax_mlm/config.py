@@ -151,8 +151,8 @@ class Config:
 
     def size(self, name: Size) -> int:
         """A dimension: the option where it is given, else the model's."""
-        given: int | None = getattr(self, name)
-        return SIZES[self.model][name] if given is None else given
+        value: int | None = getattr(self, name)
+        return SIZES[self.model][name] if value is None else value
 
     @property
     def positions(self) -> int:
@@ -227,29 +227,29 @@ def settings(config: Config, *, vocab_size: int) -> dict[str, object]:
 
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on `devices` devices in all; empty where it can run."""
-    found = [*outside(config, RANGES), *profile_problems(config)]
+    messages = [*outside(config, RANGES), *profile_problems(config)]
     if config.remote_cache is not None and (problem := unwritable(config.remote_cache)):
-        found.append(f"--remote-cache {config.remote_cache}: {problem}")
-    if found:
-        return found
+        messages.append(f"--remote-cache {config.remote_cache}: {problem}")
+    if messages:
+        return messages
     # Of a model to go on from the sizes are known when its folder has been read.
     longest = config.positions if config.init_from is None else config.max_positions
     if longest is not None and config.sequence_length > longest:
-        found.append(
+        messages.append(
             f"--sequence-length {config.sequence_length}: the model takes at most --max-positions "
             f"{longest}; shorten the one or raise the other"
         )
     if config.init_from is not None and config.tokenizer is not None:
-        found.append(
+        messages.append(
             f"--tokenizer {config.tokenizer}: the tokenizer comes from --init-from {config.init_from}, whose model "
             "knows no other; leave --tokenizer out"
         )
     width, heads = config.size("width"), config.size("heads")
     if width % heads and config.init_from is None:
         fitting = [n for n in range(1, width + 1) if width % n == 0 and abs(n - heads) <= max(8, heads)]
-        found.append(f"--heads {heads}: does not divide --width {width}; choose one of {_listed(fitting)}")
+        messages.append(f"--heads {heads}: does not divide --width {width}; choose one of {_listed(fitting)}")
     if devices % config.fsdp:
-        found.append(
+        messages.append(
             f"--fsdp {config.fsdp}: {devices} devices do not make groups of {config.fsdp}; choose one of "
             f"{_listed(_divisors(devices))}"
         )
@@ -257,11 +257,11 @@ def problems(config: Config, *, devices: int) -> list[str]:
     uneven = [f"{name} {size}" for name, size in widths.items() if size % config.fsdp]
     if uneven or VOCABULARY_MULTIPLE % config.fsdp:
         shared = math.gcd(VOCABULARY_MULTIPLE, *widths.values())
-        found.append(
+        messages.append(
             f"--fsdp {config.fsdp}: cannot share out {' and '.join(uneven) or 'the token table'} evenly; choose one of "
             f"{_listed(_divisors(shared))}"
         )
-    return found + batch_problems(config.batch_size, devices, config.accumulate)
+    return messages + batch_problems(config.batch_size, devices, config.accumulate)
 
 
 def _divisors(number: int) -> list[int]:

@@ -167,15 +167,15 @@ class Corpus:
         Raises:
             RequestError: as `documents`.
         """
-        here = [file.path for file in self.files if not is_url(file.path)]
-        if self.source == STDLIB or not here:
+        local = [file.path for file in self.files if not is_url(file.path)]
+        if self.source == STDLIB or not local:
             return
         if self.size_bytes <= _CHECK_BYTES:
             for _ in self.documents(warn=lambda _: None):
                 pass
             return
         wrong: list[str] = []
-        for path in here[:_MOST_LOOKED_AT]:
+        for path in local[:_MOST_LOOKED_AT]:
             try:
                 recognise(path, column=self.text_field)
             except NotData as error:
@@ -271,10 +271,10 @@ def open_corpus(source: str, *, text_field: str = "text") -> Corpus:
 def _local_files(source: str, path: str) -> list[CorpusFile]:
     try:
         if os.path.isdir(path):
-            return _found(source, "folder", [_local_file(name) for name in _folder(path)])
+            return _require_files(source, "folder", [_local_file(name) for name in _folder(path)])
         if glob.has_magic(path) and not os.path.lexists(path):
             names = [name for name in glob.glob(path, recursive=True) if not os.path.isdir(name)]
-            return _found(source, "glob", [_local_file(name) for name in names])
+            return _require_files(source, "glob", [_local_file(name) for name in names])
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise RequestError(
                 f"--data {path}: not a regular file, and it is read more than once; save it in one"
@@ -315,11 +315,11 @@ def _remote_files(source: str) -> list[CorpusFile]:
     file_system, root = open_url(source, option="--data")
     try:
         if glob.has_magic(root):
-            kind, found = "glob", file_system.glob(root, detail=True)
+            kind, entries = "glob", file_system.glob(root, detail=True)
         elif (info := file_system.info(root))["type"] == "directory":
-            kind, found = "folder", file_system.find(root, detail=True)
+            kind, entries = "folder", file_system.find(root, detail=True)
         else:
-            kind, found = "file", {root: info}
+            kind, entries = "file", {root: info}
     except Exception as error:  # each driver has its own: credentials, network, a refused bucket
         remedy = "check the address, the network and your permission there"
         raise place_error(error, f"--data {source}", remedy) from error
@@ -328,18 +328,18 @@ def _remote_files(source: str) -> list[CorpusFile]:
         CorpusFile(
             path=file_system.unstrip_protocol(name), size_bytes=info["size"] or 0, version=_version(info)
         )
-        for name, info in found.items()
+        for name, info in entries.items()
         if info["type"] == "file" and not any(map(_is_hidden, name[base:].split("/")))
     ]
-    return _found(source, kind, files)
+    return _require_files(source, kind, files)
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    said = next((f"{key}={info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
-    return f"{info['size']} bytes {said}"
+    version = next((f"{key}={info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
+    return f"{info['size']} bytes {version}"
 
 
-def _found(source: str, kind: str, files: list[CorpusFile]) -> list[CorpusFile]:
+def _require_files(source: str, kind: str, files: list[CorpusFile]) -> list[CorpusFile]:
     if files:
         return files
     if kind == "glob":
@@ -377,8 +377,8 @@ def _text(record: Mapping[str, Any] | str, text_field: str) -> str:
     if isinstance(record, str):
         raise ValueError(record)
     if text_field not in record:
-        there = ", ".join(map(repr, sorted(record)[:20])) or "none"
-        raise ValueError(f"no field {text_field!r}; the fields there are {there}")
+        names = ", ".join(map(repr, sorted(record)[:20])) or "none"
+        raise ValueError(f"no field {text_field!r}; the fields there are {names}")
     value = record[text_field]
     if not isinstance(value, str) or isinstance(value, Number):
         raise ValueError(f"field {text_field!r} is no text: {value!r:.60}")

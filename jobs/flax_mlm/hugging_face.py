@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 README = Path(__file__).with_name("export_readme.md")
 """Of an export: how to use it in PyTorch and in JAX."""
-WORDS = "roberta.embeddings.word_embeddings.weight"
+TOKEN_TABLE = "roberta.embeddings.word_embeddings.weight"
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TYPES = "roberta.embeddings.token_type_embeddings.weight"
 OUTPUT_BIAS = "lm_head.bias"
-TIED = {"lm_head.decoder.weight": WORDS, "lm_head.decoder.bias": OUTPUT_BIAS}
+TIED = {"lm_head.decoder.weight": TOKEN_TABLE, "lm_head.decoder.bias": OUTPUT_BIAS}
 """What some files hold a second time."""
 UNUSED = ("roberta.embeddings.position_ids", "roberta.pooler.")
 """A buffer of old versions, and a layer that predicting masked tokens does not use."""
@@ -86,15 +86,15 @@ class Pretrained:
         """
         sizes: dict[str, Any] = {name: getattr(self.dims, name) for name in (*NAMES, "max_positions")}
         against = [
-            f"--{name.replace('_', '-')} {given}: the model in {self.source} has {size}"
+            f"--{name.replace('_', '-')} {value}: the model in {self.source} has {size}"
             for name, size in sizes.items()
-            if (given := getattr(config, name)) not in (None, size)
+            if (value := getattr(config, name)) not in (None, size)
         ]
         if against:
             raise RequestError("; ".join(against) + "; sizes come from --init-from, leave them out")
         if self.dims.vocab_size == self.tokenizer.vocab_size:  # which may be fewer than can be asked for
             sizes["vocab_size"] = None
-        narrower = [name for name, known in SIZES.items() if known["width"] <= self.dims.width]
+        narrower = [name for name, size_values in SIZES.items() if size_values["width"] <= self.dims.width]
         named: Any = narrower[-1] if narrower else "tiny"
         return dataclasses.replace(
             config, init_from=None, model=named, tokenizer=str(self.tokenizer.path), **sizes
@@ -125,22 +125,22 @@ def open_pretrained(source: str, cache_dir: Path, say: Callable[[str], None]) ->
             tensors are not what its config.json says, or tokenizer and model do not fit together.
     """
     folder = open_folder(source, cache_dir, say)
-    told = _told(source, folder)
-    path = tokenizer_of(source, folder, cache_dir)
+    settings = _read_config(source, folder)
+    path = find_tokenizer(source, folder, cache_dir)
     try:
         tokenizer = load_tokenizer(path)
     except RequestError as error:
         raise RequestError(str(error).replace("--tokenizer", "--init-from", 1)) from None
-    pad_id = told.get("pad_token_id", 1)
+    pad_id = settings.get("pad_token_id", 1)
     if pad_id != tokenizer.pad_id:
         raise RequestError(
             f"--init-from {source}: config.json's pad_token_id is {pad_id} and the tokenizer's is {tokenizer.pad_id}, "
             "so positions would be counted from another row; the two are not of one model"
         )
     dims = Dimensions(
-        max_positions=_whole(source, told, "max_position_embeddings") - pad_id - 1,
+        max_positions=_whole_number(source, settings, "max_position_embeddings") - pad_id - 1,
         position_offset=pad_id + 1,
-        **{name: _whole(source, told, theirs) for name, theirs in NAMES.items()},
+        **{name: _whole_number(source, settings, theirs) for name, theirs in NAMES.items()},
     )
     wrong = tensor_problems(tensor_shapes(folder / WEIGHTS), dims)
     if wrong:
@@ -161,41 +161,41 @@ def adopt(config: Config, cache_dir: Path, say: Callable[[str], None]) -> tuple[
     """
     if config.init_from is None:
         return config, None
-    found = open_pretrained(config.init_from, cache_dir, say)
-    return found.adopted_by(config), found
+    pretrained = open_pretrained(config.init_from, cache_dir, say)
+    return pretrained.adopted_by(config), pretrained
 
 
-def _told(source: str, folder: Path) -> dict[str, Any]:
+def _read_config(source: str, folder: Path) -> dict[str, Any]:
     try:
-        told = json.loads((folder / CONFIG).read_bytes())
-        architectures = told.get("architectures") or []
+        settings = json.loads((folder / CONFIG).read_bytes())
+        architectures = settings.get("architectures") or []
     except (ValueError, AttributeError) as error:
         raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
     if architectures != [ARCHITECTURE]:
-        kinds = ", ".join(map(str, architectures)) or told.get("model_type") or "nothing"
+        kinds = ", ".join(map(str, architectures)) or settings.get("model_type") or "nothing"
         raise RequestError(
             f"--init-from {source}: {CONFIG} names {kinds}; only {ARCHITECTURE} can be continued"
         )
-    other = [
-        f"{name} is {told.get(name, default)!r} and must be {wanted!r}"
-        for name, (wanted, default) in FIXED.items()
-        if told.get(name, default) != wanted
+    differences = [
+        f"{name} is {settings.get(name, default)!r} and must be {required!r}"
+        for name, (required, default) in FIXED.items()
+        if settings.get(name, default) != required
     ]
-    if other:
+    if differences:
         raise RequestError(
-            f"--init-from {source}: in {CONFIG}, {'; '.join(other)}: the model here computes nothing else"
+            f"--init-from {source}: in {CONFIG}, {'; '.join(differences)}: the model here computes nothing else"
         )
-    return dict(told)
+    return dict(settings)
 
 
-def _whole(source: str, told: dict[str, Any], name: str) -> int:
-    value = told.get(name)
+def _whole_number(source: str, settings: dict[str, Any], name: str) -> int:
+    value = settings.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise RequestError(f"--init-from {source}: {CONFIG} has {name} {value!r}, which is no size; mend it")
     return value
 
 
-def tokenizer_of(source: str, folder: Path, cache_dir: Path) -> Path:
+def find_tokenizer(source: str, folder: Path, cache_dir: Path) -> Path:
     """The folder's tokenizer.json; where it has vocab.json and merges.txt only, one that is made from them.
 
     Raises:
@@ -205,9 +205,9 @@ def tokenizer_of(source: str, folder: Path, cache_dir: Path) -> Path:
         return folder / TOKENIZER
     content = [(folder / name).read_bytes() for name in PARTS]
     key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content)).hexdigest()[:32]
-    made = cache_dir / "flax_mlm" / "tokenizer" / f"joined-{key}"
-    build_once(made, lambda temporary: _join(source, folder, temporary / TOKENIZER), say=lambda _: None)
-    return made / TOKENIZER
+    joined = cache_dir / "flax_mlm" / "tokenizer" / f"joined-{key}"
+    build_once(joined, lambda temporary: _join(source, folder, temporary / TOKENIZER), say=lambda _: None)
+    return joined / TOKENIZER
 
 
 def _join(source: str, folder: Path, path: Path) -> None:
@@ -234,12 +234,12 @@ class Module(NamedTuple):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of its tensors; PyTorch keeps a linear map as outputs x inputs."""
-        each = self.outputs // len(self.names)
-        weight = (each,) if self.inputs is None else (each, self.inputs)
+        outputs = self.outputs // len(self.names)
+        weight = (outputs,) if self.inputs is None else (outputs, self.inputs)
         return {
             tensor: shape
             for name in self.names
-            for tensor, shape in ((f"{name}.weight", weight), (f"{name}.bias", (each,)))
+            for tensor, shape in ((f"{name}.weight", weight), (f"{name}.bias", (outputs,)))
         }
 
 
@@ -260,17 +260,17 @@ def modules(dims: Dimensions) -> Iterator[Module]:
     yield Module(("lm_head.layer_norm",), ("head_norm",), None, d)
 
 
-def shapes_of(dims: Dimensions) -> dict[str, tuple[int, ...]]:
+def expected_shapes(dims: Dimensions) -> dict[str, tuple[int, ...]]:
     """The tensors of a model of these sizes, tied ones once."""
-    found: dict[str, tuple[int, ...]] = {
-        WORDS: (dims.vocab_size, dims.width),
+    shapes: dict[str, tuple[int, ...]] = {
+        TOKEN_TABLE: (dims.vocab_size, dims.width),
         POSITIONS: (dims.max_positions + dims.position_offset, dims.width),
         TYPES: (1, dims.width),
         OUTPUT_BIAS: (dims.vocab_size,),
     }
     for module in modules(dims):
-        found |= module.shapes()
-    return found
+        shapes |= module.shapes()
+    return shapes
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -290,17 +290,17 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ) from None
 
 
-def tensor_problems(found: Mapping[str, tuple[int, ...]], dims: Dimensions) -> list[str]:
+def tensor_problems(actual: Mapping[str, tuple[int, ...]], dims: Dimensions) -> list[str]:
     """Why tensors of these shapes are not a model of these sizes; empty where they are."""
-    wanted = shapes_of(dims)
-    missing = [name for name in wanted if name not in found]
+    expected = expected_shapes(dims)
+    missing = [name for name in expected if name not in actual]
     extra = [
-        name for name in found if name not in wanted and name not in TIED and not name.startswith(UNUSED)
+        name for name in actual if name not in expected and name not in TIED and not name.startswith(UNUSED)
     ]
     wrong = [
-        f"{name} is {list(found[name])} and config.json's sizes make it {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
+        f"{name} is {list(actual[name])} and config.json's sizes make it {list(shape)}"
+        for name, shape in expected.items()
+        if name in actual and actual[name] != shape
     ]
     return [
         *([f"lacks {_listed(missing)}"] if missing else []),
@@ -346,7 +346,7 @@ def _params(read: Callable[[str], Array], dims: Dimensions) -> dict[str, Any]:
     positions, types = read(POSITIONS), read(TYPES)
     params: dict[Any, Any] = {
         "embeddings": {
-            "tokens": {"embedding": padded(WORDS)},
+            "tokens": {"embedding": padded(TOKEN_TABLE)},
             "positions": {"embedding": positions + types if types.any() else positions},
         },
         "head_bias": padded(OUTPUT_BIAS),
@@ -427,7 +427,7 @@ def hugging_face_tensors(params: Mapping[str, Any], dims: Dimensions) -> dict[st
 
     embeddings = params["embeddings"]
     tensors: dict[str, Array] = {
-        WORDS: embeddings["tokens"]["embedding"][: dims.vocab_size],
+        TOKEN_TABLE: embeddings["tokens"]["embedding"][: dims.vocab_size],
         POSITIONS: embeddings["positions"]["embedding"],
         # RoBERTa's single token type adds the same vector everywhere; it is part of the others here.
         TYPES: np.zeros((1, dims.width), np.float32),

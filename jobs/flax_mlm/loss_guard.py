@@ -107,12 +107,12 @@ class LossGuard:
         self.row += 1
         stays_away = self.row >= AWAY_LIMIT_STEPS or self._is_memorised()
         ends = stays_away or self.useless >= USELESS_LIMIT_STEPS
-        found = Outlier(seen=wrong[0], remedy=wrong[1], row=self.row, ends=ends)
+        outlier = Outlier(seen=wrong[0], remedy=wrong[1], row=self.row, ends=ends)
         if ends:
             self.row = self.useless = 0
         if stays_away:  # who goes on all the same takes what is now for usual
             self.losses = []
-        return found
+        return outlier
 
     def _usual(self) -> float | None:
         return statistics.median(self.losses[-WINDOW:]) if self.losses else None
@@ -122,7 +122,7 @@ class LossGuard:
         if len(last) < WINDOW:
             return False
         usual = statistics.median(last)
-        spread = _MAD_TO_SPREAD * statistics.median(abs(each - usual) for each in last)
+        spread = _MAD_TO_SPREAD * statistics.median(abs(loss - usual) for loss in last)
         return loss > usual + max(LEAP_NATS, LEAP_SPREADS * spread)
 
     def _is_memorised(self) -> bool:
@@ -152,9 +152,9 @@ class LossGuard:
                 "the model has come apart; lower --learning-rate, or lengthen --warmup-share",
             )
         if self._is_memorised():
-            seen = f"the loss has been below {MEMORISED_NATS:g} for more than {WINDOW} steps"
-            why = "the text repeats itself and nothing is left to learn"
-            return f"{seen}: {why}", "look at --data, or take fewer --steps"
+            observation = f"the loss has been below {MEMORISED_NATS:g} for more than {WINDOW} steps"
+            reason = "the text repeats itself and nothing is left to learn"
+            return f"{observation}: {reason}", "look at --data, or take fewer --steps"
         return None
 
 
@@ -163,12 +163,12 @@ class Watch:
     of one that is the first of several, and of the one too many, which ends the run unless that is not wanted."""
 
     def __init__(
-        self, run: Run, config: Config, tokens: Tokens, batch_of: Callable[[int], np.ndarray]
+        self, run: Run, config: Config, tokens: Tokens, read_batch: Callable[[int], np.ndarray]
     ) -> None:
         """batch_of: the (B, S) tokens of a step, on this host."""
         self.losses = LossGuard()
         self._run, self._ends_run = run, config.on_trouble == "stop"
-        self._tokens, self._batch_of = tokens, batch_of
+        self._tokens, self._batch_of = tokens, read_batch
         self._outlier: Outlier | None = None
         self._row_before = 0
 

@@ -85,8 +85,8 @@ def make_sharded_predict(graph: nnx.GraphDef[Mlm], mesh: Mesh, params: Any) -> P
 
 def shown(token: str) -> str:
     """A token as people read it: without the blanks around it; what cannot be seen, such as a line end, is escaped."""
-    seen = token.strip(" ")
-    return seen if seen.isprintable() else repr(seen)[1:-1]
+    text = token.strip(" ")
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 class Place(NamedTuple):
@@ -125,19 +125,19 @@ def final_eval(
     places = hidden_places(rows_NS, tokenizer.special_ids)
     nats, best = [], []
     for first in range(0, len(places), batch_size):
-        several = places[first : first + batch_size]
-        filled = [*several, *[several[-1]] * (batch_size - len(several))]
-        rows_B = np.array([each.row for each in filled])
-        positions_B1 = np.array([[each.position] for each in filled], np.int32)
+        batch = places[first : first + batch_size]
+        filled = [*batch, *[batch[-1]] * (batch_size - len(batch))]
+        rows_B = np.array([hidden.row for hidden in filled])
+        positions_B1 = np.array([[hidden.position] for hidden in filled], np.int32)
         inputs_BS = rows_NS[rows_B]
         truth_B1 = np.take_along_axis(inputs_BS, positions_B1, axis=1)
         np.put_along_axis(inputs_BS, positions_B1, tokenizer.mask_id, axis=1)
-        found = predict(params, place(inputs_BS), place(positions_B1), place(truth_B1))
-        nats += np.asarray(found.nats_BM)[: len(several), 0].tolist()
-        pairs_B = zip(np.asarray(found.tokens_BMG), np.asarray(found.probabilities_BMG), strict=True)
+        predicted = predict(params, place(inputs_BS), place(positions_B1), place(truth_B1))
+        nats += np.asarray(predicted.nats_BM)[: len(batch), 0].tolist()
+        pairs_B = zip(np.asarray(predicted.tokens_BMG), np.asarray(predicted.probabilities_BMG), strict=True)
         best += [
             list(zip(tokens[0].tolist(), shares[0].tolist(), strict=True)) for tokens, shares in pairs_B
-        ][: len(several)]
+        ][: len(batch)]
         tick()
     reader = open_tokenizer(tokenizer.path)
 
@@ -147,30 +147,30 @@ def final_eval(
     return {
         "pseudo_perplexity": math.exp(sum(nats) / len(nats)) if nats else None,
         "fillings": [
-            filling(rows_NS[each.row], each.position, best[each.number], decode, tokenizer.special_ids)
-            for each in readable(places, rows_NS, decode)
+            filling(rows_NS[hidden.row], hidden.position, best[hidden.number], decode, tokenizer.special_ids)
+            for hidden in readable(places, rows_NS, decode)
         ],
     }
 
 
 def hidden_places(rows_NS: np.ndarray, special_ids: Sequence[int]) -> list[Place]:
     """Every ordinary token of every row, in order."""
-    where = np.argwhere(~np.isin(rows_NS, list(special_ids)))
-    return [Place(int(row), int(position), number) for number, (row, position) in enumerate(where)]
+    places_N2 = np.argwhere(~np.isin(rows_NS, list(special_ids)))
+    return [Place(int(row), int(position), number) for number, (row, position) in enumerate(places_N2)]
 
 
 def readable(
-    places: Sequence[Place], rows_NS: np.ndarray, decode: Callable[[Sequence[int]], str], most: int = SHOWN
+    places: Sequence[Place], rows_NS: np.ndarray, decode: Callable[[Sequence[int]], str], limit: int = SHOWN
 ) -> list[Place]:
     """Those of `places` that begin a word and have text on both sides, `most` of them, spread over the sample."""
     length = rows_NS.shape[1]
     inner = [
         place for place in places if length // 4 <= place.position < max(length // 4 + 1, 3 * length // 4)
     ]
-    words = [place for place in inner if _is_word(decode([int(rows_NS[place.row, place.position])]))]
-    if len(words) <= most:
-        return words
-    return [words[index] for index in np.linspace(0, len(words) - 1, most).astype(int)]
+    word_places = [place for place in inner if _is_word(decode([int(rows_NS[place.row, place.position])]))]
+    if len(word_places) <= limit:
+        return word_places
+    return [word_places[index] for index in np.linspace(0, len(word_places) - 1, limit).astype(int)]
 
 
 def filling(
@@ -236,25 +236,25 @@ class MaskFiller:
             ids.append(self._tokenizer.mask_id)
         return [*ids, *self._encoder.encode(last, add_special_tokens=False).ids, self._tokenizer.eos_id]
 
-    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+    def encode(self, value: str | bytes, second: str | None) -> Encoded:
         """As `Predictor` has it: an answer for each mask; of several, the heading says which it is.
 
         Raises:
             RequestError: the text has no mask, or is longer than the model's longest sequence.
         """
         refuse_second(second, "a model that fills masks")
-        assert isinstance(given, str)
-        if MASK not in given:
-            raise RequestError(f'"{given:.60}" has no {MASK}; write {MASK} where a word is to be guessed')
-        ids = self.token_ids(given)
+        assert isinstance(value, str)
+        if MASK not in value:
+            raise RequestError(f'"{value:.60}" has no {MASK}; write {MASK} where a word is to be guessed')
+        ids = self.token_ids(value)
         if len(ids) > self.longest:
             raise RequestError(
-                f'"{given:.60}" has {len(ids)} tokens, and the model takes at most {self.longest}; shorten it'
+                f'"{value:.60}" has {len(ids)} tokens, and the model takes at most {self.longest}; shorten it'
             )
         places = [place for place, token in enumerate(ids) if token == self._tokenizer.mask_id]
 
         def answers(outputs: Sequence[Any]) -> list[Answer]:
-            pieces, found = given.split(MASK), []
+            pieces, results = value.split(MASK), []
             for number, (tokens_G, shares_G) in enumerate(outputs, 1):
                 before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
                 best = [
@@ -262,23 +262,23 @@ class MaskFiller:
                     for token, share in zip(tokens_G, shares_G, strict=True)
                 ]
                 heading = f"{before}[{number}]{after}" if len(pieces) > 2 else None
-                found.append(Answer(input=given, heading=heading, best=best))
-            return found
+                results.append(Answer(input=value, heading=heading, best=best))
+            return results
 
         return Encoded(rows=[Row(length=len(ids), values=(ids, place)) for place in places], answers=answers)
 
     def compute(self, rows: Sequence[Row], size: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
         inputs_BS = np.full((size, length), self._tokenizer.pad_id, np.int32)
         positions_B1 = np.zeros((size, 1), np.int32)
-        for row, each in enumerate(rows):
-            ids, positions_B1[row, 0] = each.values
+        for row, encoded in enumerate(rows):
+            ids, positions_B1[row, 0] = encoded.values
             inputs_BS[row, : len(ids)] = ids
-        given = self._params, inputs_BS, positions_B1, np.zeros_like(positions_B1)
+        arguments = self._params, inputs_BS, positions_B1, np.zeros_like(positions_B1)
         if (size, length) not in self._compiled:
-            self._compiled[size, length] = self._executables.compiled(self._predict, *given)
-        found = self._compiled[size, length](*given)
+            self._compiled[size, length] = self._executables.compiled(self._predict, *arguments)
+        predicted = self._compiled[size, length](*arguments)
         tokens_BG, shares_BG = (
-            np.asarray(each)[:, 0] for each in (found.tokens_BMG, found.probabilities_BMG)
+            np.asarray(values)[:, 0] for values in (predicted.tokens_BMG, predicted.probabilities_BMG)
         )
         return list(zip(tokens_BG, shares_BG, strict=True))[: len(rows)]
 

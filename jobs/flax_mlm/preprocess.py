@@ -108,13 +108,13 @@ def _write(
 ) -> dict[str, object]:
     processes = processes_for(corpus.text_bytes, len(os.sched_getaffinity(0)))
     dtype: Dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
-    begun = streams.documents
+    done_before = streams.documents
     by = f" with {processes} processes" if processes else ""
-    behind = f", going on after {begun:,} documents" if begun else ""
+    behind = f", going on after {done_before:,} documents" if done_before else ""
     say(f"tokenising {corpus.source}{by}{behind}")
     # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so the
     # split's rules, and what is said of damaged text, hold for the whole corpus.
-    todo = batches(split_documents(corpus, eval_fraction, warn=warn), skip=begun)
+    todo = batches(split_documents(corpus, eval_fraction, warn=warn), skip=done_before)
     started_s = said_s = time.monotonic()
     characters = noted = 0
     for batch, ids in encoded(todo, facts.path, dtype, processes=processes):
@@ -134,7 +134,7 @@ def _write(
     streams.note()
     seconds = time.monotonic() - started_s
     say(
-        f"tokenised {characters:,} characters of {corpus.source}: {streams.documents - begun:,} documents in "
+        f"tokenised {characters:,} characters of {corpus.source}: {streams.documents - done_before:,} documents in "
         f"{seconds:.1f} s"
     )
     return {
@@ -282,11 +282,11 @@ def _by_pool(
         initializer=_begin,
         initargs=(tokenizer, dtype),
     )
-    asked: deque[tuple[Batch, concurrent.futures.Future[Encoded]]] = deque()
+    pending: deque[tuple[Batch, concurrent.futures.Future[Encoded]]] = deque()
     todo, failed = iter(batches), list[Exception]()
     try:
         while True:
-            while not failed and len(asked) < BATCHES_AHEAD * count:
+            while not failed and len(pending) < BATCHES_AHEAD * count:
                 try:
                     batch = next(todo)
                 except StopIteration:
@@ -294,10 +294,10 @@ def _by_pool(
                 except Exception as error:  # raised again below, behind the batches that came before it
                     failed.append(error)
                 else:
-                    asked.append((batch, pool.submit(_encode, batch)))
-            if not asked:
+                    pending.append((batch, pool.submit(_encode, batch)))
+            if not pending:
                 break
-            batch, answer = asked.popleft()
+            batch, answer = pending.popleft()
             yield batch, answer.result()
         if failed:
             raise failed[0]

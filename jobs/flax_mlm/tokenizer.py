@@ -154,14 +154,14 @@ def export_tokenizer(source_path: Path, out_dir: Path, max_length: int) -> None:
     general class, which adds nothing to what tokenizer.json says.
     """
     content, vocabulary = _read(source_path)
-    said = json.loads(content)
+    tokenizer_json = json.loads(content)
     out_dir.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source_path, out_dir / "tokenizer.json")
 
     names = {role: next(name for name in names if name in vocabulary) for role, names in _ROLES.items()}
     special = {f"{role}_token": name for role, name in names.items()}
     special |= {"sep_token": names["eos"], "cls_token": names["bos"]}
-    matched = {name: _matching(said, name) for name in names.values()}
+    matched = {name: _matching(tokenizer_json, name) for name in names.values()}
     _write_json(out_dir / "special_tokens_map.json", special | {"mask_token": matched[names["mask"]]})
 
     config: dict[str, Any] = {
@@ -169,9 +169,13 @@ def export_tokenizer(source_path: Path, out_dir: Path, max_length: int) -> None:
         "clean_up_tokenization_spaces": False,
         **special,
     }
-    config["added_tokens_decoder"] = {str(vocabulary[name]): how for name, how in matched.items()}
-    pre_tokenizer = said["pre_tokenizer"] or {}
-    if said["model"]["type"] == "BPE" and pre_tokenizer.get("type") == "ByteLevel" and names["bos"] == "<s>":
+    config["added_tokens_decoder"] = {str(vocabulary[name]): token for name, token in matched.items()}
+    pre_tokenizer = tokenizer_json["pre_tokenizer"] or {}
+    if (
+        tokenizer_json["model"]["type"] == "BPE"
+        and pre_tokenizer.get("type") == "ByteLevel"
+        and names["bos"] == "<s>"
+    ):
         config["tokenizer_class"] = "RobertaTokenizerFast"
         config["add_prefix_space"] = pre_tokenizer["add_prefix_space"]
         config["trim_offsets"] = True
@@ -179,7 +183,7 @@ def export_tokenizer(source_path: Path, out_dir: Path, max_length: int) -> None:
     else:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     _write_json(out_dir / "tokenizer_config.json", config)
-    if said["model"]["type"] == "BPE":
+    if tokenizer_json["model"]["type"] == "BPE":
         open_tokenizer(source_path).model.save(str(out_dir))
 
 
@@ -200,10 +204,12 @@ def _read(path: Path) -> tuple[bytes, dict[str, int]]:
         ) from None
 
 
-def _matching(said: dict[str, Any], name: str) -> dict[str, Any]:
+def _matching(tokenizer_json: dict[str, Any], name: str) -> dict[str, Any]:
     """How a special token is matched in text, in Hugging Face's words."""
-    known: dict[str, Any] = next((token for token in said["added_tokens"] if token["content"] == name), {})
-    flags = {flag: known.get(flag, False) for flag in ("lstrip", "rstrip", "single_word", "normalized")}
+    token: dict[str, Any] = next(
+        (token for token in tokenizer_json["added_tokens"] if token["content"] == name), {}
+    )
+    flags = {flag: token.get(flag, False) for flag in ("lstrip", "rstrip", "single_word", "normalized")}
     return {"content": name, "special": True, **flags}
 
 

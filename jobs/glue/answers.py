@@ -26,7 +26,7 @@ type LogitsOf = Callable[[Batch], Array]
 """Makes of a batch its (rows, classes) logits."""
 
 
-def rows_of(options: Options, dataset: Dataset) -> dict[str, Any]:
+def row_settings(options: Options, dataset: Dataset) -> dict[str, Any]:
     """What stands under KEY: whether a row is a pair of texts, and how many tokens of it the model has seen at most."""
     return {"pairs": bool(dataset.train.texts_b), "max_length": options.max_length}
 
@@ -36,48 +36,51 @@ class Classifier:
 
     task, takes = "text-classification", TEXT
 
-    def __init__(self, export: Path, logits_of: LogitsOf) -> None:
+    def __init__(self, export: Path, compute_logits: LogitsOf) -> None:
         """logits_of: computes with the model of the export."""
-        told = json.loads((export / CONFIG).read_bytes())
-        about = told.get(KEY, {})  # older exports do not say
-        self._has_pairs, self._logits_of = about.get("pairs"), logits_of
-        self._is_regression, self._pad_id = told.get("problem_type") == "regression", told["pad_token_id"]
-        self._names = told["id2label"]
-        self.longest = int(about.get("max_length", positions(told)))
+        settings = json.loads((export / CONFIG).read_bytes())
+        about = settings.get(KEY, {})  # older exports do not say
+        self._has_pairs, self._logits_of = about.get("pairs"), compute_logits
+        self._is_regression, self._pad_id = (
+            settings.get("problem_type") == "regression",
+            settings["pad_token_id"],
+        )
+        self._names = settings["id2label"]
+        self.longest = int(about.get("max_length", positions(settings)))
         self._tokenizer = open_tokenizer(export)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.longest)
         self.example = "Good.", "Bad." if self._has_pairs else None
 
-    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+    def encode(self, value: str | bytes, second: str | None) -> Encoded:
         """As `Predictor` has it.
 
         Raises:
             RequestError: the model has learned from pairs and no second text is given, or the other way round.
         """
-        assert isinstance(given, str)
+        assert isinstance(value, str)
         if self._has_pairs is True and second is None:
             raise RequestError(
                 "the model has learned from pairs of texts; give the second text with --second"
             )
         if self._has_pairs is False:
             refuse_second(second, "a model that has learned from single texts")
-        found = self._tokenizer.encode(given, second)
-        heading = f"{given} (the model reads {self.longest} tokens of it)" if found.overflowing else None
+        encoding = self._tokenizer.encode(value, second)
+        heading = f"{value} (the model reads {self.longest} tokens of it)" if encoding.overflowing else None
 
         def answers(outputs: Sequence[Array]) -> list[Answer]:
-            return [Answer(input=given, heading=heading, best=self._best(logits_C)) for logits_C in outputs]
+            return [Answer(input=value, heading=heading, best=self._best(logits_C)) for logits_C in outputs]
 
-        return Encoded(rows=[Row(length=len(found.ids), values=found)], answers=answers)
+        return Encoded(rows=[Row(length=len(encoding.ids), values=encoding)], answers=answers)
 
     def compute(self, rows: Sequence[Row], size: int, length: int) -> list[Array]:
         ids_BS = np.full((size, length), self._pad_id, np.int64)
         mask_BS, types_BS = np.zeros_like(ids_BS), np.zeros_like(ids_BS)
         mask_BS[len(rows) :, 0] = 1  # a row that sees nothing has no numbers
-        for row, each in enumerate(rows):
-            ids_BS[row, : each.length] = each.values.ids
-            mask_BS[row, : each.length] = 1
-            types_BS[row, : each.length] = each.values.type_ids
+        for row, encoded in enumerate(rows):
+            ids_BS[row, : encoded.length] = encoded.values.ids
+            mask_BS[row, : encoded.length] = 1
+            types_BS[row, : encoded.length] = encoded.values.type_ids
         none_B = np.full(size, -1)
         batch = Batch(ids_BS=ids_BS, mask_BS=mask_BS, types_BS=types_BS, labels_B=none_B, rows_B=none_B)
         return list(self._logits_of(batch)[: len(rows)])

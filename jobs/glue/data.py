@@ -129,7 +129,7 @@ def problems(options: Options, cache_dir: Path) -> list[str]:
     Raises:
         Unreachable: a place does not answer now.
     """
-    found: list[str] = []
+    messages: list[str] = []
     try:
         _is_whole(options)
         if options.data != DOCSTRINGS:  # nothing is wrong with these, and they take seconds
@@ -137,15 +137,15 @@ def problems(options: Options, cache_dir: Path) -> list[str]:
     except Unreachable:
         raise
     except RequestError as error:
-        found += str(error).splitlines()
+        messages += str(error).splitlines()
     try:
         if options.init_from is not None:
             open_pretrained(options, options.init_from, cache_dir, lambda _: None)
     except Unreachable:
         raise
     except RequestError as error:
-        found.append(str(error))
-    return found
+        messages.append(str(error))
+    return messages
 
 
 def read(options: Options) -> Dataset:
@@ -160,9 +160,9 @@ def read(options: Options) -> Dataset:
     is_whole = _is_whole(options)
     if options.data == DOCSTRINGS:
         keys, rows = [], []
-        for module, of_module in docstrings.modules():
-            keys += [module] * len(of_module)
-            rows += [_Row(0, *row) for row in of_module]
+        for module, functions in docstrings.modules():
+            keys += [module] * len(functions)
+            rows += [_Row(0, *row) for row in functions]
         table = _Table(place=f"--data {DOCSTRINGS}", fields=docstrings.FIELDS, rows=rows)
         return _dataset(options, _split(options, table, keys), "classification", names=docstrings.LABELS)
     if is_whole:
@@ -193,19 +193,19 @@ def _is_whole(options: Options) -> bool:
     """Whether `--data` names columns, held-out rows and task too. Raises RequestError where options name others."""
     if options.data != DOCSTRINGS and not _is_folder(_place(options.data)):
         return False
-    of_files = {
+    files = {
         "eval_data": None,
         "text_field": None,
         "pair_field": None,
         "label_field": None,
         "task": "auto",
     }
-    given = [
-        f"--{name.replace('_', '-')}" for name, none in of_files.items() if getattr(options, name) != none
+    columns = [
+        f"--{name.replace('_', '-')}" for name, none in files.items() if getattr(options, name) != none
     ]
-    if given:
+    if columns:
         raise RequestError(
-            f"--data {options.data}: has columns, held-out rows and a task of its own; leave out {', '.join(given)}"
+            f"--data {options.data}: has columns, held-out rows and a task of its own; leave out {', '.join(columns)}"
         )
     return True
 
@@ -214,18 +214,18 @@ def _glue(options: Options, folder: str) -> Dataset:
     """The rows of a folder with GLUE's own files."""
 
     def fields(columns: Sequence[str]) -> Fields:
-        for wanted in GLUE.values():
-            if {*wanted} - {None} <= {*columns}:
-                return wanted
+        for task_fields in GLUE.values():
+            if {*task_fields} - {None} <= {*columns}:
+                return task_fields
         raise RequestError(
             f"no columns of a GLUE task: {_listed(columns)}; of other data name the file itself"
         )
 
     folder = folder.rstrip("/")
     train = _read("--data", f"{folder}/train.tsv", fields, are_left_out=True)
-    name = next(name for name, wanted in GLUE.items() if wanted == train.fields)
-    of_eval = "dev_matched.tsv" if name == "mnli" else "dev.tsv"
-    held_out = _read("--data", f"{folder}/{of_eval}", lambda _: train.fields, are_left_out=True)
+    name = next(name for name, task_fields in GLUE.items() if task_fields == train.fields)
+    eval_name = "dev_matched.tsv" if name == "mnli" else "dev.tsv"
+    held_out = _read("--data", f"{folder}/{eval_name}", lambda _: train.fields, are_left_out=True)
     if name == "rte" and {row.label for row in train.rows} <= {"0", "1"}:
         name = "wnli"
     task: Task = "regression" if name == "stsb" else "classification"
@@ -239,10 +239,11 @@ def _split(options: Options, table: _Table, keys: Sequence[str]) -> tuple[_Table
         share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
         splits[share < options.eval_fraction].append(row)
     if not all(splits):
-        which, remedy = ("every", "lower") if splits[1] else ("no", "raise")
+        quantity, remedy = ("every", "lower") if splits[1] else ("no", "raise")
         raise RequestError(
-            f"{table.place}: {which} row of {len(table.rows)} falls into the held-out share; {remedy} --eval-fraction "
-            f"{options.eval_fraction}, bring more rows with different texts, or name a file with --eval-data"
+            f"{table.place}: {quantity} row of {len(table.rows)} falls into the held-out share; {remedy} "
+            f"--eval-fraction {options.eval_fraction}, bring more rows with different texts, or name a file with "
+            "--eval-data"
         )
     train, held_out = (dataclasses.replace(table, rows=rows) for rows in splits)
     return train, held_out
@@ -250,13 +251,13 @@ def _split(options: Options, table: _Table, keys: Sequence[str]) -> tuple[_Table
 
 def _fields(options: Options, columns: Sequence[str]) -> Fields:
     """The columns that were asked for, else those with usual names."""
-    of = {name.lower(): name for name in reversed(columns)}
+    by_lower_name = {name.lower(): name for name in reversed(columns)}
     text, second = options.text_field, options.pair_field
     if text is None:
-        single = next(((name, None) for name in TEXTS if name in of), ("", None))
-        first, other = next((pair for pair in PAIRS if {*pair} <= of.keys()), single)
-        text, second = of.get(first, ""), second or (other and of[other])
-    label = options.label_field or next((of[name] for name in LABELS if name in of), "")
+        single = next(((name, None) for name in TEXTS if name in by_lower_name), ("", None))
+        first, pair_name = next((pair for pair in PAIRS if {*pair} <= by_lower_name.keys()), single)
+        text, second = by_lower_name.get(first, ""), second or (pair_name and by_lower_name[pair_name])
+    label = options.label_field or next((by_lower_name[name] for name in LABELS if name in by_lower_name), "")
     wrong = [
         f"no column {name!r} ({option})" if name else f"no column with a usual name for {option}"
         for option, name in (("--text-field", text), ("--pair-field", second), ("--label-field", label))
@@ -278,7 +279,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _read(
-    option: str, path: str, fields_of: Callable[[Sequence[str]], Fields], *, are_left_out: bool = False
+    option: str, path: str, choose_fields: Callable[[Sequence[str]], Fields], *, are_left_out: bool = False
 ) -> _Table:
     """Read a file. Raises RequestError with all rows that are wrong in it.
 
@@ -286,24 +287,26 @@ def _read(
     """
     place = f"{option} {path}"
     fields: Fields | None = None
-    kept: list[_Row] = []
+    rows: list[_Row] = []
     wrong: list[str] = []
     for line, record in read_file(option, path):
         try:
             if isinstance(record, str):
                 raise ValueError(record)
-            fields = fields or fields_of(tuple(record))
-            kept.append(_row(line, record, fields))
+            fields = fields or choose_fields(tuple(record))
+            rows.append(_row(line, record, fields))
         except ValueError as error:
             wrong.append(f"{path}:{line}: {error}")
         except RequestError as error:
             raise RequestError(f"{place}: {error}") from None
-    if wrong and not (are_left_out and kept):
-        raise RequestError(listing([f"{option} {each}" for each in wrong]) + "; mend or remove what is wrong")
-    if fields is None or not kept:
+    if wrong and not (are_left_out and rows):
+        raise RequestError(
+            listing([f"{option} {message}" for message in wrong]) + "; mend or remove what is wrong"
+        )
+    if fields is None or not rows:
         raise RequestError(f"{place}: holds no rows; name a file with texts and labels")
     left_out = f"rows left out: {len(wrong)}, as {'; '.join(wrong[:3])}"
-    return _Table(place=place, fields=fields, rows=kept, warnings=(left_out,) if wrong else ())
+    return _Table(place=place, fields=fields, rows=rows, warnings=(left_out,) if wrong else ())
 
 
 def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
@@ -399,7 +402,7 @@ def _classes(
             "labels as numbers"
         )
     index = {name: float(position) for position, name in enumerate(names)}
-    indices = [[index.get(name) for name in found] for found in classes]
+    indices = [[index.get(name) for name in labels] for labels in classes]
     return names, _checked(splits, indices, "in no row to train on", f"those have {_listed(names)}")
 
 
@@ -407,15 +410,15 @@ def _checked(
     splits: tuple[_Table, _Table], values: list[list[float | None]], wrong: str, rule: str
 ) -> list[tuple[float, ...]]:
     """The values, where none is missing."""
-    said = [
+    messages = [
         f"{table.place}:{row.line}: the label {row.label!r:.60} is {wrong}"
-        for table, found in zip(splits, values, strict=True)
-        for row, value in zip(table.rows, found, strict=True)
+        for table, labels in zip(splits, values, strict=True)
+        for row, value in zip(table.rows, labels, strict=True)
         if value is None
     ]
-    if said:
-        raise RequestError(f"{listing(said)}; mend or remove the rows: {rule}")
-    return [tuple(value for value in found if value is not None) for found in values]
+    if messages:
+        raise RequestError(f"{listing(messages)}; mend or remove the rows: {rule}")
+    return [tuple(value for value in labels if value is not None) for labels in values]
 
 
 def _number(text: str) -> float | None:

@@ -26,13 +26,13 @@ def modules() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     A module without such functions has none. The same on every machine with this Python version.
     """
     root = stdlib_root()
-    seen: set[str] = set()
+    used: set[str] = set()
     for path in sorted(stdlib_modules()):
         # Modules have copied from each other, and what is held out must not be among what is trained on.
         new = []
         for row in _functions(path):
-            if row[0] not in seen:
-                seen.add(row[0])
+            if row[0] not in used:
+                used.add(row[0])
                 new.append(row)
         if new:
             yield path.relative_to(root).as_posix(), new
@@ -46,15 +46,15 @@ def _functions(path: Path) -> list[tuple[str, str, str]]:
             tree = ast.parse(path.read_text("utf-8"))
         except (SyntaxError, ValueError):
             return []  # a template, or code of other Python versions
-    found = []
+    functions = []
     for node in _nodes(tree):
         # "\ud800" in a docstring is no text that can be encoded.
         docstring = (ast.get_docstring(node) or "").encode("utf-8", "replace").decode()
-        does = [each for each in node.body[1:] if not isinstance(each, ast.Pass | ast.Raise)]
+        does = [statement for statement in node.body[1:] if not isinstance(statement, ast.Pass | ast.Raise)]
         if len(docstring) >= LEAST_CHARACTERS and does:
             function = f"def {node.name}({ast.unparse(node.args)})"
-            found.append((docstring[:MOST_CHARACTERS], function, LABELS[_gives_value(node)]))
-    return found
+            functions.append((docstring[:MOST_CHARACTERS], function, LABELS[_gives_value(node)]))
+    return functions
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -118,15 +118,15 @@ def scheduled(options: Options, peak: float, step: int, steps: int) -> float:
 
 def problems(options: Options, *, devices: int) -> list[str]:
     """Everything that is wrong with `options` on so many devices; empty where it can run."""
-    found = outside(options, RANGES)
+    messages = outside(options, RANGES)
     if options.scratch and options.init_from is None:
-        found.append(
+        messages.append(
             "--scratch: takes tokenizer and sizes from --init-from; name a folder, or leave --scratch out"
         )
     if options.pair_field is not None and options.text_field is None:
-        found.append(f"--pair-field {options.pair_field}: name the first text with --text-field too")
-    found += profile_problems(options)
-    return found or batch_problems(options.batch_size, devices)
+        messages.append(f"--pair-field {options.pair_field}: name the first text with --text-field too")
+    messages += profile_problems(options)
+    return messages or batch_problems(options.batch_size, devices)
 
 
 RANGES = ranges(Options, {"max_length": at_least(8), "lengths": between(1, 16)})

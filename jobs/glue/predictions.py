@@ -31,8 +31,8 @@ def evaluation(dataset: Dataset, logits_NC: Array) -> dict[str, float]:
     else:
         said_N, labels_N = logits_NC.argmax(axis=1), labels_N.astype(np.int64)
         loss = -_log_softmax(logits_NC)[np.arange(len(labels_N)), labels_N].mean()
-    found = scores.scores(said_N, labels_N, classes=len(dataset.labels))
-    return {"eval_score": found[scores.headline(dataset)], "eval_loss": float(loss), **found}
+    results = scores.scores(said_N, labels_N, classes=len(dataset.labels))
+    return {"eval_score": results[scores.headline(dataset)], "eval_loss": float(loss), **results}
 
 
 def _log_softmax(logits_NC: Array) -> Array:
@@ -85,19 +85,19 @@ def _samples(dataset: Dataset, logits_NC: Array) -> dict[str, Any]:
     if dataset.task == "regression":
         said_N, shares_N = logits_NC[:, 0], [None] * len(labels_N)
         errors_N = np.abs(said_N - labels_N)
-        words = [[f"{number:.4g}" for number in numbers] for numbers in (labels_N, said_N)]
+        label_texts = [[f"{number:.4g}" for number in numbers] for numbers in (labels_N, said_N)]
     else:
         labels_N, said_N = labels_N.astype(np.int64), logits_NC.argmax(axis=1)
         shares_N = softmax(logits_NC).max(axis=1).round(4).tolist()
         errors_N = np.where(said_N == labels_N, 0.0, shares_N)
-        words = [[names[number] for number in numbers] for numbers in (labels_N, said_N)]
+        label_texts = [[names[number] for number in numbers] for numbers in (labels_N, said_N)]
     order = np.argsort(-errors_N, kind="stable")
     chosen = [*order[:WORST_SHOWN], *order[::-1][: SHOWN - WORST_SHOWN]]
     texts = [
         {
             "texts": [text[:LONGEST_SHOWN] for text in (rows.texts_a[row], *rows.texts_b[row : row + 1])],
-            "truth": words[0][row],
-            "prediction": words[1][row],
+            "truth": label_texts[0][row],
+            "prediction": label_texts[1][row],
             "probability": shares_N[row],
         }
         for row in dict.fromkeys(map(int, chosen))

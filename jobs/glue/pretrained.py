@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from contracts.errors import RequestError
 from jobs.glue.options import SIZES, Options
-from jobs.glue.tokenizer import size_of
+from jobs.glue.tokenizer import vocabulary_size
 from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, PARTS, TOKENIZER, WEIGHTS, WORDPIECES, open_folder
 
 KINDS = ("roberta", "bert")
@@ -33,40 +33,40 @@ def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callabl
     """
     folder = open_folder(source, cache_dir, say, (*BYTE_LEVEL, (WORDPIECES,)))
     try:
-        told = json.loads((folder / CONFIG).read_bytes())
-        kind = told.get("model_type")
+        settings = json.loads((folder / CONFIG).read_bytes())
+        kind = settings.get("model_type")
     except (ValueError, AttributeError) as error:
         raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
     if kind not in KINDS:
-        named = ", ".join(map(str, told.get("architectures") or [])) or "nothing"
+        named = ", ".join(map(str, settings.get("architectures") or [])) or "nothing"
         raise RequestError(
             f"--init-from {source}: {CONFIG} names {named}, of the type {kind}; choose a model of the type "
             f"{' or '.join(KINDS)}"
         )
-    longest = positions(told)
+    longest = positions(settings)
     if options.max_length > longest:
         raise RequestError(
             f"--max-length {options.max_length}: the model has {longest} positions; choose at most {longest}"
         )
-    tokens = size_of(folder)
-    if tokens > told.get("vocab_size", tokens):
+    tokens = vocabulary_size(folder)
+    if tokens > settings.get("vocab_size", tokens):
         raise RequestError(
-            f"--init-from {source}: its tokenizer has {tokens:,} tokens and its model {told['vocab_size']:,}; the two "
-            "are not of one model"
+            f"--init-from {source}: its tokenizer has {tokens:,} tokens and its model {settings['vocab_size']:,}; the "
+            "two are not of one model"
         )
     return folder
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, Any]:
     """A folder's config.json, with the id of the padding token that it means where it names none."""
-    told = json.loads((folder / CONFIG).read_bytes())
-    return {"pad_token_id": 1 if told["model_type"] == "roberta" else 0, **told}
+    settings = json.loads((folder / CONFIG).read_bytes())
+    return {"pad_token_id": 1 if settings["model_type"] == "roberta" else 0, **settings}
 
 
-def positions(told: dict[str, Any]) -> int:
+def positions(settings: dict[str, Any]) -> int:
     """The longest sequence that a configuration allows: RoBERTa counts from the padding token's id + 1 on."""
-    offset = int(told.get("pad_token_id", 1)) + 1 if told["model_type"] == "roberta" else 0
-    return int(told.get("max_position_embeddings", 512)) - offset
+    offset = int(settings.get("pad_token_id", 1)) + 1 if settings["model_type"] == "roberta" else 0
+    return int(settings.get("max_position_embeddings", 512)) - offset
 
 
 def fingerprint(folder: Path, *, scratch: bool) -> str:

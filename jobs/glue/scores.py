@@ -33,28 +33,28 @@ def scores(
     from scipy import stats
     from sklearn import metrics
 
-    given, true = np.asarray(predictions), np.asarray(labels)
+    predicted, true = np.asarray(predictions), np.asarray(labels)
 
     if not classes:
         return {
-            "pearson": _correlation(stats.pearsonr, given, true),
-            "spearman": _correlation(stats.spearmanr, given, true),
-            "mse": float(np.square(given.astype(np.float64) - true).mean()),
+            "pearson": _correlation(stats.pearsonr, predicted, true),
+            "spearman": _correlation(stats.spearmanr, predicted, true),
+            "mse": float(np.square(predicted.astype(np.float64) - true).mean()),
         }
-    found = {
-        "accuracy": float(metrics.accuracy_score(true, given)),
-        "matthews": _correlation(metrics.matthews_corrcoef, true, given),
+    results = {
+        "accuracy": float(metrics.accuracy_score(true, predicted)),
+        "matthews": _correlation(metrics.matthews_corrcoef, true, predicted),
     }
     if classes == 2:
-        found["f1"] = float(metrics.f1_score(true, given, zero_division=0))
-    return found
+        results["f1"] = float(metrics.f1_score(true, predicted, zero_division=0))
+    return results
 
 
-def _correlation(metric: Any, given: npt.NDArray[np.generic], true: npt.NDArray[np.generic]) -> float:
+def _correlation(metric: Any, predicted: npt.NDArray[np.generic], true: npt.NDArray[np.generic]) -> float:
     import numpy as np
 
-    if any(len(np.unique(numbers)) < 2 or not np.isfinite(numbers).all() for numbers in (given, true)):
+    if any(len(np.unique(numbers)) < 2 or not np.isfinite(numbers).all() for numbers in (predicted, true)):
         return 0.0
-    found = metric(given, true)
-    found = float(getattr(found, "statistic", found))
-    return found if math.isfinite(found) else 0.0
+    value = metric(predicted, true)
+    value = float(getattr(value, "statistic", value))
+    return value if math.isfinite(value) else 0.0

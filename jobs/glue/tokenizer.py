@@ -49,7 +49,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def size_of(folder: Path) -> int:
+def vocabulary_size(folder: Path) -> int:
     """The highest id that the tokenizer of a folder gives, plus 1, with the tokens that transformers adds to it.
 
     Raises:
@@ -89,11 +89,11 @@ def _wordpieces(folder: Path) -> Tokenizer:
     from tokenizers import BertWordPieceTokenizer, Tokenizer
 
     settings = folder / SETTINGS
-    told = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
-    made = BertWordPieceTokenizer(
+    options = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
+    tokenizer = BertWordPieceTokenizer(
         str(folder / WORDPIECES),
-        lowercase=told.get("do_lower_case", True),
-        strip_accents=told.get("strip_accents"),
-        handle_chinese_chars=told.get("tokenize_chinese_chars", True),
+        lowercase=options.get("do_lower_case", True),
+        strip_accents=options.get("strip_accents"),
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
     )
-    return Tokenizer.from_str(made.to_str())
+    return Tokenizer.from_str(tokenizer.to_str())

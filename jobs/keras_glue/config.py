@@ -27,18 +27,18 @@ class Config(Options):
 
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on so many devices; empty where it can run."""
-    found, each = options.problems(config, devices=devices), config.steps_per_execution
-    if each < 1:
-        return [*found, f"--steps-per-execution {each}: must be at least 1"]
-    if each > 1 and config.profile is not None:
-        found.append(
+    messages, steps = options.problems(config, devices=devices), config.steps_per_execution
+    if steps < 1:
+        return [*messages, f"--steps-per-execution {steps}: must be at least 1"]
+    if steps > 1 and config.profile is not None:
+        messages.append(
             f"--profile {config.profile}: needs steps that are taken one by one; leave out --steps-per-execution"
         )
-    return found + [
-        f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution {each}; choose "
-        f"{-(-value // each) * each}"
+    return messages + [
+        f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution {steps}; choose "
+        f"{-(-value // steps) * steps}"
         for name in TOGETHER
-        if (value := getattr(config, name)) is not None and value % each
+        if (value := getattr(config, name)) is not None and value % steps
     ]
 
 

@@ -18,19 +18,20 @@ def load(export: Path, _cache_dir: Path) -> Classifier:
     os.environ["KERAS_BACKEND"] = "jax"  # which is read once, by the import
     import jax
 
-    from jobs.glue.pretrained import settings_of
+    from jobs.glue.pretrained import read_settings
     from jobs.keras_glue import model
 
-    settings = settings_of(export)
-    whole = model.build(settings)
-    model.load(whole, settings, str(export), export)
+    settings = read_settings(export)
+    network = model.build(settings)
+    model.load(network, settings, str(export), export)
     variables = [
-        [each.value for each in kind] for kind in (whole.trainable_variables, whole.non_trainable_variables)
+        [variable.value for variable in kind]
+        for kind in (network.trainable_variables, network.non_trainable_variables)
     ]
 
     @jax.jit
-    def compute(trained: Any, others: Any, inputs: Any) -> Any:
-        return whole.stateless_call(trained, others, inputs, training=False)[0]
+    def compute(trained: Any, fixed: Any, inputs: Any) -> Any:
+        return network.stateless_call(trained, fixed, inputs, training=False)[0]
 
     def logits(batch: Batch) -> np.ndarray[Any, Any]:
         return np.asarray(compute(*variables, model.inputs_of(batch, settings)))

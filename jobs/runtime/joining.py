@@ -72,7 +72,7 @@ def _meets(pid: int, ports: Collection[int]) -> bool:
     """Whether a process, or one that it has started, listens on one of these ports or is connected to it."""
     with contextlib.suppress(psutil.Error):  # it ended
         process = psutil.Process(pid)
-        return any(_is_at(one, ports) for one in (process, *process.children(recursive=True)))
+        return any(_is_at(candidate, ports) for candidate in (process, *process.children(recursive=True)))
     return False
 
 

@@ -93,18 +93,18 @@ class Config:
 
 def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a batch is given for each device
     """Everything that is wrong with `config`, on any number of devices; empty where it can run."""
-    found = outside(config, RANGES)
+    messages = outside(config, RANGES)
     if config.weights is not None and config.model == "convnet":
-        found.append(f"--weights {config.weights}: is for --model efficientnetv2-b0")
+        messages.append(f"--weights {config.weights}: is for --model efficientnetv2-b0")
     if config.steps_per_execution > 1:
         for name in ("log_every", "eval_every", "checkpoint_every"):
             value = getattr(config, name)
             if value is not None and value >= 1 and value % config.steps_per_execution:
-                found.append(
+                messages.append(
                     f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution "
                     f"{config.steps_per_execution}"
                 )
-    return found + profile_problems(config)
+    return messages + profile_problems(config)
 
 
 RANGES = ranges(

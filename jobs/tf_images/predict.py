@@ -46,11 +46,11 @@ class PictureClassifier:
     def example(self) -> tuple[bytes, None]:
         from PIL import Image
 
-        made = io.BytesIO()
-        Image.new("RGB", (self._facts["size"],) * 2, "grey").save(made, "PNG")
-        return made.getvalue(), None
+        file = io.BytesIO()
+        Image.new("RGB", (self._facts["size"],) * 2, "grey").save(file, "PNG")
+        return file.getvalue(), None
 
-    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+    def encode(self, value: str | bytes, second: str | None) -> Encoded:
         """As `Predictor` has it. Raises RequestError: it is no picture, or too large a one."""
         from PIL import Image, UnidentifiedImageError
 
@@ -58,11 +58,11 @@ class PictureClassifier:
         from jobs.tf_images.shards import encoded
 
         refuse_second(second, "a model that classifies pictures")
-        assert isinstance(given, bytes)
+        assert isinstance(value, bytes)
         try:
-            width, height = Image.open(io.BytesIO(given)).size
+            width, height = Image.open(io.BytesIO(value)).size
             pixels = width * height
-            data = encoded(given)[0] if pixels <= MOST_PIXELS else b""
+            data = encoded(value)[0] if pixels <= MOST_PIXELS else b""
         except UnidentifiedImageError:
             raise RequestError("is no picture of a kind that is known, such as JPEG or PNG") from None
         except Exception as error:  # Pillow raises many kinds for a picture that is damaged
@@ -75,7 +75,7 @@ class PictureClassifier:
         return Encoded(rows=[Row(length=1, values=image_HWC)], answers=self._answers)
 
     def compute(self, rows: Sequence[Row], size: int, _length: int) -> list[Any]:
-        images_BHWC = np.stack([each.values for each in rows])
+        images_BHWC = np.stack([row.values for row in rows])
         unfilled = np.zeros((size - len(rows), *images_BHWC.shape[1:]), np.uint8)
         return list(self._network(np.concatenate([images_BHWC, unfilled])).numpy())[: len(rows)]
 

@@ -97,7 +97,7 @@ class _Task:
     pictures: tuple[Picture, ...]
 
 
-def source_of(folder: str) -> Source:
+def read_source(folder: str) -> Source:
     """What a folder has.
 
     Raises:
@@ -116,28 +116,31 @@ def source_of(folder: str) -> Source:
     skipped: list[str] = []
     if held_out is not None and (root / "train").is_dir():
         roots = {"train": root / "train", "eval": held_out}
-        others = {path.name for path in root.iterdir()} - {"train", held_out.name}
-        skipped += [f"{name}: beside train and {held_out.name}" for name in sorted(others)]
-    within = {path.name: path.is_dir() for each in roots.values() for path in each.iterdir()}
-    for name in sorted(within):
+        other_folders = {path.name for path in root.iterdir()} - {"train", held_out.name}
+        skipped += [f"{name}: beside train and {held_out.name}" for name in sorted(other_folders)]
+    is_folder = {path.name: path.is_dir() for folder_path in roots.values() for path in folder_path.iterdir()}
+    for name in sorted(is_folder):
         if name.startswith("."):
             skipped.append(f"{name}: hidden")
-        elif any(_is_picture(entry.path) for each in roots.values() for entry in _files(each / name)):
+        elif any(
+            _is_picture(entry.path) for folder_path in roots.values() for entry in _files(folder_path / name)
+        ):
             labels.append(name)
         else:
             skipped.append(
-                f"{name}: no picture is in it" if within[name] else f"{name}: in no class's folder"
+                f"{name}: no picture is in it" if is_folder[name] else f"{name}: in no class's folder"
             )
     pictures = [
         Picture(key=entry.path, what=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
-        for split, each in roots.items()
+        for split, folder_path in roots.items()
         for label, name in enumerate(labels)
-        for entry in _files(each / name)
+        for entry in _files(folder_path / name)
     ]
-    if len({each.label for each in pictures}) < 2:
+    classes = {picture.label for picture in pictures}
+    if len(classes) < 2:
         raise RequestError(
-            f"FOLDER {folder}: has pictures of {len({each.label for each in pictures})} classes; put those of each "
-            "class into a folder of its own" + "".join(f"; {reason}" for reason in skipped[:MOST_SHOWN])
+            f"FOLDER {folder}: has pictures of {len(classes)} classes; put those of each class "
+            "into a folder of its own" + "".join(f"; {reason}" for reason in skipped[:MOST_SHOWN])
         )
     return Source(labels=tuple(labels), pictures=pictures, skipped=tuple(skipped))
 
@@ -172,7 +175,7 @@ def _idx(root: Path) -> Source:
     """MNIST's files, and of those who followed it: yann.lecun.com/exdb/mnist."""
     pictures, classes = [], 0
     for prefix, split in IDX.items():
-        found = []
+        arrays = []
         for kind in ("images*idx3", "labels*idx1"):
             path = next(iter(sorted(root.glob(f"{prefix}-{kind}-ubyte*"))), None)
             if path is None:
@@ -180,20 +183,20 @@ def _idx(root: Path) -> Source:
             try:
                 data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
                 shape = np.frombuffer(data, ">i4", data[3], 4)
-                found.append(np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape))
+                arrays.append(np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape))
             except (OSError, ValueError, IndexError, EOFError) as error:
                 raise RequestError(f"{path}: is no idx file, or damaged ({error}); bring it again") from None
-        classes = max(classes, int(found[1].max()) + 1)
+        classes = max(classes, int(arrays[1].max()) + 1)
         pictures += [
             Picture(
                 key=f"{prefix}-{number}", what=image, label=int(label), split=split, size_bytes=image.size
             )
-            for number, (image, label) in enumerate(zip(*found, strict=True))
+            for number, (image, label) in enumerate(zip(*arrays, strict=True))
         ]
     return Source(labels=tuple(map(str, range(classes))), pictures=pictures)
 
 
-def place_of(config: Config, cache_dir: Path) -> str:
+def shards_folder(config: Config, cache_dir: Path) -> str:
     """The folder of the shards; those of digits are made where they are missing."""
     if config.data != DIGITS:
         return config.data.rstrip("/")
@@ -210,13 +213,13 @@ def digits() -> Source:
     """scikit-learn's handwritten digits: 1,797 of 8 × 8, in 17 shades of grey."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = np.round(found.images * (255 / 16)).astype(np.uint8)
+    dataset = load_digits()
+    images = np.round(dataset.images * (255 / 16)).astype(np.uint8)
     return Source(
-        labels=tuple(map(str, found.target_names)),
+        labels=tuple(map(str, dataset.target_names)),
         pictures=[
             Picture(key=f"digit-{number}", what=image, label=int(label), split=None, size_bytes=image.size)
-            for number, (image, label) in enumerate(zip(images, found.target, strict=True))
+            for number, (image, label) in enumerate(zip(images, dataset.target, strict=True))
         ],
     )
 
@@ -230,21 +233,21 @@ def write(source: Source, destination: str, options: Options, say: Say) -> dict[
     if problem := unwritable(destination):
         raise RequestError(f"DESTINATION {destination}: {problem}")
     tasks = plan(source, destination, options)
-    wanted = tasks[0].plan
+    plan_digest = tasks[0].plan
     file_system, folder = open_url(destination, option="DESTINATION")
-    there: dict[str, Any] = _json(file_system, f"{folder}/{INDEX}") or {}
-    if there and there.get("plan") != wanted:
+    existing: dict[str, Any] = _json(file_system, f"{folder}/{INDEX}") or {}
+    if existing and existing.get("plan") != plan_digest:
         raise RequestError(
             f"DESTINATION {destination}: has shards of other pictures or options already; name another folder"
         )
-    if there:
+    if existing:
         say(f"{destination}: all {len(tasks)} shards are there")
-        return there
+        return existing
     file_system.makedirs(folder, exist_ok=True)
     for left_behind in () if is_url(destination) else Path(destination).glob(f".*.tfrecord.*{SUFFIX}"):
         remove(left_behind)  # by a call that was killed
     parts = {task.name: _json(file_system, f"{folder}/{task.name}.json") for task in tasks}
-    left = [task for task in tasks if (parts[task.name] or {}).get("plan") != wanted]
+    left = [task for task in tasks if (parts[task.name] or {}).get("plan") != plan_digest]
     if len(left) < len(tasks):
         say(f"{len(tasks) - len(left)} of {len(tasks)} shards are there already")
     processes = min(options.processes or len(os.sched_getaffinity(0)), len(left) or 1)
@@ -254,16 +257,16 @@ def write(source: Source, destination: str, options: Options, say: Say) -> dict[
         for number, (task, part) in enumerate(zip(left, done, strict=True), len(tasks) - len(left) + 1):
             parts[task.name] = part
             say(f"{task.name}: {sum(part['shard']['counts']):,} pictures ({number} of {len(tasks)} shards)")
-    made = [part for part in parts.values() if part is not None]
-    sides = {part["side"] for part in made if sum(part["shard"]["counts"])}
-    left_out = [each for part in made for each in part["left_out"]]
+    finished = [part for part in parts.values() if part is not None]
+    sides = {part["side"] for part in finished if sum(part["shard"]["counts"])}
+    left_out = [entry for part in finished for entry in part["left_out"]]
     index = {
         "version": INDEX_VERSION,
-        "plan": wanted,
+        "plan": plan_digest,
         "labels": source.labels,
         "size": sides.pop() if len(sides) == 1 else None,
-        "channels": max(part["channels"] for part in made),
-        "shards": [part["shard"] for part in made],
+        "channels": max(part["channels"] for part in finished),
+        "shards": [part["shard"] for part in finished],
         "left_out": left_out,
     }
     for path, reason in left_out[:MOST_SHOWN]:
@@ -287,16 +290,16 @@ def plan(source: Source, destination: str, options: Options) -> list[_Task]:
         ).digest()
 
     bound = options.eval_fraction * 2**32
-    of_split: dict[str, list[Picture]] = {split: [] for split in SPLITS}
+    by_split: dict[str, list[Picture]] = {split: [] for split in SPLITS}
     digest = hashlib.sha256(json.dumps([source.labels, dataclasses.asdict(options)]).encode())
-    for picture in sorted(source.pictures, key=lambda each: (mixed(each), each.key)):
+    for picture in sorted(source.pictures, key=lambda picture: (mixed(picture), picture.key)):
         is_held_out = int.from_bytes(mixed(picture)[-4:]) < bound
-        of_split[picture.split or ("eval" if is_held_out else "train")].append(picture)
+        by_split[picture.split or ("eval" if is_held_out else "train")].append(picture)
         digest.update(f"{picture.key}\0{picture.label}\0{picture.size_bytes}\n".encode(errors="replace"))
     tasks = []
-    for split, pictures in of_split.items():
-        most = options.size**2 // 2 or math.inf
-        total = sum(min(each.size_bytes, most) for each in pictures)
+    for split, pictures in by_split.items():
+        size_limit = options.size**2 // 2 or math.inf
+        total = sum(min(picture.size_bytes, size_limit) for picture in pictures)
         count = max(1, round(total / (options.shard_mb * 1e6))) if pictures else 0
         count = min(-(-count // options.multiple_of) * options.multiple_of, len(pictures))
         ends = [len(pictures) * number // count for number in range(count + 1)] if count else []
@@ -326,21 +329,21 @@ def _write_shard(task: _Task) -> dict[str, Any]:
     left_out: list[list[str]] = []
     sha256 = hashlib.sha256()
     to = f"{task.destination}/{task.name}"
-    with _beside(to) as path, open(path, "wb") as file:
+    with _replacing(to) as path, open(path, "wb") as file:
         for picture in task.pictures:
             try:
                 data, side, own_channels = encoded(picture.what, task.size)
             except Exception as error:  # Pillow raises many kinds for what is no picture; all are reported
-                told = str(error).partition(" <_io.")[0][:200]  # what follows is a place in memory
-                left_out.append([picture.key, f"{type(error).__name__}: {told}"])
+                reason = str(error).partition(" <_io.")[0][:200]  # what follows is a place in memory
+                left_out.append([picture.key, f"{type(error).__name__}: {reason}"])
                 continue
             record = example(data, picture.label)
             head = HEADER.pack(len(record), 0)[:8]
-            whole = (
+            header = (
                 HEADER.pack(len(record), masked(value(head))) + record + FOOTER.pack(masked(value(record)))
             )
-            file.write(whole)
-            sha256.update(whole)
+            file.write(header)
+            sha256.update(header)
             counts[picture.label] += 1
             sides.add(side)
             channels = max(channels, own_channels)
@@ -362,7 +365,7 @@ def _write_shard(task: _Task) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _beside(to: str) -> Iterator[str]:
+def _replacing(to: str) -> Iterator[str]:
     """A path for what becomes the file `to` once it is whole."""
     if not is_url(to):
         with atomic_path(to) as path:
@@ -385,29 +388,29 @@ def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[by
     from PIL import Image, ImageOps
 
     if isinstance(what, np.ndarray):
-        kept, opened = None, Image.fromarray(what)
+        content, opened = None, Image.fromarray(what)
     else:
-        kept = Path(what).read_bytes() if isinstance(what, str) else what
-        opened = Image.open(io.BytesIO(kept))
+        content = Path(what).read_bytes() if isinstance(what, str) else what
+        opened = Image.open(io.BytesIO(content))
     with opened as image:
         image.load()
         kind, upright = image.format, ImageOps.exif_transpose(image)
         is_turned = upright.size != image.size or image.getexif().get(0x0112, 1) != 1
-        fitting = _of_8_bits(upright, _whites(image))
+        fitting = _to_8_bits(upright, _whites(image))
         if size and min(fitting.size) > size:
             share = size / min(fitting.size)
             width, height = (max(1, round(side * share)) for side in fitting.size)
             fitting = fitting.resize((width, height), Image.Resampling.BICUBIC)
-        has_8_bits = kind == "JPEG" or (kind == "PNG" and kept is not None and kept[PNG_DEPTH] == 8)
-        if kept is None or not has_8_bits or fitting is not upright or is_turned:
-            made = io.BytesIO()
+        has_8_bits = kind == "JPEG" or (kind == "PNG" and content is not None and content[PNG_DEPTH] == 8)
+        if content is None or not has_8_bits or fitting is not upright or is_turned:
+            file = io.BytesIO()
             if kind == "JPEG":
-                fitting.save(made, "JPEG", quality=JPEG_QUALITY)
+                fitting.save(file, "JPEG", quality=JPEG_QUALITY)
             else:
-                fitting.save(made, "PNG")
-            kept = made.getvalue()
+                fitting.save(file, "PNG")
+            content = file.getvalue()
         side = fitting.size[0] if fitting.size[0] == fitting.size[1] else None
-        return kept, side, 1 if fitting.mode == "L" else 3
+        return content, side, 1 if fitting.mode == "L" else 3
 
 
 def _whites(image: Any) -> Sequence[float]:
@@ -420,7 +423,7 @@ def _whites(image: Any) -> Sequence[float]:
     return (1, 255, 65535) if image.mode == "F" else (255, 65535)
 
 
-def _of_8_bits(image: Any, whites: Sequence[float]) -> Any:
+def _to_8_bits(image: Any, whites: Sequence[float]) -> Any:
     """A picture in 8 bits of grey ("L") or of each colour ("RGB"); of more bits, or of floats, all shades count.
 
     Raises:
@@ -434,7 +437,7 @@ def _of_8_bits(image: Any, whites: Sequence[float]) -> Any:
         profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         return ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
     if image.mode in ("La", "RGBa"):  # a colour times its opacity
-        return _of_8_bits(image.convert(image.mode.upper()), whites)
+        return _to_8_bits(image.convert(image.mode.upper()), whites)
     if image.mode[0] not in "IF":
         return image.convert("L" if image.mode in ("1", "LA") else "RGB")
     values_HW = np.asarray(image)
@@ -464,19 +467,19 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    data = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        data.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*data, number])
 
 
 def _json(file_system: Any, path: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(file_system.cat_file(path))
+        content = json.loads(file_system.cat_file(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def main(
@@ -491,7 +494,7 @@ def main(
         destination: a folder, or gs://….
     """
     try:
-        source = source_of(folder)
+        source = read_source(folder)
         if source.skipped:
             print(f"no classes: {listing(source.skipped)}", flush=True)
         index = write(source, destination, options, lambda text: print(text, flush=True))

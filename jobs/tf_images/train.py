@@ -24,7 +24,7 @@ from jobs.runtime.tensorflow.tracer import Tracer
 from jobs.tf_images import data, model
 from jobs.tf_images.config import RATE_BATCH, Config, problems
 from jobs.tf_images.input_pipeline import Pictures, balanced
-from jobs.tf_images.shards import place_of
+from jobs.tf_images.shards import shards_folder
 
 LEAST_EVAL_EVERY = 50
 MOST_PICTURES, MOST_PICTURE_BYTES = 24, 8000
@@ -41,7 +41,7 @@ def train(run: Run, config: Config) -> Final:
     if wrong:
         raise RequestError("; ".join(wrong))
     run.prepare(f"reading the index of {config.data}")
-    index = data.read_index(place_of(config, Path(run.environment.cache_dir)))
+    index = data.read_index(shards_folder(config, Path(run.environment.cache_dir)))
     distributed.agree(f"--data {config.data}", index.fingerprint, run.prepare)
     whole = {shard.name: shard.records for shard in index.shards}
     if config.damaged == "skip":

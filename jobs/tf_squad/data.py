@@ -119,9 +119,9 @@ def _split(config: Config, questions: Sequence[Question]) -> tuple[list[Question
         share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
         splits[share < config.eval_fraction].append(question)
     if not all(splits):
-        share_text, remedy = ("every", "lower") if splits[1] else ("no", "raise")
+        quantity, remedy = ("every", "lower") if splits[1] else ("no", "raise")
         raise RequestError(
-            f"--data {config.data}: {share_text} question of {len(questions)} falls into the held-out share; {remedy} "
+            f"--data {config.data}: {quantity} question of {len(questions)} falls into the held-out share; {remedy} "
             f"--eval-fraction {config.eval_fraction}, bring more texts, or name a file with --eval-data"
         )
     return splits

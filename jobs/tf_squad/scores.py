@@ -45,14 +45,16 @@ def scores(answers: Mapping[str, str], truths: Mapping[str, Sequence[str]]) -> d
         name: {key: best(score, answers[key], right) for key, right in truths.items()}
         for name, score in (("f1", f1), ("exact_match", exact_match))
     }
-    means = {name: _mean(values.values()) for name, values in by_score.items()}
+    averages = {name: _mean(values.values()) for name, values in by_score.items()}
     without = {key for key, right in truths.items() if not right}
     if without:
-        means["no_answer_exact_match"] = _mean(by_score["exact_match"][key] for key in without)
+        averages["no_answer_exact_match"] = _mean(by_score["exact_match"][key] for key in without)
     if without and len(without) < len(truths):
         for name, values in by_score.items():
-            means[f"has_answer_{name}"] = _mean(value for key, value in values.items() if key not in without)
-    return means
+            averages[f"has_answer_{name}"] = _mean(
+                value for key, value in values.items() if key not in without
+            )
+    return averages
 
 
 def _mean(values: Iterable[float]) -> float:

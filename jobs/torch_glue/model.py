@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from contracts.run_directory import EXPORT, RunDirectory
-from jobs.glue.answers import KEY, rows_of
+from jobs.glue.answers import KEY, row_settings
 from jobs.glue.data import Dataset
 from jobs.glue.options import Options
 from jobs.glue.pretrained import drawn_settings, fingerprint, open_pretrained
@@ -57,7 +57,7 @@ def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[s
     settings.label2id = {name: index for index, name in enumerate(names)}
     settings.problem_type = "regression" if dataset.task == "regression" else "single_label_classification"
     settings.tie_word_embeddings = False
-    setattr(settings, KEY, rows_of(config, dataset))
+    setattr(settings, KEY, row_settings(config, dataset))
     return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest)
 
 

@@ -24,12 +24,12 @@ def load(export: Path, _cache_dir: Path) -> Classifier:
             {"token_type_ids": torch.from_numpy(batch.types_BS)} if model.config.type_vocab_size > 1 else {}
         )
         with torch.inference_mode():
-            found = model(
+            outputs = model(
                 input_ids=torch.from_numpy(batch.ids_BS),
                 attention_mask=torch.from_numpy(batch.mask_BS),
                 **types,
             )
-        logits_BC: np.ndarray[Any, Any] = found.logits.numpy()
+        logits_BC: np.ndarray[Any, Any] = outputs.logits.numpy()
         return logits_BC
 
     return Classifier(export, logits)

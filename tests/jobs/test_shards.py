@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, place: Path) -> dict[str, Any]:
-    return shards.write(shards.source_of(str(folder)), str(place), OPTIONS, lambda _: None)
+    return shards.write(shards.read_source(str(folder)), str(place), OPTIONS, lambda _: None)
 
 
 def test_what_was_interrupted_goes_on_to_the_same_shards(
@@ -140,7 +140,7 @@ def test_hidden_folders_and_those_without_a_picture_are_no_classes(folder: Path,
     (folder / ".ipynb_checkpoints" / "0.png").write_bytes((folder / "class-0" / "0.png").read_bytes())
     (folder / "notes" / "a.txt").write_text("no picture")
     (folder / "list.csv").write_text("no picture")
-    source = shards.source_of(str(folder))
+    source = shards.read_source(str(folder))
     assert source.labels == ("class-0", "class-1")
     assert source.skipped == (
         ".ipynb_checkpoints: hidden",
@@ -151,11 +151,11 @@ def test_hidden_folders_and_those_without_a_picture_are_no_classes(folder: Path,
     for name in ("train", "val", "test"):
         shutil.copytree(folder / "class-0", tmp_path / "split" / name / "a")
         shutil.copytree(folder / "class-1", tmp_path / "split" / name / "b")
-    assert shards.source_of(str(tmp_path / "split")).skipped == ("val: beside train and test",)
+    assert shards.read_source(str(tmp_path / "split")).skipped == ("val: beside train and test",)
 
 
 def test_the_shards_of_a_plan_are_as_many_as_the_hosts_divide(folder: Path) -> None:
-    source = shards.source_of(str(folder))
+    source = shards.read_source(str(folder))
     for multiple in (1, 2, 3, 7):
         tasks = shards.plan(source, "out", shards.Options(shard_mb=0.004, multiple_of=multiple))
         of_train = [task for task in tasks if task.split == "train"]
@@ -166,9 +166,9 @@ def test_the_shards_of_a_plan_are_as_many_as_the_hosts_divide(folder: Path) -> N
 
 def test_a_folder_without_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="is no folder"):
-        shards.source_of(str(tmp_path / "none"))
+        shards.read_source(str(tmp_path / "none"))
     with pytest.raises(RequestError, match="has pictures of 0 classes"):
-        shards.source_of(str(tmp_path))
+        shards.read_source(str(tmp_path))
 
 
 SHADES = np.arange(256, dtype=np.uint8).reshape(16, 16)

@@ -32,8 +32,8 @@ def number(value: object) -> float | None:
 
     Beyond 1e100 the arithmetic of an axis would overflow, and no loss, rate or time is that large.
     """
-    known = finite(value, _LARGEST)
-    return known if known is None else float(known) if abs(known) >= _SMALLEST else 0.0
+    figure = finite(value, _LARGEST)
+    return figure if figure is None else float(figure) if abs(figure) >= _SMALLEST else 0.0
 
 
 def moment(value: object) -> datetime | None:

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("shards") / "made"
     options = shards.Options(shard_mb=0.03, eval_fraction=0.2, processes=1)
-    shards.write(shards.source_of(str(folder)), str(place), options, lambda _: None)
+    shards.write(shards.read_source(str(folder)), str(place), options, lambda _: None)
     return place
 
 
