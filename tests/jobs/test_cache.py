@@ -23,7 +23,8 @@ from contracts.errors import RequestError, Unreachable
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import Tokens, prepare, prepare_tokens
 from jobs.runtime import cache
-from jobs.runtime.cache import MANIFEST, CacheRefused, RemoteCache, build_once, user_cache_dir
+from jobs.runtime.cache import MANIFEST, CacheRefused, RemoteCache, build_once, copy_once, user_cache_dir
+from tests.servers import free_port
 
 # A process that builds argv[1]: counts itself in argv[2], says "building", and goes on at a line on stdin.
 BUILDER = """
@@ -164,6 +165,39 @@ def test_a_directory_that_is_found_torn_is_built_again_and_that_is_said(tmp_path
     assert not build_once(directory, write_one_file, is_complete=whole, say=said.append)
     assert [path.name for path in directory.iterdir()] == ["file"]
     assert said == [f"{directory} is torn: removed, to be built again"]
+
+
+def test_a_remote_folder_is_copied_once_for_each_version_and_a_server_that_is_away_is_not_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    files, url = fsspec.filesystem("memory"), f"memory://{uuid.uuid4().hex}/export"
+    said: list[str] = []
+
+    def copy(*, is_recursive: bool = True) -> dict[str, bytes]:
+        folder = copy_once(
+            url,
+            tmp_path,
+            lambda names: {*names} - {"log"},
+            option="--export",
+            say=said.append,
+            is_recursive=is_recursive,
+        )
+        return {
+            str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
+
+    with pytest.raises(RequestError, match=f"--export {url}: No such file or directory; check the address"):
+        copy()
+    for name in ("config.json", "log", "deep/down/weights"):
+        files.pipe(f"{url}/{name}", name.encode())
+    for _ in range(2):
+        assert copy() == {"config.json": b"config.json", "deep/down/weights": b"deep/down/weights"}
+    assert len(said) == 1 and copy(is_recursive=False) == {"config.json": b"config.json"}
+    files.pipe(f"{url}/config.json", b"changed")
+    assert copy()["config.json"] == b"changed"
+    away = f"http://127.0.0.1:{free_port()}/export"
+    with pytest.raises(Unreachable, match=f"--export {away}: does not answer now"):
+        copy_once(away, tmp_path, list, option="--export", is_recursive=True)
 
 
 @pytest.fixture(params=["memory", "disk"])

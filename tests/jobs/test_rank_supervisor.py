@@ -191,10 +191,14 @@ def test_of_a_host_with_one_rank_it_is_the_command_that_failed(start: Start) -> 
     assert host.beat()["message"] == "the command ended with exit code 3"
 
 
+CONNECTS = (
+    "import socket, sys, time; s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); time.sleep(60)"
+)
 MEETS = (
-    RANK + "import socket; address = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+    RANK + "import socket, subprocess; address = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
     "if rank == 0: server = socket.create_server(address)\n"
-    "if rank == 1: time.sleep(1); client = socket.create_connection(address)\n"
+    # A process that the rank has started joins in its place.
+    f"if rank == 1: time.sleep(1); subprocess.Popen([sys.executable, '-c', {CONNECTS!r}, *map(str, address)])\n"
 )
 GIVES_UP = (
     "print('absl::Status: DEADLINE_EXCEEDED', flush=True); print('RPC: /Service/RegisterTask', flush=True); "
