@@ -141,7 +141,7 @@ class Config:
     checkpoint_every: int = 500
     """Steps between two checkpoints; before an evaluation one is written too."""
     keep_checkpoints: int = 2
-    """The latest checkpoints that are kept; the best one is kept besides."""
+    """The latest checkpoints that are kept, beside the best one."""
     on_trouble: Literal["stop", "warn"] = "stop"
     """What to do when the loss stays far from its usual value, stays not finite, or has nothing left to learn: stop,
     or only warn. A single outlier never stops a run; its batch is kept under trouble/."""
@@ -200,7 +200,7 @@ class Dimensions:
 def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
     """The sizes of the model that is trained with this tokenizer."""
     return Dimensions(
-        # A model that is gone on with may have room for more tokens than its tokenizer knows.
+        # A pretrained model may have room for more tokens than its tokenizer has.
         vocab_size=max(tokenizer.vocab_size, (config.tokenizer and config.vocab_size) or 0),
         max_positions=config.positions,
         position_offset=tokenizer.pad_id + 1,

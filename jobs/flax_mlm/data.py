@@ -91,7 +91,7 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
         raise
     except RequestError as error:
         return [str(error)]
-    # Of a model that is gone on with, sizes are known only now; the devices have been counted before.
+    # The sizes of a pretrained model are known only now; the devices have been counted before.
     return config_problems(config, devices=config.fsdp)
 
 

@@ -105,7 +105,7 @@ class Pretrained:
         return load_params(self.folder / WEIGHTS, self.dims)
 
     def check_began(self, directory: RunDirectory, *, step: int, writes: bool) -> None:
-        """A run that goes on after `step` has begun from this very model; one that begins notes it, if it `writes`.
+        """Check that a run resumed after `step` began from this model; a new run notes it, if it `writes`.
 
         Raises:
             RequestError: the folder holds another model now.

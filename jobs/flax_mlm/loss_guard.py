@@ -22,16 +22,16 @@ from jobs.flax_mlm.tokenizer import open_tokenizer
 from jobs.runtime.process import Run
 
 WINDOW = 50
-"""Steps that say what is usual; nothing is called a leap before so many have been seen."""
+"""Steps that define the usual loss; before so many nothing counts as a leap."""
 LEAP_NATS, LEAP_SPREADS = 2.0, 10.0
 """A loss has leapt where it lies above the usual one by this many nats and by this many spreads (standard deviations,
 by the median's own measure). A batch's loss wanders by 0.05 to 0.3 nats."""
 AWAY_LIMIT_STEPS = 50
 """A run ends where so many steps in a row were outliers: a leap is over after a few, or tens in a large model."""
 USELESS_LIMIT_STEPS = 20
-"""A run ends where so many steps in a row had no update to apply: what no batch of these mends, no other will."""
+"""A run ends after so many steps in a row without an update."""
 MEMORISED_NATS = 1e-3
-"""A loss that stays below this is that of text which can be told by heart."""
+"""A loss that stays below this is that of memorised text."""
 MOST_KEPT = 10
 """Outliers whose batch is kept: the first of each series, of so many series; and the one that ends the run."""
 MOST_WRITTEN = 1000
@@ -110,7 +110,7 @@ class LossGuard:
         outlier = Outlier(seen=wrong[0], remedy=wrong[1], row=self.row, ends=ends)
         if ends:
             self.row = self.useless = 0
-        if stays_away:  # who goes on all the same takes what is now for usual
+        if stays_away:  # a run that continues takes the new level as usual
             self.losses = []
         return outlier
 
@@ -203,7 +203,7 @@ class Watch:
             if run.environment.is_first:
                 save_batch(run.directory, step, str(outlier), self._tokens, self._batch_of(step))
         if is_end:
-            # Or whoever ends first takes rank 0 along.
+            # Otherwise the first process to end would end rank 0 too.
             multihost_utils.sync_global_devices("the batch is saved")
             raise JobFailed(f"{message}. To go on all the same: --on-trouble warn")
         if outlier.row == 1:

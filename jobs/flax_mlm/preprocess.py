@@ -33,12 +33,12 @@ from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokeniz
 
 META = "meta.json"
 WARNINGS = "warnings.json"
-"""What was warned of when the files were made, a list of texts: to be said by whoever uses them."""
+"""The warnings of the preparation, a list of texts: repeated in every run that uses the files."""
 JOURNAL = "journal.json"
 FORMAT = 1
 """Part of every key and of meta.json: raised when the same corpus gives other files."""
 NOTE_CHARACTERS = 64_000_000
-"""As much is done again at most when the work goes on: some seconds of two cores."""
+"""At most this much is repeated when the work is resumed: some seconds of two cores."""
 SAY_PERIOD_S = 20.0
 BATCH_CHARACTERS = 500_000
 """Encoded at once by one process: some 130,000 tokens, which take the tokenizers library about 30 MB."""
@@ -87,7 +87,7 @@ def tokenise(
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether the files are as long as meta.json says: something outside may have torn them."""
+    """Whether the files are as long as meta.json says."""
     try:
         meta = json.loads((directory / META).read_bytes())
         width = int(meta["dtype"][-1])
@@ -337,7 +337,7 @@ def _encode(batch: Batch) -> Encoded:
 
 
 class Torn(Exception):
-    """The files are not what the journal says."""
+    """The files do not match the journal."""
 
 
 class Stream:
@@ -454,7 +454,7 @@ class Streams:
 
 
 def clear(directory: Path) -> None:
-    """Remove the journal: the work begins anew."""
+    """Remove the journal, so that the work starts over."""
     (directory / JOURNAL).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What an exported model says of texts or pairs: the part of predict.py that is the same in every framework."""
+"""Answers of an exported model to texts or pairs: the part of predict.py that every framework shares."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def _glue(options: Options, folder: str) -> Dataset:
 
 
 def _split(options: Options, table: _Table, keys: Sequence[str]) -> tuple[_Table, _Table]:
-    """What is trained on and what is held out: rows with the same key together."""
+    """The rows to train on and those held out; rows with the same key stay together."""
     splits: tuple[list[_Row], list[_Row]] = ([], [])
     for key, row in zip(keys, table.rows, strict=True):
         share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
@@ -250,7 +250,7 @@ def _split(options: Options, table: _Table, keys: Sequence[str]) -> tuple[_Table
 
 
 def _fields(options: Options, columns: Sequence[str]) -> Fields:
-    """The columns that were asked for, else those with usual names."""
+    """The columns that the options name, else those with usual names."""
     by_lower_name = {name.lower(): name for name in reversed(columns)}
     text, second = options.text_field, options.pair_field
     if text is None:

@@ -28,7 +28,7 @@ def modules() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     root = stdlib_root()
     used: set[str] = set()
     for path in sorted(stdlib_modules()):
-        # Modules have copied from each other, and what is held out must not be among what is trained on.
+        # Modules copy from each other, and no docstring may be in both splits.
         new = []
         for row in _functions(path):
             if row[0] not in used:

@@ -90,7 +90,7 @@ class Options:
     checkpoint_every: int = 200
     """Steps between two checkpoints; before an evaluation one is written too."""
     keep_checkpoints: int = 2
-    """The latest checkpoints that are kept; the best one is kept besides."""
+    """The latest checkpoints that are kept, beside the best one."""
     best: bool = False
     """Export the model that was best on the held-out rows, in place of the last one."""
     patience: int | None = None
@@ -104,7 +104,7 @@ class Options:
 
 
 def learning_rate(options: Options, width: int) -> float:
-    """The peak: as asked for, else by the model's width; 768: Liu et al. 2019, table 10; smaller: by trial."""
+    """The peak: the option, else by the model's width; 768: Liu et al. 2019, table 10; smaller: by trial."""
     if options.learning_rate is not None:
         return options.learning_rate
     return 5e-4 if width <= 256 else 1e-4 if width <= 512 else 2e-5

@@ -1,4 +1,4 @@
-"""What a model says of the held-out rows: scores, a comparison with chance, and the rows with their predictions."""
+"""A model's predictions on the held-out rows: scores, a comparison with chance, and files of the predictions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def no_better_than_chance(dataset: Dataset, final: Mapping[str, float]) -> str |
 
 
 def write_predictions(directory: RunDirectory, dataset: Dataset, logits_NC: Array) -> None:
-    """Write predictions.jsonl: of each held-out row its texts, its label and what the model says; and samples.json."""
+    """Write predictions.jsonl, with the texts, label and prediction of each held-out row, and samples.json."""
     rows, lines = dataset.eval, []
     probabilities_NC = softmax(logits_NC).round(6).tolist()
     for index, label in enumerate(rows.labels):

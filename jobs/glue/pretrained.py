@@ -1,4 +1,4 @@
-"""The folder of --init-from, and what can be said of it without a framework, before anything starts."""
+"""The folder of --init-from, and its checks before anything starts, without a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exported model says of texts or pairs: see `jobs.runtime.prediction`."""
+"""Answers of an exported model to texts or pairs: see `jobs.runtime.prediction`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Config:
     checkpoint_every: int = 100
     """Steps between two checkpoints."""
     keep_checkpoints: int = 2
-    """The latest checkpoints that are kept; the best one is kept besides."""
+    """The latest checkpoints that are kept, beside the best one."""
     best: bool = False
     """Export the model that was best on the held-out pictures, in place of the last one."""
     tflite: bool = False

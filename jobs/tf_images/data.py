@@ -189,7 +189,7 @@ def first_damaged(file: IO[bytes]) -> str | None:
 
 
 def _walk(file: IO[bytes]) -> Iterator[str | None]:
-    """None for each whole record, and at the first that is not, what is wrong with it."""
+    """None for each complete record; the problem of the first damaged one."""
     from google_crc32c import value
 
     number = at = 0

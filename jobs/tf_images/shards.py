@@ -77,7 +77,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where pictures come from; labels: of the classes, by index. skipped: what is no class, and why."""
+    """Where pictures come from. labels: of the classes, by index. skipped: folders that are not classes, and why."""
 
     labels: tuple[str, ...]
     pictures: Sequence[Picture]
@@ -319,7 +319,7 @@ def plan(source: Source, destination: str, options: Options) -> list[_Task]:
 
 
 def _write_shard(task: _Task) -> dict[str, Any]:
-    """Write one shard, and what the index says of it beside it."""
+    """Write one shard, and its entry of the index beside it."""
     from google_crc32c import value
     from PIL import Image, PngImagePlugin
 

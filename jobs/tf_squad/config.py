@@ -98,7 +98,7 @@ class Config:
 
 
 def learning_rate(config: Config, width: int) -> float:
-    """The peak: as asked for, else by the model's width; 768: Liu et al. 2019, table 10; smaller: by trial."""
+    """The peak: the option, else by the model's width; 768: Liu et al. 2019, table 10; smaller: by trial."""
     if config.learning_rate is not None:
         return config.learning_rate
     return 1e-3 if width <= 256 else 1e-4 if width <= 512 else 3e-5
