@@ -295,9 +295,7 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
             rank_environment = variables(spec, environment, local_rank, os.environ, cpus)
             rank_environment |= {**secrets, **({SECRET_NAMES: ",".join(secrets)} if secrets else {})}
             masker = Masker(secrets.values())
-            ranks.append(
-                Rank(number, [program, *spec.words[1:]], rank_environment, spec.work, tag, masker)
-            )
+            ranks.append(Rank(number, [program, *spec.words[1:]], rank_environment, spec.work, tag, masker))
     except OSError:
         for rank in ranks:
             rank.send(signal.SIGKILL)
