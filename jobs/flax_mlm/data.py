@@ -46,10 +46,10 @@ def prepare(
         RequestError: there is no such data, or too little for one batch or one held-out sequence.
     """
     try:
-        asked = dataclasses.replace(config, remote_cache=config.remote_cache or offered)
-        prepared = prepare_tokens(asked, cache_dir, say)
+        with_cache = dataclasses.replace(config, remote_cache=config.remote_cache or offered)
+        prepared = prepare_tokens(with_cache, cache_dir, say)
     except (Unreachable, CacheRefused) as error:
-        if asked == config:
+        if with_cache == config:
             raise
         say(f"{error}; nobody has asked for this cache, and the run goes on without it")
         prepared = prepare_tokens(config, cache_dir, say)
@@ -80,13 +80,13 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
             from jobs.flax_mlm import hugging_face  # a run from scratch does without
 
             config, _ = hugging_face.adopt(config, cache_dir, say=lambda _: None)
-        found = open_corpus(config.data, text_field=config.text_field)
-        found.check()
+        corpus = open_corpus(config.data, text_field=config.text_field)
+        corpus.check()
         if config.tokenizer is not None:
             load_tokenizer(Path(config.tokenizer))
-        if found.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:
-            here = dataclasses.replace(config, remote_cache=None)
-            prepare(here, cache_dir, say=lambda _: None)
+        if corpus.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:
+            local = dataclasses.replace(config, remote_cache=None)
+            prepare(local, cache_dir, say=lambda _: None)
     except Unreachable:
         raise
     except RequestError as error:
@@ -156,7 +156,7 @@ def prepare_tokens(config: Config, cache_dir: Path, say: Callable[[str], None]) 
     def build(temporary: Path) -> None:
         tokenise(corpus, facts, config.eval_fraction, temporary, say)
 
-    _make(directory, build, shared, say, whole=is_whole, goes_on=True)
+    _make(directory, build, shared, say, is_complete=is_whole, goes_on=True)
     tokens = _open(directory, facts)
     say(f"{tokens.train.size:,} training tokens, {tokens.eval.size:,} held out (cached in {directory})")
     return tokens
@@ -192,8 +192,8 @@ def _trained_tokenizer(
     share, vocab_size = sample_share(corpus.text_bytes), config.size("vocab_size")
 
     def build(temporary: Path) -> None:
-        of = "" if share == 1 else f"{share:.1%} of "
-        say(f"training a tokenizer of {vocab_size:,} tokens on {of}{corpus.source}")
+        share_text = "" if share == 1 else f"{share:.1%} of "
+        say(f"training a tokenizer of {vocab_size:,} tokens on {share_text}{corpus.source}")
         # What is not UTF-8 is said when the same documents are tokenised.
         documents = split_documents(corpus, config.eval_fraction, warn=lambda _: None)
         texts = (text for split, text in documents if split == "train")
@@ -201,7 +201,7 @@ def _trained_tokenizer(
 
     key = _key(corpus.fingerprint, vocab_size, config.eval_fraction, *([] if share == 1 else [share]))
     directory = root / "tokenizer" / key
-    _make(directory, build, shared, say, whole=_is_tokenizer)
+    _make(directory, build, shared, say, is_complete=_is_tokenizer)
     facts = load_tokenizer(directory / "tokenizer.json")
     if facts.vocab_size < vocab_size:
         say(
@@ -225,7 +225,7 @@ def _make(
     shared: RemoteCache | None,
     say: Callable[[str], None],
     *,
-    whole: Callable[[Path], bool],
+    is_complete: Callable[[Path], bool],
     goes_on: bool = False,
 ) -> None:
     """Fetch a folder of the cache from the remote one, or build it, unless it is there; give that what it lacks."""
@@ -235,7 +235,7 @@ def _make(
         if shared is None or not shared.fetch(place, temporary, say=say):
             build(temporary)
 
-    build_once(directory, fetch_or_build, is_complete=whole, goes_on=goes_on, say=say)
+    build_once(directory, fetch_or_build, is_complete=is_complete, goes_on=goes_on, say=say)
     if shared is not None:
         shared.put(directory, place, say=say)
 

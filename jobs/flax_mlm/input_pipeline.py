@@ -50,8 +50,8 @@ class InputPipeline:
     def _rows(self, split: Split, indices_B: np.ndarray) -> jax.Array:
         length = self._config.sequence_length
 
-        def read(where: tuple[slice, ...] | None) -> np.ndarray:
-            return self._tokens.rows(split, indices_B[where[0] if where else slice(None)], length)
+        def read(index: tuple[slice, ...] | None) -> np.ndarray:
+            return self._tokens.rows(split, indices_B[index[0] if index else slice(None)], length)
 
         return jax.make_array_from_callback((indices_B.size, length), self._by_row, read)
 

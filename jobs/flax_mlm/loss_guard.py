@@ -165,10 +165,10 @@ class Watch:
     def __init__(
         self, run: Run, config: Config, tokens: Tokens, read_batch: Callable[[int], np.ndarray]
     ) -> None:
-        """batch_of: the (B, S) tokens of a step, on this host."""
+        """read_batch: the (B, S) tokens of a step, on this host."""
         self.losses = LossGuard()
         self._run, self._ends_run = run, config.on_trouble == "stop"
-        self._tokens, self._batch_of = tokens, read_batch
+        self._tokens, self._read_batch = tokens, read_batch
         self._outlier: Outlier | None = None
         self._row_before = 0
 
@@ -201,7 +201,7 @@ class Watch:
         if is_end or (outlier.row == 1 and self.losses.series <= MOST_KEPT):
             message += f"; its batch is in {run.directory.path(batch_file(step))}"
             if run.environment.is_first:
-                save_batch(run.directory, step, str(outlier), self._tokens, self._batch_of(step))
+                save_batch(run.directory, step, str(outlier), self._tokens, self._read_batch(step))
         if is_end:
             # Otherwise the first process to end would end rank 0 too.
             multihost_utils.sync_global_devices("the batch is saved")

@@ -120,7 +120,7 @@ def train(run: Run, config: Config) -> Final:
     sampled = predict.sample(
         sequences=held_out, length=config.sequence_length, trained_rows=config.steps * config.batch_size
     )
-    seen = predict.final_eval(
+    predictions = predict.final_eval(
         compiled(predict_step),
         state.tree["params"],
         tokens.rows("eval", sampled, config.sequence_length),
@@ -137,17 +137,17 @@ def train(run: Run, config: Config) -> Final:
         "unigram_entropy": baseline,
         "outliers": watch.losses.outliers,
         "skipped_updates": watch.losses.skipped,
-        **seen,
+        **predictions,
     }
 
 
 def prepare_data(run: Run, config: Config) -> Tokens:
     """Tokenise the corpus, or find it in the cache; it is the same on every host."""
-    what, shared = f"--data {config.data}", run.environment.shared_cache
+    option, shared = f"--data {config.data}", run.environment.shared_cache
     prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare, shared)
     if config.remote_cache is None and shared is None:
         tokens = prepare()
     else:
-        tokens = distributed.first_then_others(prepare, what=what, report=run.prepare)
-    distributed.agree(what, tokens.fingerprint, run.prepare)
+        tokens = distributed.first_then_others(prepare, what=option, report=run.prepare)
+    distributed.agree(option, tokens.fingerprint, run.prepare)
     return tokens

@@ -37,8 +37,8 @@ class FastDense(layers.Dense):  # type: ignore[misc]
     """
 
     def call(self, inputs: Any) -> Any:
-        found = linear(inputs, self.kernel.value, self.bias.value)
-        return found if self.activation is None else self.activation(found)
+        outputs = linear(inputs, self.kernel.value, self.bias.value)
+        return outputs if self.activation is None else self.activation(outputs)
 
 
 def build(
@@ -55,8 +55,8 @@ def build(
     is_roberta, types = settings["model_type"] == "roberta", settings.get("type_vocab_size", 2)
     dropout = settings.get("hidden_dropout_prob", 0.1)
     attention_dropout = settings.get("attention_probs_dropout_prob", 0.1)
-    of_head = settings.get("classifier_dropout")
-    of_head = dropout if of_head is None else of_head
+    head_dropout = settings.get("classifier_dropout")
+    head_dropout = dropout if head_dropout is None else head_dropout
     epsilon = settings.get("layer_norm_eps", 1e-12)
     stddev = settings.get("initializer_range", 0.02)
 
@@ -89,23 +89,23 @@ def build(
     x_BSD = layers.Dropout(dropout)(norm(x_BSD, "embeddings_norm"))
     unseen_B11S = (1.0 - ops.cast(mask_BS, "float32")[:, None, None, :]) * MASKED
     for index in range(settings["num_hidden_layers"]):
-        of = f"layer_{index}"
-        q_BSHK, k_BTHK, v_BTHK = map(by_head, ops.split(dense(x_BSD, 3 * width, f"{of}_qkv"), 3, axis=-1))
+        prefix = f"layer_{index}"
+        q_BSHK, k_BTHK, v_BTHK = map(by_head, ops.split(dense(x_BSD, 3 * width, f"{prefix}_qkv"), 3, axis=-1))
         scores_BHST = ops.einsum("bshk,bthk->bhst", q_BSHK, k_BTHK) * (width // heads) ** -0.5
         shares_BHST = ops.softmax(ops.cast(scores_BHST, "float32") + unseen_B11S)
         shares_BHST = layers.Dropout(attention_dropout)(shares_BHST)
         shares_BHST = ops.cast(shares_BHST, keras.config.dtype_policy().compute_dtype)
         seen_BSHK = ops.einsum("bhst,bthk->bshk", shares_BHST, v_BTHK)
-        out_BSD = dense(layers.Reshape((-1, width))(seen_BSHK), width, f"{of}_attention_out")
-        x_BSD = norm(x_BSD + layers.Dropout(dropout)(out_BSD), f"{of}_attention_norm")
+        out_BSD = dense(layers.Reshape((-1, width))(seen_BSHK), width, f"{prefix}_attention_out")
+        x_BSD = norm(x_BSD + layers.Dropout(dropout)(out_BSD), f"{prefix}_attention_norm")
         activation = ACTIVATIONS[settings.get("hidden_act", "gelu")]
-        inner_BSF = layers.Activation(activation)(dense(x_BSD, settings["intermediate_size"], f"{of}_in"))
-        out_BSD = dense(inner_BSF, width, f"{of}_out")
-        x_BSD = norm(x_BSD + layers.Dropout(dropout)(out_BSD), f"{of}_norm")
+        inner_BSF = layers.Activation(activation)(dense(x_BSD, settings["intermediate_size"], f"{prefix}_in"))
+        out_BSD = dense(inner_BSF, width, f"{prefix}_out")
+        x_BSD = norm(x_BSD + layers.Dropout(dropout)(out_BSD), f"{prefix}_norm")
     first_BD = x_BSD[:, 0]
     if is_roberta:
-        first_BD = layers.Dropout(of_head)(first_BD)
-    first_BD = layers.Dropout(of_head)(dense(first_BD, width, "head_dense", activation="tanh"))
+        first_BD = layers.Dropout(head_dropout)(first_BD)
+    first_BD = layers.Dropout(head_dropout)(dense(first_BD, width, "head_dense", activation="tanh"))
     logits_BC = dense(first_BD, len(settings["id2label"]), "head_out", dtype="float32")
     return kind(inputs, logits_BC, name=settings["model_type"])
 
@@ -114,10 +114,10 @@ def input_names(settings: Settings) -> tuple[str, ...]:
     return ("ids", "mask", "types") if settings.get("type_vocab_size", 2) > 1 else ("ids", "mask")
 
 
-def inputs_of(batch: Batch, settings: Settings) -> dict[str, Array]:
+def model_inputs(batch: Batch, settings: Settings) -> dict[str, Array]:
     """The model's inputs for the rows of a batch."""
-    of = {"ids": batch.ids_BS, "mask": batch.mask_BS, "types": batch.types_BS}
-    return {name: of[name].astype(np.int32) for name in input_names(settings)}
+    inputs = {"ids": batch.ids_BS, "mask": batch.mask_BS, "types": batch.types_BS}
+    return {name: inputs[name].astype(np.int32) for name in input_names(settings)}
 
 
 class Part(NamedTuple):
@@ -136,13 +136,16 @@ def parts(settings: Settings) -> Iterator[Part]:
         yield Part(layer, (f"{kind}.embeddings.{name}_embeddings",))
     yield Part("embeddings_norm", (f"{kind}.embeddings.LayerNorm",))
     for index in range(settings["num_hidden_layers"]):
-        of, name = f"layer_{index}", f"{kind}.encoder.layer.{index}"
-        yield Part(f"{of}_qkv", tuple(f"{name}.attention.self.{each}" for each in ("query", "key", "value")))
-        yield Part(f"{of}_attention_out", (f"{name}.attention.output.dense",))
-        yield Part(f"{of}_attention_norm", (f"{name}.attention.output.LayerNorm",))
-        yield Part(f"{of}_in", (f"{name}.intermediate.dense",))
-        yield Part(f"{of}_out", (f"{name}.output.dense",))
-        yield Part(f"{of}_norm", (f"{name}.output.LayerNorm",))
+        prefix, name = f"layer_{index}", f"{kind}.encoder.layer.{index}"
+        yield Part(
+            f"{prefix}_qkv",
+            tuple(f"{name}.attention.self.{projection}" for projection in ("query", "key", "value")),
+        )
+        yield Part(f"{prefix}_attention_out", (f"{name}.attention.output.dense",))
+        yield Part(f"{prefix}_attention_norm", (f"{name}.attention.output.LayerNorm",))
+        yield Part(f"{prefix}_in", (f"{name}.intermediate.dense",))
+        yield Part(f"{prefix}_out", (f"{name}.output.dense",))
+        yield Part(f"{prefix}_norm", (f"{name}.output.LayerNorm",))
     is_roberta = kind == "roberta"
     yield Part("head_dense", ("classifier.dense" if is_roberta else "bert.pooler.dense",), is_new=True)
     yield Part("head_out", ("classifier.out_proj" if is_roberta else "classifier",), is_new=True)
@@ -150,14 +153,14 @@ def parts(settings: Settings) -> Iterator[Part]:
 
 def tensors(model: keras.Model, settings: Settings) -> dict[str, Array]:
     """The weights under Hugging Face's names and in PyTorch's orientation (a Linear is out x in)."""
-    found = {}
+    tensors_by_name = {}
     for layer, names, _ in parts(settings):
         kinds = ("weight", "bias")
         for kind, variable in zip(kinds, model.get_layer(layer).weights, strict=False):
-            whole = np.asarray(variable.value, np.float32)
-            for name, share in zip(names, np.split(whole, len(names), axis=-1), strict=True):
-                found[f"{name}.{kind}"] = np.ascontiguousarray(_turned(layer, share))
-    return found
+            matrix = np.asarray(variable.value, np.float32)
+            for name, share in zip(names, np.split(matrix, len(names), axis=-1), strict=True):
+                tensors_by_name[f"{name}.{kind}"] = np.ascontiguousarray(_turned(layer, share))
+    return tensors_by_name
 
 
 def load(model: keras.Model, settings: Settings, source: str, folder: Path) -> None:
@@ -170,29 +173,29 @@ def load(model: keras.Model, settings: Settings, source: str, folder: Path) -> N
     from safetensors.numpy import load_file
 
     try:
-        told = load_file(folder / WEIGHTS)
+        read = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise RequestError(
             f"--init-from {source}: {WEIGHTS} is no whole safetensors file ({error}); copy it again"
         ) from None
     prefix = f"{settings['model_type']}."
     held: dict[str, Array] = {}
-    for name, tensor in told.items():
-        for former, now in FORMERLY.items():
-            name = name.replace(former, now)
+    for name, tensor in read.items():
+        for old, now in FORMERLY.items():
+            name = name.replace(old, now)
         is_bare = name.startswith(("embeddings.", "encoder.", "pooler."))  # saved without any head
         held[prefix + name if is_bare else name] = tensor
-    wanted = tensors(model, settings)
+    expected = tensors(model, settings)
     new = {part.layer for part in parts(settings) if part.is_new}
     wrong = []
     for layer, names, _ in parts(settings):
-        of_layer = [name for name in wanted if name.rpartition(".")[0] in names]
-        bad = [name for name in of_layer if name not in held or held[name].shape != wanted[name].shape]
+        layer_names = [name for name in expected if name.rpartition(".")[0] in names]
+        bad = [name for name in layer_names if name not in held or held[name].shape != expected[name].shape]
         if bad and layer not in new:
             wrong += [
                 f"lacks {name}"
                 if name not in held
-                else f"{name} is {list(held[name].shape)} and config.json makes it {list(wanted[name].shape)}"
+                else f"{name} is {list(held[name].shape)} and config.json makes it {list(expected[name].shape)}"
                 for name in bad
             ]
         if bad:

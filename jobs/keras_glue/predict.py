@@ -34,7 +34,7 @@ def load(export: Path, _cache_dir: Path) -> Classifier:
         return network.stateless_call(trained, fixed, inputs, training=False)[0]
 
     def logits(batch: Batch) -> np.ndarray[Any, Any]:
-        return np.asarray(compute(*variables, model.inputs_of(batch, settings)))
+        return np.asarray(compute(*variables, model.model_inputs(batch, settings)))
 
     return Classifier(export, logits)
 

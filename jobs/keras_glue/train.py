@@ -135,15 +135,15 @@ class Trained(keras.Model):  # type: ignore[misc]
     """A model whose `fit` says the loss of a step and the norm of its gradient, in place of means over an epoch."""
 
     def train_step(self, state: Any, batch: Any) -> Any:
-        trainable, others, optimizer, metrics = state
+        trainable, fixed, optimizer, metrics = state
         inputs, labels_B = batch
         with_gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
-        (loss, (_, _, others, metrics)), gradients = with_gradients(
-            trainable, others, metrics, inputs, labels_B, None, training=True, optimizer_variables=optimizer
+        (loss, (_, _, fixed, metrics)), gradients = with_gradients(
+            trainable, fixed, metrics, inputs, labels_B, None, training=True, optimizer_variables=optimizer
         )
         trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
-        told = {"loss": loss, "grad_norm": optax.tree.norm(gradients)}
-        return told, (trainable, others, optimizer, metrics)
+        results = {"loss": loss, "grad_norm": optax.tree.norm(gradients)}
+        return results, (trainable, fixed, optimizer, metrics)
 
 
 def trainable(
@@ -152,21 +152,21 @@ def trainable(
     """The model, drawn from the seed, with its optimizer and its loss."""
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
-    made: Trained = model.build(settings, Trained, model.FastDense)
+    trained: Trained = model.build(settings, Trained, model.FastDense)
     optimizer = keras.optimizers.AdamW(
         schedule, weight_decay=config.weight_decay, epsilon=1e-8, global_clipnorm=config.clip_norm
     )
     optimizer.exclude_from_weight_decay(
-        var_list=[each for each in made.trainable_variables if len(each.shape) < 2]
+        var_list=[variable for variable in trained.trainable_variables if len(variable.shape) < 2]
     )
-    optimizer.build(made.trainable_variables)
+    optimizer.build(trained.trainable_variables)
     loss = (
         keras.losses.MeanSquaredError()
         if is_regression
         else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
-    made.compile(optimizer, loss, steps_per_execution=config.steps_per_execution)
-    return made
+    trained.compile(optimizer, loss, steps_per_execution=config.steps_per_execution)
+    return trained
 
 
 def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
@@ -190,22 +190,22 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
     steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
     dtype = processor.dtype(config.dtype, devices[0].platform, distributed.all_processes)
     schedule = Schedule(config, learning_rate(config, settings["hidden_size"]), steps)
-    whole = trainable(config, settings, dtype, schedule, is_regression=is_regression)
-    everywhere = distributed.Devices(devices)
+    trained = trainable(config, settings, dtype, schedule, is_regression=is_regression)
+    all_devices = distributed.Devices(devices)
     parts = (
-        whole.trainable_variables,
-        whole.non_trainable_variables,
-        whole.optimizer.variables,
-        whole.metrics_variables,
+        trained.trainable_variables,
+        trained.non_trainable_variables,
+        trained.optimizer.variables,
+        trained.metrics_variables,
     )
-    values = tuple([each.value for each in part] for part in parts)
-    shardings = jax.tree.map(lambda _: everywhere.whole, values)
+    values = tuple([variable.value for variable in part] for part in parts)
+    shardings = jax.tree.map(lambda _: all_devices.whole, values)
     longest = max(batches.one_of_each(), key=lambda batch: batch.ids_BS.shape[1])
     placed = placed_rows(longest, settings, is_regression=is_regression)
-    batch = aot.shapes(placed, jax.tree.map(lambda _: everywhere.by_row, placed))
+    batch = aot.shapes(placed, jax.tree.map(lambda _: all_devices.by_row, placed))
     state = aot.shapes(values, shardings)
-    step: Any = jax.jit(whole.train_step, donate_argnums=0, out_shardings=(None, shardings))
-    with jax.sharding.use_abstract_mesh(everywhere.whole.mesh.abstract_mesh):
+    step: Any = jax.jit(trained.train_step, donate_argnums=0, out_shardings=(None, shardings))
+    with jax.sharding.use_abstract_mesh(all_devices.whole.mesh.abstract_mesh):
         traced = step.trace(state, batch)
     return aot.TrainStep(
         traced=traced,
@@ -215,13 +215,15 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
         unit="rows",
         per_step=config.batch_size,
         steps=steps,
-        model_operations=round(6 * whole.count_params() * longest.ids_BS.size),
+        model_operations=round(6 * trained.count_params() * longest.ids_BS.size),
     )
 
 
 def placed_rows(batch: Batch, settings: model.Settings, *, is_regression: bool) -> Any:
     """The rows of a batch as Keras takes them."""
-    return model.inputs_of(batch, settings), batch.labels_B.astype(np.float32 if is_regression else np.int32)
+    return model.model_inputs(batch, settings), batch.labels_B.astype(
+        np.float32 if is_regression else np.int32
+    )
 
 
 class Steps(keras.utils.PyDataset):  # type: ignore[misc]
@@ -249,9 +251,9 @@ class Training:
         self.batches = make_batches(
             config, dataset, open_tokenizer(beginning.tokenizer), self.settings["pad_token_id"]
         )
-        each = config.steps_per_execution
+        steps = config.steps_per_execution
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
-        self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / each)) * each
+        self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / steps)) * steps
         self.peak_rate = learning_rate(config, self.settings["hidden_size"])
         self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.all_processes)
         self.build()
@@ -269,7 +271,9 @@ class Training:
     def tree(self) -> dict[str, list[jax.Array]]:
         """All that a step changes, as it is after the last one."""
         self.model.jax_state_sync()
-        return {name: [each.value for each in variables] for name, variables in self.variables().items()}
+        return {
+            name: [variable.value for variable in variables] for name, variables in self.variables().items()
+        }
 
     @tree.setter
     def tree(self, tree: dict[str, list[jax.Array]]) -> None:
@@ -291,23 +295,23 @@ class Training:
 
     def on_devices(self, batch: Batch) -> Any:
         """A batch as arrays over all devices."""
-        layout_of = keras.distribution.distribution().get_data_layout
+        layout = keras.distribution.distribution().get_data_layout
         return jax.tree.map(
             lambda values: jax.make_array_from_process_local_data(
-                layout_of(values.shape).backend_layout, values
+                layout(values.shape).backend_layout, values
             ),
             self.placed(batch),
         )
 
     def warm_up(self) -> None:
         """Compile what the steps and the evaluations need, before one is late for it: a program for each length."""
-        kept = executables.open_executables(self.run.environment)
-        whole = self.model
-        state = (*self.tree.values(), [each.value for each in whole.metrics_variables])
+        programs = executables.open_executables(self.run.environment)
+        trained = self.model
+        state = (*self.tree.values(), [variable.value for variable in trained.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)
-        step = jax.jit(whole.train_step, donate_argnums=0, out_shardings=(None, shardings))
+        step = jax.jit(trained.train_step, donate_argnums=0, out_shardings=(None, shardings))
         forward = jax.jit(
-            lambda *of: whole.stateless_call(*of, training=False)[0], out_shardings=shardings[0][0]
+            lambda *inputs: trained.stateless_call(*inputs, training=False)[0], out_shardings=shardings[0][0]
         )
         shapes = self.batches.one_of_each()
         steps, self.forward = {}, {}
@@ -315,16 +319,16 @@ class Training:
             self.run.heartbeat.say(f"compiling program {number} of {len(shapes)}")
             inputs, labels_B = self.on_devices(batch)
             length = batch.ids_BS.shape[1]
-            steps[length] = kept.compiled(step, state, (inputs, labels_B))
-            self.forward[length] = kept.compiled(forward, *state[:2], inputs)
+            steps[length] = programs.compiled(step, state, (inputs, labels_B))
+            self.forward[length] = programs.compiled(forward, *state[:2], inputs)
 
         def execution(state: Any, batches: Any) -> Any:
-            told = None
+            results = None
             for inputs, labels_B in itertools.islice(batches, self.config.steps_per_execution):
-                told, state = steps[inputs["ids"].shape[1]](state, (inputs, labels_B))
-            return told, state
+                results, state = steps[inputs["ids"].shape[1]](state, (inputs, labels_B))
+            return results, state
 
-        whole.train_function = execution  # which `fit` would compile at the first step of each length
+        trained.train_function = execution  # which `fit` would compile at the first step of each length
 
     def fit(self, loop: Loop) -> None:
         """Take the steps that are left."""

@@ -69,7 +69,7 @@ class Index:
             self.labels,
             self.size,
             self.channels,
-            [dataclasses.astuple(each) for each in self.shards],
+            [dataclasses.astuple(shard) for shard in self.shards],
         ]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
@@ -109,18 +109,18 @@ def read_index(place: str) -> Index:
         )
     file_system, folder = open_url(place, option="--data")
     try:
-        found = json.loads(file_system.cat_file(f"{folder}/{INDEX}"))
-        if found["version"] != INDEX_VERSION:
+        content = json.loads(file_system.cat_file(f"{folder}/{INDEX}"))
+        if content["version"] != INDEX_VERSION:
             raise RequestError(
-                f"--data {place}: {INDEX} is of version {found['version']}, and this code reads {INDEX_VERSION}; make "
-                "the shards again with `python -m jobs.tf_images.shards`"
+                f"--data {place}: {INDEX} is of version {content['version']}, and this code reads {INDEX_VERSION}; "
+                "make the shards again with `python -m jobs.tf_images.shards`"
             )
-        shards = tuple(Shard(**{**each, "counts": tuple(each["counts"])}) for each in found["shards"])
+        shards = tuple(Shard(**{**entry, "counts": tuple(entry["counts"])}) for entry in content["shards"])
         index = Index(
             place=place,
-            labels=tuple(found["labels"]),
-            size=found["size"],
-            channels=found["channels"],
+            labels=tuple(content["labels"]),
+            size=content["size"],
+            channels=content["channels"],
             shards=shards,
         )
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -163,7 +163,7 @@ def verified(index: Index, damaged: str) -> dict[str, int]:
         RequestError: some shard is damaged, and `damaged` is "refuse".
     """
     file_system, folder = open_url(index.place, option="--data")
-    whole, wrong = {}, []
+    records, wrong = {}, []
     for shard in index.shards:
         with file_system.open(f"{folder}/{shard.name}", "rb") as file:
             good = 0
@@ -172,7 +172,7 @@ def verified(index: Index, damaged: str) -> dict[str, int]:
                     wrong.append(f"--data {index.place}/{shard.name}: {problem}")
                     break
                 good += 1
-        whole[shard.name] = good
+        records[shard.name] = good
     if wrong and damaged == "refuse":
         wrong.append(
             "bring whole files, make the shards again, or leave out what is damaged with --damaged skip"
@@ -180,7 +180,7 @@ def verified(index: Index, damaged: str) -> dict[str, int]:
         raise RequestError("; ".join(wrong))
     for line in wrong:
         print(f"{line}; left out from there on", flush=True)
-    return whole
+    return records
 
 
 def first_damaged(file: IO[bytes]) -> str | None:
@@ -194,20 +194,20 @@ def _walk(file: IO[bytes]) -> Iterator[str | None]:
 
     number = at = 0
     while header := file.read(HEADER.size):
-        where = f"record {number} (byte {at:,})"
+        place = f"record {number} (byte {at:,})"
         if len(header) < HEADER.size:
-            yield f"{where} is cut off"
+            yield f"{place} is cut off"
             return
         length, checksum = HEADER.unpack(header)
         if masked(value(header[:8])) != checksum:
-            yield f"{where} is damaged: its length fails its checksum"
+            yield f"{place} is damaged: its length fails its checksum"
             return
         data = file.read(length + FOOTER.size)
         if len(data) < length + FOOTER.size:
-            yield f"{where} is cut off"
+            yield f"{place} is cut off"
             return
         if masked(value(data[:-4])) != FOOTER.unpack(data[-4:])[0]:
-            yield f"{where} is damaged: its data fails its checksum"
+            yield f"{place} is damaged: its data fails its checksum"
             return
         yield None
         number, at = number + 1, at + HEADER.size + len(data)
@@ -227,7 +227,7 @@ class Part:
     first: int
 
 
-def part_of(shards: Sequence[Shard], *, host: int, hosts: int) -> Part:
+def choose_part(shards: Sequence[Shard], *, host: int, hosts: int) -> Part:
     """Whole shards where their number divides the hosts, as then each reads its own; else records of all."""
     names = tuple(shard.name for shard in shards)
     if hosts > 1 and len(shards) % hosts == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jobs.tf_images.data import Index, Part, part_of
+from jobs.tf_images.data import Index, Part, choose_part
 
 OPEN_SHARDS = 8
 """Shards that are read at a time, record by record in turn."""
@@ -22,10 +22,10 @@ ENDLESS = 2**62
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """How the pictures of an index are read. whole: of each shard, how many records are to be read."""
+    """How the pictures of an index are read. counts: of each shard, how many records are to be read."""
 
     index: Index
-    whole: dict[str, int]
+    counts: dict[str, int]
     size: int
     seed: int
     shuffle: int = 1
@@ -40,7 +40,7 @@ class Pictures:
 
         done: batches that were taken before. wait_s: a variable that seconds are added to in which somebody waits.
         """
-        part = part_of(self.index.of("train"), host=host, hosts=hosts)
+        part = choose_part(self.index.of("train"), host=host, hosts=hosts)
         records = self.records(part)
 
         def epoch(number: Any) -> Any:
@@ -55,8 +55,8 @@ class Pictures:
         pictures = tf.data.Dataset.range(taken // records, ENDLESS).flat_map(epoch).skip(taken % records)
         weights = tf.constant(self.class_weights or (1.0,) * len(self.index.labels), tf.float32)
 
-        def change(number: Any, batch_of: Any) -> Any:
-            images_BHWC, labels_B = batch_of
+        def change(number: Any, batch: Any) -> Any:
+            images_BHWC, labels_B = batch
             seed = tf.stack([tf.constant(self.seed * hosts + host, tf.int64), number])
             one_hot_BK = tf.one_hot(labels_B, len(self.index.labels))
             return self._changed(images_BHWC, seed), one_hot_BK, tf.gather(weights, labels_B)
@@ -67,26 +67,26 @@ class Pictures:
 
     def held_out(self, *, host: int, hosts: int, batch: int, batches: int) -> Any:
         """So many batches, in their order: pictures (B, H, W, C), labels (B,); -1 where pictures have ended."""
-        part = part_of(self.index.of("eval"), host=host, hosts=hosts)
+        part = choose_part(self.index.of("eval"), host=host, hosts=hosts)
         pictures = self._read(part, tf.range(len(part.names))).map(self._decoded, tf.data.AUTOTUNE)
         none = tf.zeros((self.size, self.size, self.index.channels), tf.uint8), tf.constant(-1, tf.int64)
         filled = pictures.concatenate(tf.data.Dataset.from_tensors(none).repeat(batch * batches))
         return filled.batch(batch, drop_remainder=True).take(batches).prefetch(tf.data.AUTOTUNE)
 
-    def held_out_of(self, *, host: int, hosts: int) -> int:
+    def count_held_out(self, *, host: int, hosts: int) -> int:
         """How many pictures a host evaluates on."""
-        return self.records(part_of(self.index.of("eval"), host=host, hosts=hosts))
+        return self.records(choose_part(self.index.of("eval"), host=host, hosts=hosts))
 
     def records(self, part: Part) -> int:
         """How many a host reads of a part."""
-        whole = sum(self.whole[name] for name in part.names)
-        return max(0, -(-(whole - part.first) // part.every))
+        total = sum(self.counts[name] for name in part.names)
+        return max(0, -(-(total - part.first) // part.every))
 
     def _read(self, part: Part, order: Any) -> Any:
         """The records of a part, as they are in the files, of OPEN_SHARDS files in turn."""
         paths = tf.constant([f"{self.index.place}/{name}" for name in part.names])
-        whole = tf.constant([self.whole[name] for name in part.names], tf.int64)
-        shards = tf.data.Dataset.from_tensor_slices((tf.gather(paths, order), tf.gather(whole, order)))
+        counts = tf.constant([self.counts[name] for name in part.names], tf.int64)
+        shards = tf.data.Dataset.from_tensor_slices((tf.gather(paths, order), tf.gather(counts, order)))
         records = shards.interleave(
             lambda path, count: tf.data.TFRecordDataset(path, buffer_size=READ_AHEAD_BYTES).take(count),
             cycle_length=min(OPEN_SHARDS, len(part.names)),
@@ -97,8 +97,8 @@ class Pictures:
 
     def _decoded(self, record: Any) -> Any:
         """(H, W, C) of uint8, and the label."""
-        found = tf.io.parse_single_example(record, FEATURES)
-        return picture(found["image/encoded"], self.index.channels, self.size, self.index.size), found[
+        features = tf.io.parse_single_example(record, FEATURES)
+        return picture(features["image/encoded"], self.index.channels, self.size, self.index.size), features[
             "image/class/label"
         ]
 
@@ -151,7 +151,7 @@ def _timed(batches: Any, wait_s: Any) -> Any:
 
 def balanced(counts: tuple[int, ...]) -> tuple[float, ...]:
     """Weights of classes by which each counts the same; their mean over all pictures is 1."""
-    there = sum(count > 0 for count in counts)
+    present = sum(count > 0 for count in counts)
     return tuple(
-        np.divide(sum(counts) / there, counts, where=np.array(counts) > 0, out=np.zeros(len(counts)))
+        np.divide(sum(counts) / present, counts, where=np.array(counts) > 0, out=np.zeros(len(counts)))
     )

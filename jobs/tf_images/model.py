@@ -34,11 +34,11 @@ def build(config: Config, *, size: int, channels: int, classes: int, dtype: str)
     try:
         inputs = keras.layers.Input((size, size, channels))
         if config.model == "convnet":
-            found = _convnet(inputs, config.width)
+            features = _convnet(inputs, config.width)
         else:
-            found = _efficientnet(inputs, config.weights, size)
-        found = keras.layers.GlobalAveragePooling2D()(found)
-        logits = keras.layers.Dense(classes, dtype="float32", name="logits")(found)
+            features = _efficientnet(inputs, config.weights, size)
+        features = keras.layers.GlobalAveragePooling2D()(features)
+        logits = keras.layers.Dense(classes, dtype="float32", name="logits")(features)
         return keras.Model(inputs, logits)
     finally:
         keras.mixed_precision.set_global_policy(before)
@@ -46,14 +46,14 @@ def build(config: Config, *, size: int, channels: int, classes: int, dtype: str)
 
 def _convnet(inputs: Any, width: int) -> Any:
     """STAGES times a convolution and a norm, with half the resolution and twice the channels between them."""
-    found = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs)
+    features = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs)
     for stage in range(STAGES):
-        found = keras.layers.Conv2D(width << stage, 3, padding="same", use_bias=False)(found)
-        found = keras.layers.BatchNormalization(momentum=0.9)(found)
-        found = keras.layers.ReLU()(found)
+        features = keras.layers.Conv2D(width << stage, 3, padding="same", use_bias=False)(features)
+        features = keras.layers.BatchNormalization(momentum=0.9)(features)
+        features = keras.layers.ReLU()(features)
         if stage < STAGES - 1:
-            found = keras.layers.MaxPooling2D(padding="same")(found)
-    return found
+            features = keras.layers.MaxPooling2D(padding="same")(features)
+    return features
 
 
 def _efficientnet(inputs: Any, weights: str | None, size: int) -> Any:
@@ -76,8 +76,8 @@ def _efficientnet(inputs: Any, weights: str | None, size: int) -> Any:
 
 def copy(source: Any, target: Any) -> None:
     """Give `target`, on this host alone, the variables of a model that is shared out; all processes do so together."""
-    for mine, its in zip(target.variables, source.variables, strict=True):
-        mine.assign(its.read_value())
+    for mine, source_variable in zip(target.variables, source.variables, strict=True):
+        mine.assign(source_variable.read_value())
 
 
 def export(
@@ -96,13 +96,15 @@ def export(
         JobFailed: what was written does not answer as the model does.
     """
     inputs = keras.layers.Input(model.input_shape[1:], dtype=tf.uint8, name="pictures")
-    whole = keras.Model(inputs, keras.layers.Softmax(dtype="float32", name="probabilities")(model(inputs)))
-    wanted_BK = whole(examples_BHWC, training=False).numpy()
+    with_softmax = keras.Model(
+        inputs, keras.layers.Softmax(dtype="float32", name="probabilities")(model(inputs))
+    )
+    wanted_BK = with_softmax(examples_BHWC, training=False).numpy()
     refused = None
     with tempfile.TemporaryDirectory() as folder:
-        whole.save(os.path.join(folder, KERAS))
+        with_softmax.save(os.path.join(folder, KERAS))
         options = tf.saved_model.SaveOptions(experimental_io_device=distributed.io_device())
-        tf.saved_model.save(whole, os.path.join(folder, SAVED_MODEL), options=options)
+        tf.saved_model.save(with_softmax, os.path.join(folder, SAVED_MODEL), options=options)
         Path(folder, FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         if tflite:
             try:

@@ -43,11 +43,11 @@ def train(run: Run, config: Config) -> Final:
     run.prepare(f"reading the index of {config.data}")
     index = data.read_index(shards_folder(config, Path(run.environment.cache_dir)))
     distributed.agree(f"--data {config.data}", index.fingerprint, run.prepare)
-    whole = {shard.name: shard.records for shard in index.shards}
+    records = {shard.name: shard.records for shard in index.shards}
     if config.damaged == "skip":
         run.prepare("reading all shards for what is damaged")
-        whole = data.verified(index, "skip")
-    training = Training(run, config, index, whole)
+        records = data.verified(index, "skip")
+    training = Training(run, config, index, records)
     run.decide(
         {
             **vars(config),
@@ -59,7 +59,7 @@ def train(run: Run, config: Config) -> Final:
             "labels": list(index.labels),
         }
     )
-    count, held_out = (sum(whole[shard.name] for shard in index.of(split)) for split in ("train", "eval"))
+    count, held_out = (sum(records[shard.name] for shard in index.of(split)) for split in ("train", "eval"))
     run.say(
         f"{training.network.count_params():,} parameters on {training.cores} × {run.environment.platform}, in "
         f"{training.dtype}; {count:,} pictures to learn from, {held_out:,} held out, of {len(index.labels)} classes; "
@@ -123,14 +123,14 @@ def train(run: Run, config: Config) -> Final:
 class Training:
     """One process's part of a training: the pictures, the network and its optimizer, its fit and its evaluation."""
 
-    def __init__(self, run: Run, config: Config, index: data.Index, whole: dict[str, int]) -> None:
+    def __init__(self, run: Run, config: Config, index: data.Index, records: dict[str, int]) -> None:
         self.run, self.config, self.index = run, config, index
         self.strategy = distributed.strategy()
         self.cores = self.strategy.num_replicas_in_sync
         self.own_cores = self.cores // distributed.size()
         self.size = config.image_size or index.size or data.DEFAULT_SIZE
         self.step_pictures = config.batch_per_core * self.cores
-        count = sum(whole[shard.name] for shard in index.of("train"))
+        count = sum(records[shard.name] for shard in index.of("train"))
         self.steps = config.steps or max(1, round(config.epochs * count / self.step_pictures))
         self.eval_every = (
             config.eval_every
@@ -145,7 +145,7 @@ class Training:
         self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.all_processes)
         self.pictures = Pictures(
             index=index,
-            whole=whole,
+            counts=records,
             size=self.size,
             seed=config.seed,
             shuffle=config.shuffle,
@@ -247,8 +247,8 @@ class Training:
         this process saw wrongly classified."""
         self.even_out()
         hosts, batch = distributed.size(), self.config.batch_per_core
-        most = max(self.pictures.held_out_of(host=host, hosts=hosts) for host in range(hosts))
-        turns = -(-most // (batch * self.own_cores))
+        longest = max(self.pictures.count_held_out(host=host, hosts=hosts) for host in range(hosts))
+        turns = -(-longest // (batch * self.own_cores))
         batches = self.strategy.distribute_datasets_from_function(
             lambda _context: self.pictures.held_out(
                 host=distributed.rank(), hosts=hosts, batch=batch, batches=turns * self.own_cores
@@ -261,7 +261,7 @@ class Training:
         for _ in range(turns):
             images, labels = next(iterator)
             logits_BK, labels_B, images_BHWC = (
-                np.concatenate([each.numpy() for each in self.strategy.experimental_local_results(values)])
+                np.concatenate([local.numpy() for local in self.strategy.experimental_local_results(values)])
                 for values in (self.logits(images), labels, images)
             )
             (there,) = np.nonzero(labels_B >= 0)
@@ -272,7 +272,7 @@ class Training:
             for row in np.nonzero(truth_B != said_B)[0]:
                 sure = float(np.exp(logs_BK[row, said_B[row]]))
                 self.wrong.append((sure, int(truth_B[row]), int(said_B[row]), images_BHWC[there[row]]))
-            self.wrong = sorted(self.wrong, key=lambda each: -each[0])[:MOST_PICTURES]
+            self.wrong = sorted(self.wrong, key=lambda local: -local[0])[:MOST_PICTURES]
             self.run.heartbeat.tick()
         self.confusion_KK = distributed.exchange_on_host(self.confusion_KK).sum(axis=0)
         loss = float(distributed.exchange_on_host(np.array(loss)).sum())
@@ -297,13 +297,13 @@ class Training:
             self.run.warn(
                 f"--tflite: the converter refused the model ({refused}); the other exports are there"
             )
-        found = [
-            {"png": png, "truth": names[truth], "prediction": names[said], "probability": sure}
-            for sure, truth, said, image_HWC in self.wrong
+        shown = [
+            {"png": png, "truth": names[truth], "prediction": names[predicted], "probability": sure}
+            for sure, truth, predicted, image_HWC in self.wrong
             if (png := _png(image_HWC)) is not None
         ]
         confusion = {"labels": list(names), "counts": self.confusion_KK.tolist()}
-        self.run.directory.write_json(SAMPLES, {"confusion": confusion, "pictures": found})
+        self.run.directory.write_json(SAMPLES, {"confusion": confusion, "pictures": shown})
 
 
 def _png(image_HWC: np.ndarray[Any, Any]) -> str | None:

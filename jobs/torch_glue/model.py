@@ -88,8 +88,8 @@ def build(beginning: Beginning, seed: int) -> torch.nn.Module:
         model = AutoModelForSequenceClassification.from_pretrained(
             beginning.weights, config=beginning.settings, attn_implementation="sdpa", dtype=torch.float32
         )
-    found: torch.nn.Module = model
-    return found
+    module: torch.nn.Module = model
+    return module
 
 
 def export(directory: RunDirectory, model: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:

@@ -131,7 +131,7 @@ def test_a_run_learns_goes_on_exactly_from_any_checkpoint_and_its_export_answers
 def _pictures(place: Path, **changed: Any) -> Pictures:
     index = data.read_index(str(place))
     whole = {shard.name: shard.records for shard in index.shards}
-    return dataclasses.replace(Pictures(index=index, whole=whole, size=12, seed=3, shuffle=50), **changed)
+    return dataclasses.replace(Pictures(index=index, counts=whole, size=12, seed=3, shuffle=50), **changed)
 
 
 def _batches(pictures: Pictures, count: int, **said: int) -> list[tuple[np.ndarray, ...]]:
@@ -161,7 +161,7 @@ def test_every_record_is_read_once_an_epoch_by_one_host_whatever_their_number(
     assert len(index.of("train")) % 3
     seen = []
     for host in range(hosts):
-        part = data.part_of(index.of("train"), host=host, hosts=hosts)
+        part = data.choose_part(index.of("train"), host=host, hosts=hosts)
         records = pictures.records(part)
         seen += [batch[0].tobytes() for batch in _batches(pictures, records, host=host, hosts=hosts, batch=1)]
     assert len(seen) == len({*seen}) == sum(index.counts("train"))
