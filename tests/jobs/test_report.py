@@ -199,6 +199,8 @@ def test_what_the_run_has_learned_is_shown_and_the_parts_of_its_time_with_their_
     assert text == ["Return the ", ["length", "mark"], " of <b>x</b>"]
     assert " ".join(text_of(guesses).split()) == "size 52 % · length 30 % · “,” 10 % · “” 5 % · v2 1 %"
     assert ["length", "strong"] in guesses
+    # A column that no row has is left out.
+    assert section(page, "Attempts")["head"] == ["attempt", "started", "processes", "outcome"]
     parts = section(page, "Where the time went")["rows"]
     assert [(name, share) for name, _, share, _ in parts] == [
         ("compute", "97.0%"), ("start", "2.0%"), ("evaluation", "1.0%"), ("input wait", "0.0%"),
