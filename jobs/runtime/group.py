@@ -42,6 +42,8 @@ def agree(
     Raises:
         RequestError: they differ, so training would silently mix different data or settings.
     """
+    if size == 1:
+        return
     board.put(f"agree/{name}/{rank}", fingerprint)
     prints = [
         wait_for(board, f"agree/{name}/{other}", f"{name} of rank {other}", report) for other in range(size)
