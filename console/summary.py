@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+from pathlib import Path
+
 from contracts import run_directory
 from contracts.durations import clock
 from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST
 from contracts.run_directory import State
 from jobs.runtime.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
+from launch.bundles import Bundle
 from launch.costs import of_run
 from launch.output import counted, printable
 from launch.runs import Run
@@ -55,10 +61,46 @@ def summary(run: Run, state: State) -> list[str]:
         lines[0] += ": its processes are gone and left no result (was the machine restarted?)"
     if result.get("error"):
         lines += ["  " + line for line in str(result["error"]).splitlines()]
+        lines += _not_sent(run, str(result["error"]))
     host = result.get("failed_host")
     if host is not None:
         lines.append(f"  log: {run.directory.path(run_directory.log(run.attempt, host))}")
     return [*lines, f"  {resume}"]
+
+
+NO_SUCH_FILE = re.compile(
+    r"No such file or directory|FileNotFoundError|does not exist|not found", re.IGNORECASE
+)
+PATH_IN_TEXT = re.compile(r"""['"`]([^'"`\n]+)['"`]|(\S+)""")
+
+
+def _not_sent(run: Run, error: str) -> list[str]:
+    """Return a line for each file that a command missed, that its folder has on this machine, and that was not sent."""
+    if not run.is_own_command or not (folder := Path(str(run.described["config"].get("workdir")))).is_dir():
+        return []
+    texts = [line for line in error.splitlines() if NO_SUCH_FILE.search(line)]
+    paths = [quoted or word.strip(".,:;()") for text in texts for quoted, word in PATH_IN_TEXT.findall(text)]
+    # On a host the folder is a copy, whose name ends in work-N.
+    names = dict.fromkeys(
+        os.path.normpath(re.sub(r"^/.*?/work-\d+/", "", path)) for path in paths if "/" in path or "." in path
+    )
+    missed = [
+        name
+        for name in names
+        if not name.startswith(("/", "..")) and name != "." and (folder / name).exists()
+    ]
+    bundle = (
+        Bundle.of_text(run.directory.read_text(run_directory.FOLDER), run.described["code"]["folder"])
+        if missed
+        else None
+    )
+    if bundle is None:
+        return []
+    return [
+        f"  {name} is in {folder}, and was not sent; start a new run with `--send {shlex.quote(name)}`"
+        for name in missed
+        if name not in bundle.names and not any(sent.startswith(f"{name}/") for sent in bundle.names)
+    ]
 
 
 def _done(run: Run) -> list[str]:

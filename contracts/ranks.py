@@ -24,13 +24,15 @@ class Ranks:
     """How the processes of a run are numbered: `per_host` on each host, counted through the hosts.
 
     hosts: internal addresses, in worker order. ports: of each host a free port for each of its ranks. topology: of a
-    TPU slice, its chips along each axis ("2x4"); None elsewhere.
+    TPU slice, its chips along each axis ("2x4"); None elsewhere. is_single: whether the only rank is not told
+    that it is one, which many programs take for a sign that there are others.
     """
 
     hosts: tuple[str, ...]
     ports: tuple[tuple[int, ...], ...]
     per_host: int = 1
     topology: str | None = None
+    is_single: bool = False
 
     @property
     def size(self) -> int:
@@ -113,23 +115,26 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
     rank = host.process_id * ranks.per_host + local_rank
     address, _, port = host.coordinator.rpartition(":")
     is_tpu, shares_host = host.platform == "tpu", ranks.per_host > 1
-    variables = {
+    variables: dict[str, Any] = {
         **dataclasses.replace(
             host,
             num_processes=ranks.size,
             process_id=rank,
             local_rank=local_rank,
             ranks_per_host=ranks.per_host,
-        ).variables(),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-        "RANK": rank,
-        "WORLD_SIZE": ranks.size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": ranks.per_host,
-        "GROUP_RANK": host.process_id,
-        "NODE_RANK": host.process_id,
+        ).variables()
     }
+    if not ranks.is_single:
+        variables |= {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+            "RANK": rank,
+            "WORLD_SIZE": ranks.size,
+            "LOCAL_RANK": local_rank,
+            "LOCAL_WORLD_SIZE": ranks.per_host,
+            "GROUP_RANK": host.process_id,
+            "NODE_RANK": host.process_id,
+        }
     if host.platform == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
         variables["ACCELERATE_USE_CPU"] = "true"  # without it accelerate on a CPU looks for no peers

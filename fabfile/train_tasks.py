@@ -118,7 +118,10 @@ class Training:
             max_usd=self.max_usd,
             queue=queue,
             wait_s=wait_s,
-            env=run_environment.read(self.env, self.env_file, os.environ),
+            env={
+                **(command.env if command else {}),
+                **run_environment.read(self.env, self.env_file, os.environ),
+            },
             secrets=run_environment.read_secrets(self.secret, self.secret_file, os.environ),
         )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import glob
 import gzip
 import hashlib
 import io
 import itertools
 import os
 import re
+import shlex
 import stat
 import subprocess
 import tarfile
@@ -23,6 +26,9 @@ LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cach
 """Files and folders that are never sent, without a word: they are made anew where they are needed."""
 TITLES = ("our code", "your folder")
 """Of a run's bundles, in their order."""
+MOST_COUNTED = 10_000
+"""Files in a folder that git ignores."""
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 MOST_NAMED = 20
 """Names in a line about what is left out."""
 
@@ -31,13 +37,15 @@ MOST_NAMED = 20
 class Bundle:
     """A tar.gz and the SHA-256 of its bytes. The same files give the same bytes, whenever and wherever made.
 
-    names: of its files. left_out: files and folders that are not in it, each with the reason.
+    names: of its files. left_out: files and folders that are not in it, each with the reason. ignored: what git ignores
+    of them, folders with a slash at the end, each with how many files it is and their bytes.
     """
 
     sha256: str
     archive: bytes
     names: frozenset[str] = frozenset()
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    ignored: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def of_archive(cls, archive: bytes) -> Bundle:
@@ -79,15 +87,34 @@ def left_out_lines(bundles: Sequence[Bundle]) -> Iterator[str]:
         for reason, group in groups.items():
             more = f" and {len(group) - MOST_NAMED} more" if len(group) > MOST_NAMED else ""
             yield f"not sent of {title}: {', '.join(group[:MOST_NAMED])}{more} ({reason})"
+        if bundle.ignored:
+            largest = sorted(bundle.ignored, key=lambda name: -bundle.ignored[name][1])
+            named = [f"{name} ({_size(*bundle.ignored[name])})" for name in largest[:LARGEST_FILES]]
+            more = f" and {len(largest) - LARGEST_FILES} more" if len(largest) > LARGEST_FILES else ""
+            example = f"{largest[0]}**" if largest[0].endswith("/") else largest[0]
+            way = f"git ignores it; `--send {shlex.quote(example)}` sends it"
+            yield f"not sent of {title}: {', '.join(named)}{more} ({way})"
+
+
+def _size(files: int, size_bytes: int) -> str:
+    count = (
+        f"more than {MOST_COUNTED:,} files" if files > MOST_COUNTED else f"{files:,} file{'s' * (files != 1)}"
+    )
+    unit, scale = next((unit, scale) for unit, scale in UNITS if size_bytes >= scale or scale == 1)
+    return f"{count}, {size_bytes / scale:,.{1 if scale > 1 else 0}f} {unit}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The files of a folder that can be sent, by their names in it, and what cannot be, with the reasons."""
+    """The files of a folder that can be sent, by their names in it, and what cannot be, with the reasons.
+
+    ignored: files and folders that were left out without a word, these with a slash at the end.
+    """
 
     folder: Path
     files: Mapping[str, os.stat_result]
     left_out: Mapping[str, str]
+    ignored: Sequence[str] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -151,6 +178,7 @@ def listing(
         OSError: the folder itself cannot be read.
     """
     files, left_out, skipped = dict[str, os.stat_result](), dict[str, str](), set[str]()
+    ignored_names = list[str]()
     left = [*inside]
     while left:
         place = left.pop()
@@ -167,18 +195,22 @@ def listing(
             skipped |= {place + name for name in ignored(folder / place, names)}
         for entry in entries:
             name = place + entry.name
-            if entry.name in LEFT_OUT or name in skipped:
+            if entry.name in LEFT_OUT:
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                if f"{name}/" not in skipped:
-                    left.append(f"{name}/")
+            is_folder = entry.is_dir(follow_symlinks=False)
+            name_in_git = f"{name}/" if is_folder else name
+            if name_in_git in skipped or name in skipped:
+                ignored_names.append(name_in_git)
+                continue
+            if is_folder:
+                left.append(f"{name}/")
                 continue
             status = _regular(entry)
             if isinstance(status, str):
                 left_out[name] = status
             else:
                 files[name] = status
-    return Listing(folder=folder, files=files, left_out=left_out)
+    return Listing(folder=folder, files=files, left_out=left_out, ignored=tuple(ignored_names))
 
 
 def _regular(entry: os.DirEntry[str]) -> os.stat_result | str:
@@ -237,7 +269,7 @@ OF_SUBMODULES = "160000 "
 def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
     """Bundle a user's folder: all its files but those that git ignores there, and those that may hold secrets.
 
-    send: the names of files in it that are sent all the same.
+    send: names and patterns of files in it that are sent all the same, as `named_in` returns them.
 
     Raises:
         RequestError: it cannot be read, it holds more than LARGEST_BYTES, or its .gitignore cannot be honoured; or a
@@ -250,7 +282,8 @@ def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
         files = listing(folder, ignored=git_there.ignored)
     except OSError as error:
         raise RequestError(f"--workdir {folder}: cannot be read ({error.strerror})") from None
-    files = files.with_files({name: _status(folder, name) for name in send})
+    sent = {name: _status(folder, name) for pattern in send for name in _matching(folder, pattern)}
+    files = files.with_files(sent)
     files = files.without(git_there.submodules_missing(files))
     if files.size_bytes > LARGEST_BYTES:
         largest = ", ".join(
@@ -261,14 +294,35 @@ def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {largest}. Name them in "
             ".gitignore, and read data from a bucket or the share"
         )
-    return files.bundle(FOLDER_SECRET, allowed=send, programs=files.programs)
+    ignored = {name: _contents(folder / name, name, sent) for name in files.ignored}
+    bundle = files.bundle(FOLDER_SECRET, allowed=send, programs=files.programs)  # a pattern names no secret
+    return dataclasses.replace(bundle, ignored={name: size for name, size in ignored.items() if size[0]})
+
+
+def _contents(place: Path, name: str, sent: Collection[str]) -> tuple[int, int]:
+    """Return how many files that git ignores are in a place and are not `sent`, and how large they are together."""
+    if not name.endswith("/"):
+        return (0, 0) if name in sent else (1, place.lstat().st_size)
+    count = size_bytes = 0
+    for folder, inner, files in os.walk(place):
+        inner[:] = [one for one in inner if one not in LEFT_OUT]
+        for file in files:
+            if f"{name}{os.path.relpath(os.path.join(folder, file), place)}" in sent:
+                continue
+            count += 1
+            with contextlib.suppress(OSError):  # it has just vanished
+                size_bytes += os.lstat(os.path.join(folder, file)).st_size
+            if count > MOST_COUNTED:
+                return count, size_bytes
+    return count, size_bytes
 
 
 def named_in(folder: Path, send: Sequence[str]) -> tuple[str, ...]:
-    """Return the files that `--send` names, each once or several with a comma between, by their names in the folder.
+    """Return what `--send` names, each once or several with a comma between, by its name in the folder: files, or
+    patterns of files (data/**), as which folders are taken too.
 
     Raises:
-        RequestError: one is not a file of the folder.
+        RequestError: one is no file of the folder, or matches none.
     """
     texts = [text for value in send for text in ([value] if (folder / value).is_file() else value.split(","))]
     names = []
@@ -277,15 +331,24 @@ def named_in(folder: Path, send: Sequence[str]) -> tuple[str, ...]:
         name = os.path.relpath(next(filter(os.path.lexists, places), places[0]), folder)
         if name.startswith("../"):
             raise RequestError(f"--send {text}: is not in {folder}; name a file of that folder")
-        _status(folder, name)
+        name = f"{name}/**" if (folder / name).is_dir() else name
+        if not _matching(folder, name):
+            raise RequestError(f"--send {text}: matches no file in {folder}")
         names.append(name)
     return tuple(sorted({*names}))
 
 
+def _matching(folder: Path, pattern: str) -> list[str]:
+    """Return the names of the files in a folder that a name or a pattern means."""
+    if (folder / pattern).is_file() or not glob.has_magic(pattern):
+        _status(folder, pattern)
+        return [pattern]
+    names = glob.iglob(pattern, root_dir=folder, recursive=True, include_hidden=True)
+    return [name for name in names if (folder / name).is_file() and not LEFT_OUT & {*Path(name).parts}]
+
+
 def _status(folder: Path, name: str) -> os.stat_result:
     place = folder / name
-    if place.is_dir():
-        raise RequestError(f"--send {name}: is a folder; name the files that are in it")
     if not place.is_file():
         raise RequestError(f"--send {name}: there is no such file in {folder}")
     return place.stat()

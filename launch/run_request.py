@@ -23,6 +23,7 @@ from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch import costs, jobs, precompiled, remote_files, run_environment, runs
 from launch import plan as plans
 from launch.bundles import Bundle, bundle_folder, named_in
+from launch.framework_launchers import unwrap
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
 from launch.precompiled import Note, Step
@@ -154,7 +155,7 @@ def work_out(request: Request, target: Target) -> Planned:
     if command is None:
         per_host = plans.ranks_of_job(job.framework, target, requested_processes)
     else:
-        per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
+        per_host = plans.processes_per_host(command.config.processes_per_host or "1", target, job.framework)
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
     options = PodOptions(restarts=request.restarts, queue=request.queue, wait_s=request.wait_s)
@@ -172,7 +173,7 @@ def work_out(request: Request, target: Target) -> Planned:
         bundles = [precompiled.add_to_code(code, compiled)]
         note = f"the training step was compiled beforehand: {compiled['url']}"
     if command is not None:
-        folder, note = command.folder_again(resume) if resume else (command.folder(), None)
+        folder, note = command.folder_again(resume) if resume else (command.folder(), command.note)
         bundles.append(folder)
     now = datetime.datetime.now(datetime.UTC)
     run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
@@ -351,16 +352,17 @@ PIPS = ("pip", "pip3")
 class Config:
     """An own command as run.json keeps it.
 
-    words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or "per-chip".
-    progress: LOG, or a file of the folder or elsewhere on the hosts whose growth is progress; None: hangs are not
-    looked for. python: the interpreter on the hosts that "python" means; None: the framework's. send: files of the
-    folder that are sent although they may hold secrets, or git ignores them.
+    words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or "per-chip"; None:
+    one, which is not told its rank where it is the only process. progress: LOG, or a file of the folder or elsewhere on
+    the hosts whose growth is progress; None: hangs are not looked for. python: the interpreter on the hosts that
+    "python" means; None: the framework's. send: names and patterns of files of the folder that are sent although they
+    may hold secrets, or git ignores them.
     """
 
     words: tuple[str, ...]
     workdir: str
     framework: str
-    processes_per_host: str = "1"
+    processes_per_host: str | None = None
     progress: str | None = None
     python: str | None = None
     send: tuple[str, ...] = ()
@@ -375,6 +377,9 @@ class Command:
     metrics: Metrics = UNDECLARED
     kept: Bundle | None = None
     """Its folder as it was submitted, whatever it holds by now."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the launcher that it was typed with would have set."""
+    note: str | None = None
 
     @property
     def framework(self) -> str:
@@ -425,6 +430,7 @@ class Command:
             python=python,
             progress=self.config.progress,
             has_layer=self.config.python is None,
+            is_ranked=self.config.processes_per_host is not None,
         )
 
     @property
@@ -481,16 +487,28 @@ def asked_for(
             if folder.is_file()
             else f"--workdir {workdir}: there is no such folder"
         )
+    unwrapped, note = unwrap(words), None
+    if unwrapped is not None:
+        given = unwrapped.processes_per_host
+        if given and processes_per_host and given != processes_per_host:
+            raise RequestError(
+                f"--processes-per-host {processes_per_host}: {unwrapped.launcher} says {given}; leave one out"
+            )
+        words, framework = unwrapped.words, framework or "pytorch"
+        processes_per_host = processes_per_host or given or "1"
+        note = f"{unwrapped.launcher}: its ranks are started as {shlex.join(words)}, {processes_per_host} on each host"
     return Command(
         config=Config(
             words=tuple(words),
             workdir=str(folder),
             framework=framework or "jax",
-            processes_per_host=processes_per_host or "1",
+            processes_per_host=processes_per_host or None,
             progress=progress or None,
             python=python or None,
             send=named_in(folder, send),
-        )
+        ),
+        env={} if unwrapped is None else unwrapped.env,
+        note=note,
     )
 
 
@@ -545,6 +563,6 @@ def _missing(name: str, config: Config, folder: Bundle) -> list[str]:
             return [f"-- {name}: {parent} is not sent ({reason})"]
     if (Path(config.workdir) / name).exists():
         return [
-            f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; change .gitignore"
+            f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; add --send {name}"
         ]
     return [f"-- {name}: there is no such file in {config.workdir}"]

@@ -260,13 +260,14 @@ class OwnCommand:
     """What a plan has to say of a user's own command, whose words are the plan's arguments.
 
     folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them. has_layer: whether
-    it gets an environment over that interpreter's.
+    it gets an environment over that interpreter's. is_ranked: whether it is told its rank where it is the only one.
     """
 
     folder_sha256: str
     python: str
     progress: str | None
     has_layer: bool = True
+    is_ranked: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,6 +328,9 @@ class Plan:
             ports=self.rank_ports,
             per_host=self.ranks_per_host,
             topology=self.target.slice.topology if self.target.platform == "tpu" else None,
+            is_single=self.command is not None
+            and not self.command.is_ranked
+            and self.processes * self.ranks_per_host == 1,
         )
 
     @property

@@ -123,23 +123,56 @@ def test_secrets_of_a_folder_are_left_out_and_named_unless_they_are_asked_for(
         git(folder, "add", "-A")
     sent = bundle_folder(folder)
     assert sent.names == {"train.py", ".env.example", ".gitignore"}
-    (line,) = left_out_lines([archive({}), sent])
-    assert line == (
-        "not sent of your folder: .aws/credentials, .env, deploy.pem, link.txt (may hold a secret; `--send FILE` "
-        "sends one)"
-    )
+    assert [*left_out_lines([archive({}), sent])] == [
+        f"not sent of your folder: .aws/credentials, .env, deploy.pem, link.txt ({FOLDER_SECRET})",
+        f"not sent of your folder: hidden (1 file, {len(KEY)} B) (git ignores it; `--send hidden` sends it)",
+    ]
     asked = named_in(folder, [".env,deploy.pem", str(folder / "hidden"), ".env"])
     assert asked == (".env", "deploy.pem", "hidden")
     sent = bundle_folder(folder, asked)
     assert {".env", "deploy.pem", "hidden"} <= sent.names
     assert sent.left_out == dict.fromkeys([".aws/credentials", "link.txt"], FOLDER_SECRET)
     for wrong, said in (
-        (".aws", "is a folder; name the files"),
         ("nope", "there is no such file"),
+        ("nope/[*][*]", "matches no file"),
         ("../x", "is not in"),
     ):
         with pytest.raises(RequestError, match=f"--send {wrong}: {said}"):
-            named_in(folder, [wrong])
+            named_in(folder, [wrong.replace("[*]", "*")])
+
+
+def test_folders_and_patterns_send_what_git_ignores_but_no_secret(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        **{
+            ".gitignore": b"data/\nout\n__pycache__/\n",
+            "train.py": b"",
+            "out": b"x" * 2048,
+            "data/.env": b"A=1",
+        },
+        **{
+            "data/shakespeare/train.bin": b"1",
+            "data/shakespeare/val.bin": b"22",
+            "data/__pycache__/x.pyc": b"",
+        },
+    )
+    sent = bundle_folder(tmp_path)
+    assert sent.names == {".gitignore", "train.py"}
+    assert sent.ignored == {"data/": (3, 6), "out": (1, 2048)}
+    assert [*left_out_lines([archive({}), sent])] == [
+        "not sent of your folder: out (1 file, 2.0 KiB), data/ (3 files, 6 B) (git ignores it; `--send out` sends it)"
+    ]
+    for text, pattern in (
+        ("data", "data/**"),
+        ("data/**", "data/**"),
+        ("data/*/train.bin", "data/*/train.bin"),
+    ):
+        assert named_in(tmp_path, [text]) == (pattern,)
+    sent = bundle_folder(tmp_path, ["data/**"])
+    assert sent.names == {".gitignore", "train.py", "data/shakespeare/train.bin", "data/shakespeare/val.bin"}
+    assert sent.left_out == {"data/.env": FOLDER_SECRET}
+    assert sent.ignored == {"out": (1, 2048)}
+    assert bundle_folder(tmp_path, ["data/.env", "data/*/train.bin"]).names > {"data/.env"}
 
 
 def test_secrets_of_the_checkout_are_not_in_the_code_that_is_sent(tmp_path: Path) -> None:

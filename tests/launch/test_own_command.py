@@ -24,7 +24,8 @@ from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from console import dry_run
 from contracts.errors import RequestError
-from contracts.ranks import decoded
+from contracts.process import read as read_environment
+from contracts.ranks import decoded, rank_variables
 from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
 from launch import bundles, plan
@@ -120,7 +121,7 @@ def test_a_command_that_cannot_run_is_refused(
     with pytest.raises(RequestError, match=said):
         wanted = command(folder, *words.split(), **options)
         here = on_this_machine(hosts="2", platform="cpu")
-        plan.processes_per_host(wanted.config.processes_per_host, here, wanted.framework)
+        plan.processes_per_host(wanted.config.processes_per_host or "1", here, wanted.framework)
         wanted.planned(here, wanted.folder(), sys.executable, in_container=False)
 
 
@@ -204,7 +205,9 @@ def planned(wanted: Command, target: Target, container: Container | None = None)
         framework=wanted.framework,
         arguments=wanted.config.words,
         container=container,
-        ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target, wanted.framework),
+        ranks_per_host=plan.processes_per_host(
+            wanted.config.processes_per_host or "1", target, wanted.framework
+        ),
         command=wanted.planned(
             target, wanted.folder(), "/env/bin/python", in_container=container is not None
         ),
@@ -359,3 +362,20 @@ def test_environments_that_nobody_has_used_for_a_month_are_removed(
     environments.ensure("pytorch", said.append)
     assert not half_made.exists() and not Path(loaded).exists()
     assert own.exists()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "per_host", "is_told"), [("1", "", False), ("1", "1", True), ("2", "", True)]
+)
+def test_the_only_process_is_told_no_rank_unless_that_is_asked_for(
+    folder: Path, hosts: str, per_host: str, is_told: bool
+) -> None:
+    wanted = command(folder, "python", "train.py", processes_per_host=per_host)
+    made = planned(wanted, on_this_machine(hosts=hosts, platform="cpu"))
+    count = plan.preflight(made, 0, now_s=1.0)["free_ports"]
+    facts = [{"free_ports": list(range(100, 100 + count)), "home": "/root"}] * int(hosts)
+    start = plan.start(plan.settled(made, facts, token="t"), 0)
+    spec = decoded(start["argv"][-1])
+    variables = rank_variables(read_environment(start["env"]), spec.ranks, 0)
+    assert ({"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= variables.keys()) is is_told
+    assert "RUN_PROCESS_ID" in variables and "JAX_COORDINATOR_ADDRESS" in variables
