@@ -50,6 +50,11 @@ DROPOUT = ("--dropout", "0.1")
 STEPS = {
     "tiny 128": ("flax_mlm", 64, ("--model", "tiny", "--sequence-length", "128", *DROPOUT)),
     "base 128": ("flax_mlm", 64, ("--model", "base", "--sequence-length", "128", *DROPOUT)),
+    "base 128 of 2 layers": (
+        "flax_mlm",
+        64,
+        ("--model", "base", "--layers", "2", "--sequence-length", "128", *DROPOUT),
+    ),
     "base 512": ("flax_mlm", 16, ("--model", "base", "--sequence-length", "512", *DROPOUT)),
     "large 128": ("flax_mlm", 64, ("--model", "large", "--sequence-length", "128", *DROPOUT)),
     "tiny 128 fsdp": ("flax_mlm", 64, ("--model", "tiny", "--sequence-length", "128", "--fsdp", "4")),
@@ -85,7 +90,7 @@ class Cell:
         job = jobs.find(job_name)
         words = (*words, "--batch-size", str(rows * self.place.devices))
         try:
-            return shortened(measure(job, job.parse(words), self.place).answer)
+            return shortened(measure(job, job.parse(words), self.place))
         except (RequestError, HostError) as error:
             return {"problem": str(error)}
 
@@ -95,16 +100,18 @@ class Cell:
 
 CI = (
     Cell(step="tiny 128", accelerator="v5litepod-4"),
+    Cell(step="tiny 128", accelerator="v5litepod-4", slices=2),
     Cell(step="tiny 128 fsdp", accelerator="v6e-16"),
+    Cell(step="base 128 of 2 layers", accelerator="v5litepod-4"),
 )
-"""One host, and parameters that are shared by four. As many as CI has time for: each takes a minute to compile on a
-quiet core, where no answer of the same program is kept."""
+"""One host, two slices, parameters that are shared by four on each of four hosts, and wide products. As many as CI has
+time for: `base` with all its layers takes longer, and has the same operations."""
 CELLS = tuple(
     dict.fromkeys(
         (
             *CI,
             *(Cell(step="base 512", accelerator=accelerator) for accelerator in ONE_HOST),
-            *(Cell(step=step, accelerator="v5litepod-4", slices=2) for step in ("tiny 128", "base 128")),
+            Cell(step="base 128", accelerator="v5litepod-4", slices=2),
             *(
                 Cell(step=step, accelerator=accelerator)
                 for accelerators in (ONE_HOST, CHIPS_16, CHIPS_256)
@@ -130,23 +137,25 @@ PEER_CELL = "base 128, v5litepod-4"
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def shortened(answer: Mapping[str, Any]) -> dict[str, Any]:
+def shortened(estimate: Estimate) -> dict[str, Any]:
     """Of the compiler's answer what the tables and the comparison need."""
+    answer = estimate.answer
     kept = ("compiler", "devices", "fits", "memory", "unit", "per_step", "model_operations")
     record = {name: answer[name] for name in kept}
     if not answer["fits"]:
         return record
-    sent: Counter[tuple[str, str, bool]] = Counter()
+    sent, overlapped = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for each in answer["collectives"]:
-        sent[each["kind"], each["reach"], each["is_async"]] += each["sent_bytes"]
+        sent[each["kind"], each["reach"]] += each["sent_bytes"]
+        overlapped[each["kind"], each["reach"]] += estimate.useful_overlap(each)
     return {
         **record,
         "cycles": answer["cycles"],
         "memory_bytes": answer["memory_bytes"],
         "kernels": answer["kernels"],
         "collectives": [
-            {"kind": kind, "reach": reach, "is_async": is_async, "sent_bytes": size}
-            for (kind, reach, is_async), size in sent.items()
+            {"kind": kind, "reach": reach, "sent_bytes": size, "overlapped_cycles": overlapped[kind, reach]}
+            for (kind, reach), size in sent.items()
         ],
         "spent": {
             f"{each['scope']}: {each['operation']}": each["cycles"] for each in answer["spent"][:MOST_SPENT]

@@ -138,11 +138,29 @@ class Estimate:
 
     @property
     def collectives_s(self) -> float:
-        """Of those within a slice that the core waits for, at the rate of the links."""
+        """Of all that the core waits for others, at the rate of the networks."""
+        return math.fsum(self.wait_s(each) for each in self.answer["collectives"])
+
+    def wait_s(self, collective: Mapping[str, Any]) -> float:
+        """How long the core waits for a collective: as long as its bytes take, but for what is computed meanwhile."""
+        rate = self._sent_per_s(collective["reach"])
+        meanwhile_s = collective["overlapped_cycles"] / (self.place.accelerator.generation.clock_mhz * 1e6)
+        return max(0.0, collective["sent_bytes"] / rate - meanwhile_s) if rate else 0.0
+
+    def useful_overlap(self, collective: Mapping[str, Any]) -> int:
+        """How many of the cycles of what is computed meanwhile shorten the wait."""
+        rate = self._sent_per_s(collective["reach"])
+        cycles = (
+            self.place.accelerator.generation.clock_mhz * 1e6 * collective["sent_bytes"] / rate if rate else 0
+        )
+        return min(collective["overlapped_cycles"], round(cycles))
+
+    def _sent_per_s(self, reach: str) -> float:
+        """The bytes that a device sends in a second; 0 where nobody publishes that."""
         which = self.place.accelerator.generation
-        rate = which.ici_gb_per_s_per_chip * 1e9 / which.devices_per_chip * self.place.links_in_use
-        waited = self.sent_bytes(lambda each: each["reach"] != "between slices" and not each["is_async"])
-        return float(waited / rate) if rate else 0.0
+        if reach == "between slices":
+            return (which.dcn_gb_per_s_per_chip or 0) * 1e9 / which.devices_per_chip
+        return which.ici_gb_per_s_per_chip * 1e9 / which.devices_per_chip * self.place.links_in_use
 
     @property
     def step_s(self) -> float:
@@ -529,7 +547,9 @@ def _parts(found: Estimate) -> Iterator[str]:
             "estimates none"
         )
     if found.collectives_s:
-        yield f"{_ms(found.collectives_s)} for sums between devices at the links' rate"
+        yield f"{_ms(found.collectives_s)} of waiting for other devices, at the rate of the links"
+    if found.place.slices > 1 and which.dcn_gb_per_s_per_chip is None:
+        yield f"not in it: what slices send each other, as nobody publishes how fast a {which.name} does"
     if answer["without_estimate"]:
         names = ", ".join(f"{count} {name}" for name, count in answer["without_estimate"].items())
         yield f"not in it: {names}"
@@ -553,8 +573,8 @@ def _sent(found: Estimate) -> str:
     reaches = ("within a host", "between hosts", "between slices")
     totals = {reach: found.sent_bytes(lambda each: each["reach"] == reach) for reach in reaches}  # noqa: B023
     said = ", ".join(f"{total / 2**20:,.1f} MiB {reach}" for reach, total in totals.items() if total)
-    hidden = found.sent_bytes(lambda each: each["is_async"])
-    return f"a device sends {said} a step; {hidden / 2**20:,.1f} MiB of it beside the computation"
+    overlapped = found.sent_bytes(lambda each: each["overlapped_cycles"] > 0)
+    return f"a device sends {said} a step; {overlapped / 2**20:,.1f} MiB of it beside the computation"
 
 
 def _compiled(found: Estimate) -> str:

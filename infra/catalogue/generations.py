@@ -128,6 +128,7 @@ class Generation:
     cubes up to it are sizes. A slice of up to `most_chips_on_one_host` chips is one VM; a larger one has
     `chips_per_slice_host` on each.
     clock_mhz: of a core. ici_gb_per_s_per_chip: what a chip sends over all its links to other chips of the slice.
+    dcn_gb_per_s_per_chip: its part of what its host sends to other slices; None: not published.
     api_name: of the Cloud TPU API; empty: only Compute Engine and GKE have it. quota_prefix: how the ids of its quotas
     begin. disk_types: of data disks, the default first; most_disks: beside the boot disk.
     zones: where it is listed; the file has `one_host_zones` and `slice_zones` where these differ. one_host_prices: for
@@ -148,6 +149,7 @@ class Generation:
     clock_mhz: int
     hbm_gb_per_s_per_chip: int
     ici_gb_per_s_per_chip: int
+    dcn_gb_per_s_per_chip: float | None = None
     api_name: str = ""
     runtime_version: str | None = None
     quota_prefix: str = ""

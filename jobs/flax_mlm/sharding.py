@@ -4,9 +4,10 @@ Fully sharded data parallelism (Rajbhandari et al. 2020, arXiv:1910.02054, stage
 copy of the parameters and of the optimizer's state between them. A device collects a layer's matrices when it comes to
 the layer (`model_of`), and of their gradient it keeps its own part, summed over the group; then the groups sum theirs.
 
-Where the parameters are whole on each device, on TPUs the optimizer's work and state are shared out all the same
-(weight update sharding: Xu et al. 2020, arXiv:2004.13336): of a matrix's gradient a device takes the sum of its own
-rows only, updates these, and collects the others'. As many bytes pass between devices as if each took the whole sum.
+Where the parameters are whole on each device, the TPUs of one host share out the optimizer's work and state all the
+same (weight update sharding: Xu et al. 2020, arXiv:2004.13336): of a matrix's gradient a device takes the sum of its
+own rows only, updates these, and collects the others'. As many bytes pass between devices as if each took the whole
+sum.
 """
 
 from __future__ import annotations
@@ -91,8 +92,12 @@ def update_specs(tree: Any, mesh: Mesh) -> Any:
 
 
 def _shares_updates(mesh: Mesh) -> bool:
-    """Not on CPUs, where each sum between processes costs the same whatever its size."""
-    return mesh.size > 1 and mesh.shape[FSDP] == 1 and mesh.devices.flat[0].platform == "tpu"
+    """Not on CPUs, where each sum between processes costs the same whatever its size. Not beyond one host either: over
+    16 chips the TPU compiler makes a whole sum of each that is scattered, and over 256 another one of each that is
+    collected, so that 1.5 to 2 times as many bytes pass between devices (docs/benchmarks.md)."""
+    devices = mesh.devices.flat
+    is_one_host = len({device.process_index for device in devices}) == 1
+    return mesh.size > 1 and is_one_host and mesh.shape[FSDP] == 1 and devices[0].platform == "tpu"
 
 
 def shardings(state: dict[str, Any], mesh: Mesh) -> Any:

@@ -58,10 +58,9 @@ def test_what_has_no_estimate_is_counted_by_the_chips_own_figures() -> None:
         {"name": "backward", "count": 1, "operations": 0, "bytes": 819e6},  # 1 ms of the memory
     ]
     sums = [  # of a chip in 4x4 all four links are in use: 200 GB/s
-        {"kind": "all-reduce", "reach": "within a host", "sent_bytes": 100e6, "is_async": False},
-        {"kind": "all-reduce", "reach": "between hosts", "sent_bytes": 100e6, "is_async": False},
-        {"kind": "all-gather", "reach": "within a host", "sent_bytes": 500e6, "is_async": True},
-        {"kind": "all-reduce", "reach": "between slices", "sent_bytes": 500e6, "is_async": True},
+        {"kind": "all-reduce", "reach": "within a host", "sent_bytes": 100e6, "overlapped_cycles": 0},
+        {"kind": "all-reduce", "reach": "between hosts", "sent_bytes": 200e6, "overlapped_cycles": 750_000},
+        {"kind": "all-gather", "reach": "within a host", "sent_bytes": 500e6, "overlapped_cycles": 9_000_000},
     ]
     found = Estimate(place=place(), answer=answer(kernels=kernels, collectives=sums))
     assert found.kernels_s == pytest.approx(2e-3)
@@ -69,8 +68,19 @@ def test_what_has_no_estimate_is_counted_by_the_chips_own_figures() -> None:
     assert found.step_s == pytest.approx(0.103)
     assert Estimate(
         place=place("v5litepod-4"), answer=answer(collectives=sums)
-    ).collectives_s == pytest.approx(2e-3)
+    ).collectives_s == pytest.approx(2.5e-3)
     assert Estimate(place=place("v5litepod-1"), answer=answer(collectives=[])).collectives_s == 0
+    # Between slices, a chip of a v5e sends 3.125 GB/s.
+    between = {
+        "kind": "all-reduce",
+        "reach": "between slices",
+        "sent_bytes": 31.25e6,
+        "overlapped_cycles": 7_500_000,
+    }
+    found = Estimate(place=place(slices=2), answer=answer(collectives=[between]))
+    assert found.collectives_s == pytest.approx(10e-3 - 5e-3)
+    assert found.useful_overlap(between) == 7_500_000
+    assert found.useful_overlap({**between, "overlapped_cycles": 90_000_000}) == 15_000_000
 
 
 @pytest.mark.parametrize(

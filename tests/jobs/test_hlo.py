@@ -159,30 +159,104 @@ SEND = (
         (
             f"  %a = (f32[8,128]{{1,0}}, bf16[4,6]{{1,0}}) all-reduce(%p, /*index=1*/%q), {ALL}, to_apply=%inner",
             ONE_HOST,
-            ("all-reduce", "within a host", 4, round((P + Q) * 2 * 3 / 4), False),
+            ("all-reduce", "within a host", 4, round((P + Q) * 2 * 3 / 4), 0),
         ),
         (
             f"  %a = bf16[8,6]{{1,0}} all-gather(%q), {PAIRS}, dimensions={{0}}",
             TWO_HOSTS,
-            ("all-gather", "within a host", 2, Q, False),
+            ("all-gather", "within a host", 2, Q, 0),
         ),
         (
             f"  %a = bf16[16,6]{{1,0}} all-gather-start(%q), {ALL}, dimensions={{0}}",
             TWO_HOSTS,
-            ("all-gather", "between hosts", 4, 3 * Q, True),
+            ("all-gather", "between hosts", 4, 3 * Q, 0),
         ),
         (
             f"  %a = f32[2,128]{{1,0}} reduce-scatter(%p), {ALL}, to_apply=%inner",
             TWO_HOSTS,
-            ("reduce-scatter", "between hosts", 4, P * 3 // 4, False),
+            ("reduce-scatter", "between hosts", 4, P * 3 // 4, 0),
         ),
-        (SEND, [(0, 0), (0, 0), (1, 1), (1, 1)], ("all-reduce", "between slices", 2, P, True)),
+        (SEND, [(0, 0), (0, 0), (1, 1), (1, 1)], ("all-reduce", "between slices", 2, P, 0)),
     ],
 )
 def test_what_a_device_sends_follows_from_the_collective_and_its_group(
     line: str, places: list[tuple[int, int]], found: tuple[str, str, int, int, bool]
 ) -> None:
     assert hlo.summary(program(line), places).collectives == [found]
+
+
+FUSED_SUM = """%%%s (r: f32[8,128]) -> (f32[8,128], f32[2,128]) {
+  %%r = f32[8,128]{1,0} parameter(0)
+  %%sum.%s = f32[2,128]{1,0} reduce-scatter(%%r), channel_id=%d, replica_groups={{0,1,2,3}}, to_apply=%%inner, \
+backend_config={"async_collective_fusion_config":{"flag_end":"8","flag_start":"2"}}
+}"""
+PAIR = (
+    "  %s.1 = f32[8,128]{1,0} all-reduce-start(%p), replica_groups={{0,1},{2,3}}, to_apply=%inner",
+    "  %d.1 = f32[8,128]{1,0} all-reduce-done(%s.1)",
+)
+LOOP_OF_A_PAIR = LOOP.replace("  %f.9", f"{PAIR[0]}\n  %f.9").replace("\n}", f"\n{PAIR[1]}\n}}", 1)
+WRAPPED = """%wrapped (r: f32[8,128]) -> f32[2,128] {
+  %r = f32[8,128]{1,0} parameter(0)
+  %sum.1 = f32[2,128]{1,0} reduce-scatter(%r), replica_groups={{0,1,2,3}}, to_apply=%inner
+}"""
+TRANSFER = '_xla_host_transfer_rendezvous="sum_0"'
+SEND_BETWEEN = (
+    "  %send.1 = (f32[8,128]{1,0}, u32[], token[]) send(%p, %after-all), channel_id=3, "
+    f'frontend_attributes={{_xla_megascale_transfer_type="ALL_REDUCE",{TRANSFER}}}'
+)
+RECEIVE = (
+    f"  %recv.1 = (f32[8,128]{{1,0}}, u32[], token[]) recv(%after-all), frontend_attributes={{{TRANSFER}}}"
+)
+RECEIVED = "  %done.1 = (f32[8,128]{1,0}, token[]) recv-done(%recv.1), channel_id=4"
+
+
+def fused(name: str, cycles: int) -> str:
+    return operation(name, cycles).replace("%inner", f"%computation_{name}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "before", "overlapped"),
+    [
+        ([operation("a", 1), PAIR[0], operation("b", 100), operation("c", 20), PAIR[1], operation("d", 3)], "", [120]),
+        (  # two at once share the core's cycles by their bytes
+            [
+                PAIR[0],
+                "  %s.2 = f32[24,128]{1,0} all-gather-start(%p), replica_groups={{0,1},{2,3}}",
+                operation("b", 100),
+                PAIR[1],
+                operation("c", 20),
+                "  %d.2 = f32[24,128]{1,0} all-gather-done(%s.2)",
+            ],
+            "",
+            [50, 50 + 20],
+        ),
+        (  # one within the slice and one between slices do not
+            [PAIR[0], SEND_BETWEEN, RECEIVE, operation("b", 100), PAIR[1], RECEIVED],
+            "",
+            [100, 100],
+        ),
+        (
+            [
+                "  %s.1 = ((f32[8,128]), f32[2,128]) async-start(%p), calls=%wrapped",
+                operation("b", 100),
+                "  %d.1 = f32[2,128]{1,0} async-done(%s.1)",
+            ],
+            WRAPPED,
+            [100],
+        ),
+        ([WHILE], LOOP_OF_A_PAIR, [7 * 10]),
+        (  # a collective in three fusions is one; what is carried out between these carries it no further
+            [fused("begin", 1), operation("b", 100), fused("go_on", 50), operation("c", 20), fused("end", 2)],
+            "\n".join(FUSED_SUM % (f"computation_{name}", name, 5) for name in ("begin", "go_on", "end")),
+            [50],
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_core_computes_from_a_collectives_start_to_its_end_hides_it(
+    lines: list[str], before: str, overlapped: list[float]
+) -> None:
+    found = hlo.summary(program(*lines, before=before), [(0, 0), (0, 0), (1, 0), (1, 0)]).collectives
+    assert [each.overlapped_cycles for each in found] == [round(cycles) for cycles in overlapped]
 
 
 def test_a_sum_that_the_compiler_has_fused_with_a_slice_sends_what_a_reduce_scatter_sends() -> None:

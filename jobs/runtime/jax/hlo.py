@@ -2,6 +2,12 @@
 
 The estimates are cycles of a core's clock (`estimated_cycles`), one for most operations that the core carries out one
 after the other. Collectives, copies beside the computation and custom calls have none. Standard library only.
+
+A collective is asynchronous in one of three forms, and the core computes something else between its start and its end:
+- a pair of operations (all-reduce-start, all-reduce-done; async-start around a collective; send, recv-done);
+- an async collective fusion: the collective is part of several fusions. The first starts it, the last ends it, and each
+  of those between computes something of its own and carries the collective a part of its way;
+- neither: the core waits.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ import functools
 import itertools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -34,6 +40,11 @@ _OPERATION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*)$")
 _ARRAY = re.compile(r"(pred|bf16|f8\w*|[sufc]\d+)\[([\d,]*)\]")
 _BESIDE_CORE = re.compile(r"\w+\[[\d,]*\]\{[^}]*S\(\d+\)\}")
 """An array that is kept in another memory than the chip's large one."""
+FUSED = "fused in "
+"""Begins the name of a collective that is an async collective fusion."""
+_FUSED_CONFIG = "async_collective_fusion_config"
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
@@ -53,23 +64,31 @@ class Instruction(NamedTuple):
 
 class Operation(NamedTuple):
     """An instruction that is carried out `times` in a step. operand_bytes: of all that it is given. memory_bytes: what
-    it reads from the chip's memory and writes there."""
+    it reads from the chip's memory and writes there.
+
+    starts, ends: the asynchronous collective that starts or ends with it. carries: the async collective fusions that
+    go on only while such an operation is carried out.
+    """
 
     instruction: Instruction
     times: int
     operand_bytes: int
     memory_bytes: int
+    starts: str | None = None
+    ends: str | None = None
+    carries: frozenset[str] = frozenset()
 
 
 class Collective(NamedTuple):
     """kind: one of COLLECTIVES. sent_bytes: what a device sends for it in a step, where a ring carries it out.
-    is_async: whether the core computes something else meanwhile."""
+    overlapped_cycles: of what the core computes meanwhile, in a step. Where several collectives use the same network at
+    once, each has its part of these cycles, by its bytes."""
 
     kind: str
     reach: Reach
     group: int
     sent_bytes: int
-    is_async: bool
+    overlapped_cycles: int = 0
 
 
 class Summary(NamedTuple):
@@ -94,22 +113,58 @@ def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
     """
     cycles: Counter[tuple[str, str]] = Counter()
     collectives, without, memory_bytes = [], Counter[str](), 0
+    overlap = _Overlap()
     for operation in operations(text):
-        instruction, times, _, moved_bytes = operation
+        instruction, times = operation.instruction, operation.times
         estimate = _CYCLES.search(instruction.attributes)
         found = collective(operation, places)
+        overlap.end(operation.ends)
         if estimate or instruction.opcode in COPIES_BESIDE:
-            memory_bytes += times * moved_bytes
+            memory_bytes += times * operation.memory_bytes
         if estimate:
             cycles[label(instruction)] += times * int(estimate[1])
+            overlap.compute(times * int(estimate[1]), operation.carries)
         elif found is not None:
+            overlap.start(operation.starts, len(collectives), found)
             collectives.append(found)
         elif instruction.opcode in SLOW_WITHOUT_ESTIMATE:
             target = _TARGET.search(instruction.attributes)
             name = target[1] if target else instruction.opcode
             if name not in FREE_CUSTOM_CALLS:
                 without[name] += times
-    return Summary(cycles, memory_bytes, collectives, without)
+    overlapped = [
+        each._replace(overlapped_cycles=round(overlap.cycles[index]))
+        for index, each in enumerate(collectives)
+    ]
+    return Summary(cycles, memory_bytes, overlapped, without)
+
+
+class _Overlap:
+    """Shares out the core's cycles to the collectives that are under way. cycles: by a collective's place in the list."""
+
+    def __init__(self) -> None:
+        self.cycles: defaultdict[int, float] = defaultdict(float)
+        self._under_way: dict[str, tuple[int, Collective]] = {}
+
+    def start(self, name: str | None, index: int, collective: Collective) -> None:
+        if name is not None:
+            self._under_way[name] = index, collective
+
+    def end(self, name: str | None) -> None:
+        if name is not None:
+            self._under_way.pop(name, None)
+
+    def compute(self, cycles: int, carries: frozenset[str]) -> None:
+        for is_between_slices in (False, True):  # a network each
+            moving = [
+                (index, each.sent_bytes)
+                for name, (index, each) in self._under_way.items()
+                if (each.reach == "between slices") == is_between_slices
+                and (name in carries or not name.startswith(FUSED))
+            ]
+            total_bytes = max(1, sum(sent_bytes for _, sent_bytes in moving))
+            for index, sent_bytes in moving:
+                self.cycles[index] += cycles * sent_bytes / total_bytes
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
@@ -199,24 +254,82 @@ def operations(text: str) -> Iterator[Operation]:
     """Every operation of a step, those of loops as often as they are carried out, and collectives inside of fusions."""
     found, entry = computations(text)
 
-    def walk(name: str, times: int, only_collectives: bool) -> Iterator[Operation]:
+    def walk(name: str, times: int, only_collectives: bool, wrapped: str | None) -> Iterator[Operation]:
         shapes = {each.name: each.shape for each in found[name]}
+        fused = {} if only_collectives else _fused_collectives(found, name)
+        last = {chain: user for user, chains in fused.items() for chain in chains}
+        started: set[str] = set()
+        received = {each.name: _rendezvous(each) for each in found[name] if each.opcode == "recv"}
         for each in found[name]:
             is_collective = each.opcode.removesuffix("-start") in COLLECTIVES
             if is_collective and name.startswith(REDUCE_SCATTER):
                 each = each._replace(opcode="reduce-scatter")
             if is_collective or not only_collectives:
-                operand_bytes = sum(bytes_of(shapes.get(operand, "")) for operand in each.operands)
-                yield Operation(each, times, operand_bytes, memory_bytes(each, shapes, found))
+                carries = fused.get(each.name, frozenset())
+                yield Operation(
+                    each,
+                    times,
+                    sum(bytes_of(shapes.get(operand, "")) for operand in each.operands),
+                    memory_bytes(each, shapes, found),
+                    starts=wrapped or _starts(each),
+                    ends=_ends(each, received)
+                    or next((chain for chain in carries if last[chain] == each.name), None),
+                    carries=carries,
+                )
             if is_collective:
                 continue  # what it calls is how two values are added
+            new = fused.get(each.name, frozenset()) - started
+            started |= new
+            if each.name in fused and not new:
+                continue  # it goes on with what an earlier one has started
             inner = only_collectives or each.opcode not in ("while", "call", "conditional", "async-start")
+            starts = next(iter(new), each.name if each.opcode == "async-start" else wrapped)
             count = trip_count(each, found) if each.opcode == "while" else 1
             for called in _called(each):
                 if called in found:
-                    yield from walk(called, times * count, inner)
+                    yield from walk(called, times * count, inner, starts)
 
-    return walk(entry, 1, False)
+    return walk(entry, 1, False, None)
+
+
+def _starts(instruction: Instruction) -> str | None:
+    """The asynchronous collective that a collective's own operation is the start of."""
+    if instruction.opcode == "send":
+        return _rendezvous(instruction)
+    return instruction.name if instruction.opcode.endswith("-start") else None
+
+
+def _ends(instruction: Instruction, received: Mapping[str, str | None]) -> str | None:
+    """The asynchronous collective whose result an operation waits for. received: the rendezvous of each `recv`."""
+    if not instruction.opcode.endswith("-done") or instruction.opcode == "send-done":
+        return None
+    of = instruction.operands[0]
+    return received.get(of) if instruction.opcode == "recv-done" else of
+
+
+def _rendezvous(transfer: Instruction) -> str | None:
+    """What a `send` and the `recv` that gives its result have in common."""
+    found = _RENDEZVOUS.search(transfer.attributes)
+    return found[1] if found else None
+
+
+def _fused_collectives(found: Mapping[str, Sequence[Instruction]], name: str) -> dict[str, frozenset[str]]:
+    """The async collective fusions of which each fusion of a computation is a part."""
+    parts = {}
+    for each in found[name]:
+        if each.opcode != "fusion":
+            continue
+        channels = {
+            f"{FUSED}{channel[0]}"
+            for called in _called(each)
+            for inner in found.get(called, ())
+            if inner.opcode in COLLECTIVES
+            and _FUSED_CONFIG in inner.attributes
+            and (channel := _CHANNEL.search(inner.attributes))
+        }
+        if channels:
+            parts[each.name] = frozenset(channels)
+    return parts
 
 
 def _called(instruction: Instruction) -> list[str]:
@@ -305,7 +418,7 @@ def _unwrapped(part: str) -> str:
 
 def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Collective | None:
     """What an operation makes devices send each other; None where it is no collective."""
-    instruction, times, operand_bytes, _ = operation
+    instruction, times, operand_bytes = operation.instruction, operation.times, operation.operand_bytes
     kind = instruction.opcode.removesuffix("-start")
     if instruction.opcode == "send" and MEGASCALE in instruction.attributes:
         slices = len({place[0] for place in places})
@@ -313,7 +426,7 @@ def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Colle
         kind = transfer[1].lower().replace("_", "-") if transfer else "send"
         array = _ARRAY.search(instruction.shape)
         sent_bytes = times * bytes_of(array[0] if array else "")
-        return Collective(kind, "between slices", slices, sent_bytes, is_async=True)
+        return Collective(kind, "between slices", slices, sent_bytes)
     if kind not in COLLECTIVES:
         return None
     groups = device_groups(instruction.attributes, len(places))
@@ -326,8 +439,7 @@ def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Colle
         "collective-permute": lambda _: 1,
     }.get(kind, lambda n: (n - 1) / n)
     sent_bytes = round(times * operand_bytes * sent(size))
-    is_async = instruction.opcode.endswith("-start")
-    return Collective(kind, _reach(groups, places), size, sent_bytes, is_async)
+    return Collective(kind, _reach(groups, places), size, sent_bytes)
 
 
 def _reach(groups: Sequence[Sequence[int]], places: Sequence[tuple[int, int]]) -> Reach:
