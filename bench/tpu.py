@@ -111,7 +111,7 @@ CELLS = tuple(
         (
             *CI,
             *(Cell(step="base 512", accelerator=accelerator) for accelerator in ONE_HOST),
-            Cell(step="base 128", accelerator="v5litepod-4", slices=2),
+            Cell(step="base 128", accelerator="v5litepod-16", slices=2),
             *(
                 Cell(step=step, accelerator=accelerator)
                 for accelerators in (ONE_HOST, CHIPS_16, CHIPS_256)

@@ -153,7 +153,7 @@ class Estimate:
         cycles = (
             self.place.accelerator.generation.clock_mhz * 1e6 * collective["sent_bytes"] / rate if rate else 0
         )
-        return min(collective["overlapped_cycles"], round(cycles))
+        return int(min(collective["overlapped_cycles"], cycles))
 
     def _sent_per_s(self, reach: str) -> float:
         """The bytes that a device sends in a second; 0 where nobody publishes that."""

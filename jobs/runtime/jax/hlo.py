@@ -112,7 +112,8 @@ def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
     places: (slice, host) of each device, in the order of the program's mesh.
     """
     cycles: Counter[tuple[str, str]] = Counter()
-    collectives, without, memory_bytes = [], Counter[str](), 0
+    collectives: list[Collective] = []
+    without, memory_bytes = Counter[str](), 0
     overlap = _Overlap()
     for operation in operations(text):
         instruction, times = operation.instruction, operation.times
@@ -140,7 +141,8 @@ def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
 
 
 class _Overlap:
-    """Shares out the core's cycles to the collectives that are under way. cycles: by a collective's place in the list."""
+    """Shares out the core's cycles to the collectives that are under way. cycles: by a collective's place in the
+    list."""
 
     def __init__(self) -> None:
         self.cycles: defaultdict[int, float] = defaultdict(float)
