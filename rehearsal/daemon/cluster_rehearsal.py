@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import kubernetes.client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from contracts.aliases import Say
 from contracts.inventory import Cluster as ClusterRecord
 from contracts.inventory import Inventory, NodePool, Slice, Storage, to_json
 from infra.catalogue import Accelerator
 from rehearsal.daemon.cluster_faults import POOL_LABEL, ClusterFaults
+from rehearsal.daemon.control_socket import Caller
+from rehearsal.daemon.host_rehearsal import Setup
 from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, default_zone
 from rehearsal.kubernetes import controllers
 from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, RehearsalCluster
-from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT
-from rehearsal.kubernetes.control_plane import ProgramName as ProgramName
+from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT, ProgramName, find_or_build
 from rehearsal.kubernetes.nodes import ClusterNode
 from rehearsal.machines.machines import Machines
-from rehearsal.state import SLICE, STACK
+from rehearsal.state import SLICE, STACK, RehearsalError, rehearsal_name
 
 CLUSTER = "rehearsal"
 ANSWER_LIMIT_S = 30
@@ -111,59 +113,73 @@ def programs_for(slices: int, queue: str) -> tuple[ProgramName, ...]:
 
 
 class ClusterRehearsal:
-    """A context: a cluster with a node for each host of its slices.
+    """A cluster with a node for each host of its slices. See `HostRehearsal`."""
 
-    folder: a new one. programs: of `programs_for`. accelerator: of each slice. faults: what can go wrong.
-    """
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._folder, self._say = setup, setup.folder, setup.say
+        self._exits = contextlib.ExitStack()
+        self._cluster: RehearsalCluster | None = None
+        self.environment: dict[str, str] = {}
+        self.faults: ClusterFaults | None = None
+        self.inventory = self.tpu_url = ""
+        self.instances: dict[str, str] = {}
 
-    inventory: str
-    faults: ClusterFaults
+    def close(self) -> None:
+        self._exits.close()
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        machines: Machines,
-        programs: Mapping[ProgramName, Path],
-        accelerator: Accelerator,
-        slices: int,
-        queue: str,
-        say: Say,
-    ) -> None:
-        addresses = machines.network.addresses(accelerator.hosts * slices)
-        self._accelerator, self._slices, self._machines, self._say = accelerator, slices, machines, say
-        self.cluster = RehearsalCluster(
-            folder=folder,
-            machines=machines,
-            programs=programs,
-            pool=pool(accelerator, addresses, slices),
-            user=ACCOUNT,
-            say=say,
-            added=added(slices, queue),
-            queue=queue,
+    def open(self) -> None:
+        slices, queue = self._setup.request.slices, self._setup.request.queue
+        programs = find_or_build(os.environ, self._say, programs_for(slices, queue))
+        self._setup.require_going_on()
+        machines = self._exits.enter_context(
+            Machines(name=rehearsal_name(self._folder), say=self._say, kind=self._setup.request.kind)
         )
+        self._setup.require_going_on()
+        accelerator = self._setup.accelerator
+        addresses = machines.network.addresses(accelerator.hosts * slices)
+        cluster = self._cluster = self._exits.enter_context(
+            RehearsalCluster(
+                folder=self._folder / "kubernetes",
+                machines=machines,
+                programs=programs,
+                pool=pool(accelerator, addresses, slices),
+                user=ACCOUNT,
+                say=self._say,
+                added=added(slices, queue),
+                queue=queue,
+            )
+        )
+        machines.storage.make_bucket(BUCKET)
+        self.faults = ClusterFaults(cluster=cluster, machines=machines, say=self._say)
+        self._exits.callback(self.faults.close)
+        self.inventory = inventory(accelerator, slices, BUCKET, cluster, machines.storage.environment)
+        self.environment = {
+            **machines.storage.environment,
+            "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
+            "KUBECONFIG": str(cluster.kubeconfig),
+        }
 
-    def __enter__(self) -> ClusterRehearsal:
-        """Raises MachinesError."""
-        cluster, storage = self.cluster.__enter__(), self._machines.storage
-        storage.make_bucket(BUCKET)
-        self.faults = ClusterFaults(cluster=cluster, machines=self._machines, say=self._say)
-        self.inventory = inventory(self._accelerator, self._slices, BUCKET, cluster, storage.environment)
-        return self
+    def is_ready(self) -> None:
+        """Nothing is left to do."""
 
-    def __exit__(self, *_: object) -> None:
-        self.faults.close()
-        self.cluster.__exit__()
+    def pulumi(self, _arguments: list[str], _caller: Caller) -> Mapping[str, Any]:
+        raise RehearsalError("this rehearsal is a cluster that Pulumi has not made; fab rehearsal status")
+
+    def destroy(self, _caller: Caller) -> None:
+        """Everything goes with the containers."""
 
     def status(self) -> Mapping[str, Any]:
         """The state of nodes and pods from the API server, or the problem if it does not answer."""
-        core = kubernetes.client.CoreV1Api(self.cluster.api)
+        if self._cluster is None:
+            return {}
+        core = kubernetes.client.CoreV1Api(self._cluster.api)
         try:
             cluster_nodes = core.list_node(_request_timeout=ANSWER_LIMIT_S).items
             pods = core.list_namespaced_pod(NAMESPACE, _request_timeout=ANSWER_LIMIT_S).items
         except (ApiException, HTTPError) as error:
-            return {"nodes": [], "pods": [], "problem": f"the API server does not answer: {error}"}
-        return {
+            problem = f"the API server does not answer: {error}"
+            return {"cluster": {"nodes": [], "pods": [], "problem": problem}}
+        cluster_state = {
             "nodes": [{"name": node.metadata.name, "is": _node_word(node)} for node in cluster_nodes],
             "pods": [
                 {
@@ -175,6 +191,7 @@ class ClusterRehearsal:
             ],
             "problem": "",
         }
+        return {"cluster": cluster_state}
 
 
 def _node_word(node: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import stat
@@ -12,6 +13,9 @@ from unittest import mock
 
 import pytest
 
+from rehearsal import state
+from rehearsal.daemon import cluster_rehearsal, daemon
+from rehearsal.daemon.cli import UpRequest
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultCommands, FaultRequest
 from rehearsal.daemon.node_machines import NodeMachines
@@ -142,3 +146,32 @@ def test_what_is_typed_behind_pulumi_is_an_operation_for_the_command_line_or_ref
     typed = parse_pulumi(line.split())
     assert (typed.kind, dict(typed.options)) == (kind, options)
     assert typed.arguments == (tuple(line.split()) if kind == "other" else ())
+
+
+def test_a_cluster_is_held_up_described_and_taken_down_by_the_daemon_that_holds_hosts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines, cluster = mock.MagicMock(), mock.MagicMock()
+    machines.__enter__.return_value, cluster.__enter__.return_value = machines, cluster
+    machines.network.addresses = lambda count: [f"10.0.0.{index}" for index in range(count)]
+    machines.storage.environment = {"STORAGE_EMULATOR_HOST": "here"}
+    cluster.images, cluster.kubeconfig = {}, folder / "kubeconfig"
+    monkeypatch.setattr(cluster_rehearsal, "find_or_build", lambda *_: {})
+    monkeypatch.setattr(cluster_rehearsal, "Machines", lambda **_: machines)
+    monkeypatch.setattr(cluster_rehearsal, "RehearsalCluster", lambda **_: cluster)
+    monkeypatch.setattr(daemon, "require_base", lambda *_: None)
+    request = UpRequest(hosts=4, kind="kubernetes", keeper=False, slices=2, queue="team")
+    caller = mock.create_autospec(Caller, instance=True)
+    with daemon.Daemon(folder=folder, request=request, socket_path=folder / "s", say=lambda _: None) as held:
+        with pytest.raises(RehearsalError, match="no hosts yet"):
+            held.answer("act", {"name": "drain", "asked": {}}, caller)
+        held.open()
+        recorded = json.loads((folder / state.FILE).read_text())
+        assert (recorded["phase"], recorded["environment"]["KUBECONFIG"]) == ("ready", f"{folder}/kubeconfig")
+        assert [each["count"] for each in json.loads(recorded["inventory"])["slices"]] == [2]
+        with pytest.raises(RehearsalError, match="Say --host"):
+            held.answer("act", {"name": "drain", "asked": {}}, caller)
+        with pytest.raises(RehearsalError, match="a cluster that Pulumi has not made"):
+            held.answer("pulumi", {"arguments": ["up"]}, caller)
+        assert held.answer("status", {}, caller)["cluster"] is not None
+    assert cluster.__exit__.called and machines.__exit__.called
