@@ -187,6 +187,9 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
     assert status_command.NOT_OURS in capsys.readouterr().out
     assert status_command.stop(here(), "latest", grace_s=1, by_keeper=lambda _: True) == 0
     assert status_command.KEEPERS in capsys.readouterr().out
+    monkeypatch.setattr("launch.runs.read", lambda _: None)  # its bucket is away
+    assert status_command.stop(here(), "latest", grace_s=1) == 1
+    assert status_command.NOT_OURS in capsys.readouterr().out
 
 
 CONNECTION: Any = SimpleNamespace(name="cluster dev", load=lambda: None)

@@ -4,6 +4,7 @@ that whatever the other side does never hold up this one."""
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent.liveness_client import FLOOR_S, LINE_LIMIT, PATIENCE_S, Channel, Watchdog
+from host.agent.liveness_client import (
+    CONNECT_LIMIT_S,
+    FLOOR_S,
+    LINE_LIMIT,
+    PATIENCE_S,
+    Channel,
+    LivenessClient,
+    Watchdog,
+)
 from host.agent.liveness_server import Group, named
+from tests.servers import free_port
 
 LOST_A_PEER = 76
 
@@ -462,3 +472,13 @@ def test_what_did_not_fit_goes_later_and_who_never_reads_is_given_up(pair: Pair)
             break
     assert channel.broken == "it does not read what it is sent"
     assert not channel.has_unsent
+
+
+def test_a_client_that_never_reached_its_server_ends_when_its_process_does() -> None:
+    orders: list[str] = []
+    client = LivenessClient("127.0.0.1", free_port(), {}, lambda: orders.append("stop"))
+    client.start()
+    before = time.monotonic()
+    assert not client.end(0.0)
+    assert time.monotonic() - before < CONNECT_LIMIT_S
+    assert (client.order, orders) == (None, [])
