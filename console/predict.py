@@ -41,19 +41,21 @@ def predict(target: Target, name: str, typed: Sequence[str], *, second: str | No
         RequestError: there is no such run or file, no export yet, or the job cannot answer this.
         HostError: the export could not be copied from where it is, or the model could not be used.
     """
-    questions = {
-        "inputs": [text for word in typed for text in _inputs(word)],
-        "second": None if second is None else _second(second),
-    }
+    inputs = [text for word in typed for text in _inputs(word)]
+    given = answers(target, name, inputs, None if second is None else _second(second))
+    if as_json:
+        print(json.dumps({"answers": given}, ensure_ascii=False))
+    else:
+        print_answers(given)
+    return 0
+
+
+def answers(target: Target, name: str, inputs: Sequence[str], second: str | None) -> Answers:
+    """Return the answers to all inputs. Raises as `predict`."""
     run = run_that_predicts(target, name)
     runs.require_export(run)
     job = jobs.find(run.described["job"])
-    answers = ask(job, _on_this_machine(target, run, job), questions)
-    if as_json:
-        print(json.dumps({"answers": answers}, ensure_ascii=False))
-    else:
-        print_answers(answers)
-    return 0
+    return ask(job, _on_this_machine(target, run, job), {"inputs": [*inputs], "second": second})
 
 
 def _inputs(typed: str) -> list[str]:
