@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Batch, in_order, make_batches
+from jobs.glue.batches import Packed, in_order, pack_batches
 from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
@@ -23,7 +23,7 @@ from jobs.runtime.process import Final, Run
 from jobs.runtime.torch import distributed
 from jobs.runtime.torch.state import State
 from jobs.runtime.torch.tracer import Tracer
-from jobs.torch_glue import model
+from jobs.torch_glue import encoder, model
 from jobs.torch_glue.config import Config
 
 COMPILED_FROM_STEPS = 5_000
@@ -74,7 +74,7 @@ def train(run: Run, config: Config) -> Final:
         steps=training.steps,
         unit="rows",
         per_step=config.batch_size,
-        flops_per_step=round(6 * training.parameters * batches.tokens_per_step),
+        flops_per_step=6 * training.parameters * batches.tokens_per_step,
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
         score=training.score,
@@ -125,7 +125,7 @@ class Training:
         self.run, self.config, self.dataset = run, config, dataset
         self.tokenizer, self.device = beginning.tokenizer, distributed.device()
         backend, pad_id = self.tokenizer.backend_tokenizer, self.tokenizer.pad_token_id
-        self.batches = make_batches(config, dataset, backend, pad_id)
+        self.batches = pack_batches(config, dataset, backend, pad_id, distributed.size())
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
         self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.all_processes)
@@ -133,9 +133,9 @@ class Training:
 
         self.model = model.build(beginning, config.seed)
         self.is_compiled = self.decide_compile()
-        self.model.train()
         layers = self.model.base_model.encoder.layer
-        self.replica = self.device.parallel(self.model, layers, fsdp=config.fsdp, compiled=self.is_compiled)
+        self.encoder = encoder.Encoder(self.model).train()
+        self.replica = self.device.parallel(self.encoder, layers, fsdp=config.fsdp, compiled=self.is_compiled)
         matrices, others = (
             [each for each in self.model.parameters() if (each.dim() > 1) is is_matrix]
             for is_matrix in (True, False)
@@ -160,13 +160,11 @@ class Training:
         """Compile what the steps need, before a step is late for it. Takes no step."""
         if self.device.type == "xla":  # which compiles whole steps, each at its first
             return
-        shapes = self.batches.one_of_each()
-        for number, batch in enumerate(shapes, 1):
-            self.run.heartbeat.say(f"compiling program {number} of {len(shapes)}")
-            self.loss(batch.share(distributed.rank(), distributed.size())).backward()
-            self.optimizer.zero_grad()
+        self.run.heartbeat.say("compiling the model")
+        self.loss(self.batches.step(1).share(distributed.rank(), distributed.size())).backward()
+        self.optimizer.zero_grad()
 
-    def take_step(self, step: int, batch: Batch) -> dict[str, torch.Tensor]:
+    def take_step(self, step: int, batch: Packed) -> dict[str, torch.Tensor]:
         """One step on this process's rows; the loss of these and the norm of the gradient, on the device."""
         config, device = self.config, self.device
         device.seed(dropout_seed(config.seed, step, distributed.rank()))
@@ -183,18 +181,19 @@ class Training:
     def rate(self, step: int) -> float:
         return scheduled(self.config, self.peak_rate, step, self.steps)
 
-    def logits(self, batch: Batch) -> torch.Tensor:
+    def logits(self, batch: Packed) -> torch.Tensor:
         """(rows, classes), or (rows, 1) numbers, in float32."""
-        place = self.device.place
-        types = {"token_type_ids": place(batch.types_BS)} if self.model.config.type_vocab_size > 1 else {}
+        noise_N = None
+        if self.device.type == "cpu" and self.encoder.training:
+            noise_N = encoder.draw(self.encoder.numbers(batch.blocks))
         with self.device.autocast(self.dtype):
-            found = self.replica(input_ids=place(batch.ids_BS), attention_mask=place(batch.mask_BS), **types)
-        logits: torch.Tensor = found.logits.float()
+            found = self.replica(encoder.arguments(batch, self.device.place), batch.blocks, noise_N)
+        logits: torch.Tensor = found.float()
         return logits
 
-    def loss(self, batch: Batch) -> torch.Tensor:
+    def loss(self, batch: Packed) -> torch.Tensor:
         """The mean over the rows of this process."""
-        logits, labels_B = self.logits(batch), self.device.place(batch.labels_B)
+        logits, labels_B = self.logits(batch), self.device.place(batch.labels_GN[0])
         if self.dataset.task == "regression":
             return functional.mse_loss(logits[:, 0], labels_B)
         return functional.cross_entropy(logits, labels_B)
@@ -214,14 +213,14 @@ class Training:
     def predict(self) -> np.ndarray[Any, Any]:
         """(rows, classes) logits of all held-out rows in their order; the same in all processes."""
         rows, logits = [], []
-        self.model.eval()
+        self.encoder.eval()
         with torch.no_grad():
             for batch in self.batches.held_out():
                 mine = batch.share(distributed.rank(), distributed.size())
                 logits.append(self.logits(mine).cpu())
-                rows.append(torch.from_numpy(mine.rows_B))
+                rows.append(torch.from_numpy(mine.rows_GN[0]))
                 self.run.heartbeat.tick()
-        self.model.train()
+        self.encoder.train()
         rows_N, logits_NC = (
             distributed.exchange_on_host(torch.cat(each)).flatten(0, 1).numpy() for each in (rows, logits)
         )

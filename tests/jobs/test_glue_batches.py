@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jobs.glue.batches import MULTIPLE, Batches, Encoded, choose_lengths
+from jobs.glue.batches import MULTIPLE, Batches, Encoded, Packed, PackedBatches, choose_lengths
 from jobs.glue.data import Rows
 
 PAD_ID = 7
@@ -91,3 +92,71 @@ def test_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: in
     assert sorted(rows[rows >= 0].tolist()) == list(range(len(lengths)))
     assert {len(batch.rows_B) for batch in held_out} == {batch_size}
     assert len({batch.ids_BS.shape for batch in held_out}) <= 3
+
+
+def batches_of(
+    train: Sequence[int], held_out: Sequence[int] = (5,), *, size: int = 8, shares: int = 1
+) -> PackedBatches:
+    return PackedBatches(encoded(train), encoded(held_out), batch_size=size, lengths=3, seed=1, shares=shares)
+
+
+def rows_of(batch: Packed) -> list[tuple[int, int]]:
+    """Of each row in the batch its index and how many tokens are seen, which begin where the row does."""
+    found = []
+    for share in range(len(batch.rows_GN)):
+        row, begin = 0, 0
+        for rows, length in batch.blocks:
+            for _ in range(rows):
+                place = slice(begin, begin + length)
+                seen = int(batch.mask_GT[share, place].sum())
+                assert batch.mask_GT[share, place].tolist() == [1] * seen + [0] * (length - seen)
+                assert batch.places_GT[share, place].tolist() == [*range(seen), *[0] * (length - seen)]
+                assert (batch.ids_GT[share, place][seen:] == PAD_ID).all()
+                found.append((int(batch.rows_GN[share, row]), seen))
+                row, begin = row + 1, begin + length
+        assert (row, begin) == (batch.rows_GN.shape[1], batch.ids_GT.shape[1])
+    return found
+
+
+@given(LENGTHS, st.sampled_from([1, 2, 4]), st.integers(0, 3))
+def test_packed_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
+    lengths: list[int], batch_size: int, epoch: int
+) -> None:
+    batches = batches_of(lengths, size=batch_size)
+    found = [
+        batches.step(epoch * batches.steps_per_epoch + step + 1) for step in range(batches.steps_per_epoch)
+    ]
+    assert {batch.blocks for batch in found} == {batches.blocks}  # one program takes them all
+    assert len(batches.blocks) <= 3 and all(one < two for one, two in pairwise(batches.lengths))
+    seen = [row for batch in found for row in rows_of(batch)]
+    assert len(seen) == len(dict(seen)) == len(lengths) // batch_size * batch_size
+    assert all(tokens == min(lengths[row], 64) for row, tokens in seen)
+
+
+def test_packed_a_step_reads_the_same_rows_in_a_process_that_has_just_started() -> None:
+    def made() -> PackedBatches:
+        return batches_of(range(1, 60))
+
+    walked = made()
+    rows = [walked.step(step).rows_GN.tolist() for step in range(1, 31)]
+    assert [made().step(step).rows_GN.tolist() for step in (1, 8, 30)] == [rows[0], rows[7], rows[29]]
+    assert rows[:7] != rows[7:14]  # another order in the next epoch
+
+
+@pytest.mark.parametrize("shares", [1, 2, 4])
+def test_however_many_processes_share_a_batch_its_rows_are_the_same(shares: int) -> None:
+    whole = batches_of(range(1, 60)).step(1)
+    batch = batches_of(range(1, 60), shares=shares).step(1)
+    parts = [batch.share(rank, shares) for rank in range(shares)]
+    assert sorted(row for part in parts for row in rows_of(part)) == sorted(rows_of(whole))
+    assert {(part.blocks, part.ids_GT.shape) for part in parts} == {
+        (batch.blocks, (1, batch.ids_GT.shape[1]))
+    }
+
+
+@given(LENGTHS, st.sampled_from([1, 2, 7]))
+def test_packed_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: int) -> None:
+    held_out = list(batches_of([3] * 8, lengths, size=batch_size).held_out())
+    seen = [row for batch in held_out for row in rows_of(batch) if row[0] >= 0]
+    assert sorted(seen) == [(row, min(length, 64)) for row, length in enumerate(lengths)]
+    assert len({batch.blocks for batch in held_out}) == 1

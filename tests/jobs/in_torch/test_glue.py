@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from contracts.errors import RequestError
+from jobs.glue import batches
+from jobs.glue.batches import Batches, Encoded, PackedBatches, pack_batches
+from jobs.glue.data import read
 from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
 from jobs.torch_glue.config import Config
+from jobs.torch_glue.encoder import Encoder, Noise, arguments, draw
+from jobs.torch_glue.model import build, prepare
 from jobs.torch_glue.predict import load
 from jobs.torch_glue.train import train
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, write_folder, write_rows
@@ -85,9 +91,69 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
 
 
 @pytest.mark.parametrize("kind", FIRST_STEPS)
-def test_the_first_steps_have_the_losses_and_gradients_of_keras_glue(
-    make_run: MakeRun, rows: Path, tmp_path: Path, kind: str
+def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_alone(
+    rows: Path, tmp_path: Path, kind: str
 ) -> None:
+    config = Config(
+        data=str(rows),
+        init_from=str(write_folder(tmp_path / kind, kind, rows)),
+        batch_size=8,
+        max_length=32,
+        **EXACT,
+    )
+    dataset = read(config)
+    beginning = prepare(config, dataset, tmp_path, print)
+    packing = pack_batches(
+        config, dataset, beginning.tokenizer.backend_tokenizer, beginning.settings.pad_token_id, 1
+    )
+    alone, packed = build(beginning, 0), Encoder(build(beginning, 0))
+    batch = packing.step(1)
+    assert len(batch.blocks) > 1 and (batch.mask_GT == 0).any()
+    logits_BC = packed(arguments(batch, torch.from_numpy), batch.blocks, None)
+    texts = [dataset.train.texts_a[row] for row in batch.rows_GN[0]]
+    encoded = [
+        beginning.tokenizer(text, return_tensors="pt", truncation=True, max_length=32) for text in texts
+    ]
+    expected_BC = torch.cat([alone(**each).logits for each in encoded])
+    torch.testing.assert_close(logits_BC, expected_BC, atol=1e-5, rtol=1e-5)
+    for logits in (logits_BC, expected_BC):
+        (logits.square().sum(1) * torch.arange(8)).sum().backward()
+    for (name, found), expected in zip(packed.model.named_parameters(), alone.parameters(), strict=True):
+        if expected.grad is not None:
+            torch.testing.assert_close(found.grad, expected.grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_noise_drops_as_many_as_torch_does_and_compiled_code_the_very_same(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    numbers_N, x = draw(400_001), torch.ones(1000, 400, dtype=dtype)
+    dropped = Noise(numbers_N).drop(x, 0.1, training=True)
+    assert (dropped == 0).float().mean() == pytest.approx(0.1, abs=0.003)
+    assert dropped.unique().tolist() == functional.dropout(x, 0.1).unique().tolist()
+    compiled = torch.compile(lambda x: Noise(numbers_N).drop(x, 0.1, training=True), backend="aot_eager")
+    assert torch.equal(compiled(x), dropped)
+    noise = Noise(numbers_N)
+    first, second = (noise.drop(torch.ones(200_000), 0.5, training=True) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", FIRST_STEPS)
+def test_the_first_steps_have_the_losses_and_gradients_of_keras_glue(
+    make_run: MakeRun, rows: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_keras(train: Encoded, held_out: Encoded, **options: Any) -> PackedBatches:
+        """The packed batches, of the rows that keras_glue's steps have: each padded to the longest."""
+        packed, padded = (
+            PackedBatches(train, held_out, **options),
+            Batches(train, held_out, batch_size=8, lengths=1, seed=0),
+        )
+        monkeypatch.setattr(
+            packed, "_epoch", lambda epoch: np.stack([rows for _, rows in padded._epoch(epoch)])
+        )
+        monkeypatch.setattr(packed, "blocks", ((8, max(padded.lengths)),))
+        return packed
+
+    monkeypatch.setattr(batches, "PackedBatches", of_keras)
     run, folder = make_run(), write_folder(tmp_path / kind, kind, rows)
     train(run, Config(data=str(rows), init_from=str(folder), **FEW_STEPS, **EXACT))
     found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
