@@ -34,6 +34,9 @@ PEER_LOST_SIGNS = (
 )
 """What errors of a strategy over several processes (2.20) say when another of them is gone."""
 
+NO_STRATEGY = tf.distribute.get_strategy()
+"""Computes on one device, and has the methods of the others."""
+
 
 class _Group:
     """What `start` has made, for this process."""
@@ -55,7 +58,9 @@ def start(environment: ProcessEnvironment) -> None:
     if platform == "tpu":
         _Group.strategy = _on_tpu(environment)
     elif environment.num_processes == 1:
-        _Group.strategy = tf.distribute.MirroredStrategy()
+        # On one CPU nothing is shared out, and a strategy would take a tenth of a small model's step.
+        is_on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        _Group.strategy = tf.distribute.MirroredStrategy() if is_on_gpu else NO_STRATEGY
     elif "TF_CONFIG" not in os.environ:
         raise RequestError(
             "TF_CONFIG is not set, by which TensorFlow's processes find each other; `fab train` sets it"
@@ -94,6 +99,8 @@ def strategy() -> Any:
 
 def devices() -> tuple[str, ...]:
     """The names of this process's devices; TensorFlow itself lists those of all workers."""
+    if _Group.strategy is NO_STRATEGY:
+        return (tf.config.list_logical_devices("CPU")[0].name,)
     return tuple(_Group.strategy.extended.worker_devices)
 
 
