@@ -94,7 +94,7 @@ def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
 
 
 class Norm(nnx.Module):
-    """Layer norm with its learned scale and bias. dtype: that of activations, which the backward pass may keep."""
+    """Layer norm with its learned scale and bias. dtype: that of activations, in which a TPU's results are."""
 
     def __init__(self, width: int, dtype: jnp.dtype) -> None:
         self.scale, self.bias, self.dtype = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width)), dtype
@@ -122,7 +122,7 @@ class Embeddings(nnx.Module):
 class Layer(nnx.Module):
     """Self-attention over all positions, then the feed-forward, each summed into its input and normalised.
 
-    The input and the sums have the parameters' dtype, what is summed into them has `dtype`.
+    The input and the sums have the dtype that `Norm` gives them, what is summed into them has `dtype`.
 
     Queries and keys begin as the same products, so that a position first attends to what is like it in place and
     token, its neighbours (mimetic initialisation: Trockman & Kolter 2023, arXiv:2305.09828).
@@ -183,7 +183,7 @@ class Mlm(nnx.Module):
     """The encoder and the head that predicts tokens at masked positions.
 
     `dtype` is what products and what lies between them are computed in. Parameters are float32, and so is what runs
-    through the layers, in which each is a small addition.
+    through the layers, in which each is a small addition; on TPUs that has `dtype` too (docs/benchmarks.md).
     """
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:

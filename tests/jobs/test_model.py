@@ -3,9 +3,10 @@ says: JAX's own and its twin whose gradient is written by hand."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jobs.flax_mlm import model as modelling
 from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, MaskRule, forward_flops, mask, step_flops
-from jobs.runtime.jax import aot, custom_gradients, ops
+from jobs.runtime.jax import aot, attention_kernel, custom_gradients, ops
 from jobs.runtime.processor import multiplies_bfloat16
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -95,10 +96,20 @@ def test_the_filling_of_the_token_table_is_never_guessed_and_never_learned() -> 
         assert np.asarray(leaf[:40]).any()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_parameters_and_what_runs_through_the_layers_are_float32_and_products_of_the_kind_asked_for(
-    dtype: str,
+@pytest.mark.parametrize(
+    ("backend", "dtype", "passed"),
+    [
+        ("cpu", "float32", "float32"),
+        ("cpu", "bfloat16", "float32"),
+        ("tpu", "float32", "float32"),
+        ("tpu", "bfloat16", "bfloat16"),
+    ],
+)
+def test_parameters_and_logits_are_float32_and_products_of_the_kind_asked_for_and_on_a_tpu_what_runs_through_the_layers(
+    backend: str, dtype: str, passed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
     def parts() -> tuple[Any, jax.Array, jax.Array]:
         model = Mlm(dimensions(), jnp.dtype(dtype), nnx.Rngs(0))
         hidden_BSD = model.encode(some_tokens())
@@ -106,7 +117,7 @@ def test_parameters_and_what_runs_through_the_layers_are_float32_and_products_of
 
     params, hidden_BSD, logits_BSV = nnx.eval_shape(parts)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    assert [str(array.dtype) for array in (hidden_BSD, logits_BSV)] == ["float32", "float32"]
+    assert [str(array.dtype) for array in (hidden_BSD, logits_BSV)] == [passed, "float32"]
     lowered = jax.jit(lambda: parts()[2]).lower().as_text()
     kinds = set(re.findall(r"dot_general.*: \(tensor<[^>]*x(\w+)>", lowered))
     assert kinds == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
@@ -392,18 +403,23 @@ def test_a_layer_norm_has_the_mean_and_the_spread_that_it_was_given_and_takes_st
     np.testing.assert_allclose(np.abs(np.asarray(normed, np.float32)), 1.0, atol=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "spread"), [("float32", 1e-5), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    ("length", "dtype", "spread"),
+    [(16, "float32", 1e-5), (256, "float32", 1e-5), (16, "bfloat16", 0.02)],
+)
 def test_a_model_and_its_gradients_are_the_same_by_the_operations_of_every_platform(
-    dtype: str, spread: float, monkeypatch: pytest.MonkeyPatch
+    length: int, dtype: str, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but bfloat16's own roundings, which come in other places."""
+    """All but bfloat16's own roundings, which come in other places. A TPU's attention of 256 positions is a kernel."""
+    kernel = attention_kernel.attention
+    monkeypatch.setattr(attention_kernel, "attention", lambda *inputs: kernel(*inputs, True))
 
     def loss_and_gradients(backend: str) -> list[np.ndarray]:
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
-        dims = dimensions(max_positions=16, dropout=0.1, document_start=0)
+        dims = dimensions(max_positions=length, width=128, dropout=0.1, document_start=0)
         model = Mlm(dims, jnp.dtype(dtype), nnx.Rngs(0))
         graph, params = nnx.split(model)
-        tokens_BS = jnp.asarray(np.random.default_rng(0).integers(0, dims.vocab_size, (3, 16)))
+        tokens_BS = jnp.asarray(np.random.default_rng(0).integers(0, dims.vocab_size, (3, length)))
         positions_BM = jnp.asarray([[1, 5, 9], [0, 2, 15], [3, 4, 5]])
         targets_BM = jnp.take_along_axis(tokens_BS, positions_BM, 1)
         weights_BM = jnp.asarray([[1.0, 1.0, 0.0]] * 3)
@@ -455,9 +471,8 @@ def by_hand(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, segments_BS
 
 
 @pytest.fixture
-def no_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ops, "SPLASH_LEAST_POSITIONS", S + 1)
-    yield
+def no_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_compiles_pallas", lambda: False)
 
 
 @pytest.mark.usefixtures("no_tpu_kernel", "platform")
@@ -480,33 +495,44 @@ def test_what_nearly_even_attention_learns_is_not_lost_in_bfloat16() -> None:
     q_BSHK, k_BSHK, v_BSHK = (0.1 * x for x in inputs())
     weights = 1 + 0.1 * jax.random.normal(jax.random.key(1), v_BSHK.shape)
 
-    def of_k(dtype: str) -> np.ndarray:
+    def of_k(attend: Callable[..., jax.Array], dtype: str) -> np.ndarray:
         q, k, v = (x.astype(jnp.bfloat16).astype(dtype) for x in (q_BSHK, k_BSHK, 1 + v_BSHK))
-        gradient = jax.grad(lambda k: (ops.attend(q, k, v) * weights.astype(dtype)).sum())(k)
+        gradient = jax.grad(lambda k: (attend(q, k, v, None) * weights.astype(dtype)).sum())(k)
         return np.asarray(gradient, np.float64)
 
-    exactly = of_k("float32")
-    assert np.linalg.norm(of_k("bfloat16") - exactly) < 0.01 * np.linalg.norm(exactly)
+    exactly = of_k(ops.attend, "float32")
+    for attend in (ops.attend, short):
+        assert np.linalg.norm(of_k(attend, "bfloat16") - exactly) < 0.01 * np.linalg.norm(exactly)
 
 
-@pytest.mark.parametrize("most_in_block", [S, S // 2])
-def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients(
-    monkeypatch: pytest.MonkeyPatch, most_in_block: int
+def short(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, of_BS: jax.Array | None) -> jax.Array:
+    """By the kernel for short sequences, which takes the heads side by side."""
+    q_BSD, k_BSD, v_BSD = (x.reshape(*x.shape[:2], -1) for x in (q_BSHK, k_BSHK, v_BSHK))
+    return attention_kernel.attention(q_BSD, k_BSD, v_BSD, of_BS, q_BSHK.shape[2], True).reshape(q_BSHK.shape)
+
+
+@pytest.mark.parametrize("documents", [True, False])
+@pytest.mark.parametrize("kernel", ["short", "splash"])
+def test_the_tpus_kernels_interpreted_give_what_our_products_give_and_their_gradients(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, documents: bool
 ) -> None:
-    """The kernel's own program, run by an interpreter: no TPU is here. One row and one head, as it is slow."""
-    monkeypatch.setattr(ops, "SPLASH_MOST_IN_BLOCK", most_in_block)
-    given, of_BS = tuple(x[1:, :, :1] for x in inputs()), segments()[1:]
-    weights = jnp.sin(jnp.arange(S * K)).reshape(1, S, 1, K)
+    """The kernels' own programs, run by an interpreter: no TPU is here. Splash attention is slow: one row and head."""
+    monkeypatch.setattr(ops, "SPLASH_MOST_IN_BLOCK", S // 2)
+    of_BS = segments() if documents else None
+    given: tuple[jax.Array, ...] = inputs()
+    if kernel == "splash":
+        given, of_BS = tuple(x[1:, :, :1] for x in given), None if of_BS is None else of_BS[1:]
+    weights = jnp.sin(jnp.arange(given[0].size)).reshape(given[0].shape)
 
     def both(attend: Callable[..., jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         found, pull = jax.vjp(attend, *given)
         return found, pull(weights)
 
-    splash, of_splash = both(lambda q, k, v: ops.splash(q, k, v, of_BS, interpret=True))
-    plain, of_plain = both(lambda q, k, v: ops.attend(q, k, v, of_BS, of_BS))
-    np.testing.assert_allclose(splash, plain, atol=2e-5)
-    for ours, theirs in zip(of_splash, of_plain, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    splash = functools.partial(ops.splash, interpret=True)
+    of_kernel = both(lambda q, k, v: (short if kernel == "short" else splash)(q, k, v, of_BS))
+    of_products = both(lambda q, k, v: ops.attend(q, k, v, of_BS, of_BS))
+    for found, expected in zip(jax.tree.leaves(of_kernel), jax.tree.leaves(of_products), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4 if kernel == "splash" else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -526,31 +552,51 @@ def test_on_a_gpu_an_odd_number_of_positions_with_documents_is_not_cudnns(
     assert seen == (["cudnn"] if takes_cudnn else [])
 
 
-@pytest.mark.parametrize(("kind", "takes"), [("TPU v3", False), ("TPU v4", True), ("TPU v5 lite", True)])
-def test_splash_attention_is_for_the_generations_that_pallas_compiles_it_for(
-    monkeypatch: pytest.MonkeyPatch, kind: str, takes: bool
+@pytest.mark.parametrize(
+    ("kind", "positions", "head_width", "kernel"),
+    [
+        ("TPU v3", 512, 64, None),
+        ("TPU v4", 512, 64, "short"),
+        ("TPU v5 lite", 256, 64, "short"),
+        ("TPU v5 lite", 256, 128, "short"),
+        ("TPU v5 lite", 128, 64, None),
+        ("TPU v5 lite", 320, 64, None),
+        ("TPU v5 lite", 256, 96, None),
+        ("TPU v5 lite", 512, 96, "splash"),
+        ("TPU v6 lite", 1024, 64, "splash"),
+    ],
+)
+def test_a_kernel_takes_the_attention_of_the_generations_and_shapes_that_it_is_written_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, positions: int, head_width: int, kernel: str | None
 ) -> None:
     device = jax.sharding.AbstractDevice(kind, None, "tpu")
     mesh = jax.sharding.AbstractMesh((1,), ("one",), abstract_device=device)
-    q_BSHK = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.bfloat16)
+    q_BSHK = jax.ShapeDtypeStruct((1, positions, 2, head_width), jnp.bfloat16)
     seen = []
 
-    def splash(q_BSHK: jax.Array, *_: jax.Array | None) -> jax.Array:
-        seen.append(kind)
-        return q_BSHK
+    def taken_by(name: str) -> Callable[..., jax.Array]:
+        def take(q: jax.Array, *_: Any) -> jax.Array:
+            seen.append(name)
+            return q
 
-    monkeypatch.setattr(ops, "splash", splash)
+        return take
+
+    monkeypatch.setattr(ops, "splash", taken_by("splash"))
+    monkeypatch.setattr(attention_kernel, "attention", taken_by("short"))
     with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(lambda q, k, v: ops.attend(q, k, v), q_BSHK, q_BSHK, q_BSHK)
-    assert bool(seen) == takes
+    assert seen == ([] if kernel is None else [kernel])
 
 
-def test_the_operations_and_bytes_of_a_kernel_are_counted_for_all_points_of_its_grid() -> None:
-    """Of splash attention: two products of all positions with all, for each head and row; q, k, v and the result."""
-    rows, positions, heads, width = 2, 512, 3, 64
+@pytest.mark.parametrize("kernel", ["short", "splash"])
+def test_the_operations_and_bytes_of_a_kernel_are_counted_for_all_points_of_its_grid(kernel: str) -> None:
+    """Two products of all positions with all, for each head and row; q, k, v and the result."""
+    rows, positions, heads, width = 2, 512, 4, 64
     q_BSHK = jax.ShapeDtypeStruct((rows, positions, heads, width), jnp.bfloat16)
-    traced = jax.make_jaxpr(lambda q, k, v: ops.splash(q, k, v, None, interpret=True))(q_BSHK, q_BSHK, q_BSHK)
-    (kernel,) = aot.kernels(traced.jaxpr)
-    assert kernel["count"] == 1
-    assert kernel["operations"] == 2 * 2 * rows * heads * positions**2 * width
-    assert kernel["bytes"] == pytest.approx(4 * 2 * rows * positions * heads * width, rel=0.01)
+    splash = functools.partial(ops.splash, interpret=True)
+    attend = short if kernel == "short" else splash
+    traced = jax.make_jaxpr(lambda q, k, v: attend(q, k, v, None))(q_BSHK, q_BSHK, q_BSHK)
+    (counted,) = aot.kernels(traced.jaxpr)
+    assert counted["count"] == 1
+    assert counted["operations"] == 2 * 2 * rows * heads * positions**2 * width
+    assert counted["bytes"] == pytest.approx(4 * 2 * rows * positions * heads * width, rel=0.01)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jobs.runtime.jax import custom_gradients
+from jobs.runtime.jax import attention_kernel, custom_gradients
 from jobs.runtime.jax.custom_gradients import (
     LAYER_NORM_EPSILON,
     NEVER,
@@ -30,7 +30,7 @@ SPLASH_BLOCK = 128
 SPLASH_MOST_IN_BLOCK = 512
 """Each block is a turn of the kernel's grid. Splash attention's own default, 128, takes 16 turns for what one does, and
 the products of such a turn are 20 ns of a v5e's peak. The operations and bytes are the same."""
-KINDS_WITHOUT_SPLASH = ("TPU v2", "TPU v3")
+KINDS_WITHOUT_PALLAS = ("TPU v2", "TPU v3")
 """Pallas compiles no products of bfloat16 for them."""
 CUDNN_MOST_HEAD_WIDTH = 128
 
@@ -79,7 +79,7 @@ def gelu(x: jax.Array) -> jax.Array:
 def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, _kept: jnp.dtype) -> jax.Array:
     """Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
 
-    _kept: the dtype of what the gradient that is written by hand keeps for the backward pass.
+    _kept: the dtype in which the twin that is written by hand gives its result and keeps values for the backward pass.
     """
     centred = widened(x) - widened(x).mean(-1, keepdims=True)
     normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
@@ -146,12 +146,16 @@ def attend(
 ) -> jax.Array:
     """(B, M, H, K): for each of M positions the values of all S, weighted by softmax of q k / √K.
 
-    TPU v4 and later, from 512 positions on: splash attention, a flash attention whose scores never leave the chip
-    (Dao et al. 2022, arXiv:2205.14135). GPU in bfloat16: cuDNN's. Anything else, and shapes that those do not take:
-    `attention`.
+    TPU v4 and later: kernels whose scores never leave the chip (flash attention: Dao et al. 2022, arXiv:2205.14135);
+    up to 512 positions `attention_kernel`, beyond that splash attention. GPU in bfloat16: cuDNN's. Anything else, and
+    shapes that those do not take: `attention`.
 
     segments: whole numbers; a position sees those of its own number only. None: every position sees all.
     """
+    if _takes_kernel(q_BMHK, k_BSHK):
+        q_BSD, k_BSD, v_BSD = (x.reshape(*x.shape[:2], -1) for x in (q_BMHK, k_BSHK, v_BSHK))
+        heads = q_BMHK.shape[2]
+        return attention_kernel.attention(q_BSD, k_BSD, v_BSD, segments_BS, heads).reshape(q_BMHK.shape)
     if _takes_splash(q_BMHK, k_BSHK):
         return splash(q_BMHK, k_BSHK, v_BSHK, segments_BS)
     mask_B1MS = None
@@ -213,17 +217,13 @@ def _splash_kernel(length: int, heads: int, block: int, interpret: bool) -> Any:
         make_splash_mha,
     )
 
-    # One block's gradients are computed together: scores and their gradient once and not twice. Of several blocks, the
-    # gradients of the queries would have to be kept for each and summed.
-    is_one = block == length
     sizes = BlockSizes(
         block_q=block,
         block_kv=block,
         block_q_dkv=block,
         block_kv_dkv=block,
-        block_q_dq=None if is_one else block,
-        block_kv_dq=None if is_one else block,
-        use_fused_bwd_kernel=is_one,
+        block_q_dq=block,
+        block_kv_dq=block,
     )
     with jax.ensure_compile_time_eval():
         return make_splash_mha(
@@ -235,11 +235,18 @@ def _splash_kernel(length: int, heads: int, block: int, interpret: bool) -> Any:
         )
 
 
+def _takes_kernel(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
+    return _compiles_pallas() and q_BMHK.shape == k_BSHK.shape and attention_kernel.takes(q_BMHK.shape)
+
+
+def _compiles_pallas() -> bool:
+    return platform() == "tpu" and device_kind() not in KINDS_WITHOUT_PALLAS
+
+
 def _takes_splash(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
     length = k_BSHK.shape[1]
     return (
-        platform() == "tpu"
-        and device_kind() not in KINDS_WITHOUT_SPLASH
+        _compiles_pallas()
         and q_BMHK.shape[1] == length
         and length >= SPLASH_LEAST_POSITIONS
         and length % SPLASH_BLOCK == 0
