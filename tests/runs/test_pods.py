@@ -194,6 +194,7 @@ def test_a_wrong_request_ends_the_run_for_good(make: Make, lab: Lab, tmp_path: P
     pods.start(0, 1)
     first, other = pods.ends()
     assert first == WRONG_REQUEST  # by which the Job fails
+    assert f"the pod ends with {first}: " in pods.said()
     assert other in (WRONG_REQUEST, PEER_LOST)  # it may have lost the first before it found out by itself
     result = pods.run().current_result()
     assert result is not None and result["request"] is True
