@@ -369,7 +369,8 @@ def take_down(story: Story, folder: Path, name: str) -> None:
 def what_is_left(name: str, folder: Path) -> list[str]:
     """What a rehearsal has left: containers, networks, volumes and its folder. Raises StoryError if Docker fails."""
     try:
-        leftovers = [item_name for _, item_name in guardian.left(docker_engine.connect(), name)]
+        with contextlib.closing(docker_engine.connect()) as client:
+            leftovers = [item_name for _, item_name in guardian.left(client, name)]
     except MachinesError as error:
         raise StoryError(f"what is left cannot be seen: {error}") from None
     return [*leftovers, *([str(folder)] if folder.exists() else [])]
