@@ -204,10 +204,10 @@ def make_train_step(
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
     gradient_specs = sharding.update_specs(state["params"], mesh)
-    cross_entropy_of = model_of(graph, params_specs, method=Mlm.cross_entropy, remat=config.remat)
+    cross_entropy_sum = model_of(graph, params_specs, method=Mlm.cross_entropy, remat=config.remat)
 
-    def nats_of(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
-        return cross_entropy_of(params)(*masked, keys_B)
+    def masked_nats(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
+        return cross_entropy_sum(params)(*masked, keys_B)
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
         """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
@@ -215,7 +215,7 @@ def make_train_step(
             masked = mask_of_step(rule, config.seed, step, tokens_BS, rows_B)
         dropout_key = _fold(config.seed, DROPOUT_STREAM, step)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
-        slopes = functools.partial(jax.value_and_grad(nats_of), params)
+        slopes = functools.partial(jax.value_and_grad(masked_nats), params)
         nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
         return sharding.sum_gradients(gradient, gradient_specs), *sharding.sum_over(
             (nats, masked.weights_BM.sum())
@@ -262,13 +262,13 @@ def make_eval_step(
     def sums(params: Any, *by_row: jax.Array) -> jax.Array:
         logits = model(params)
 
-        def of_part(tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
+        def part_sums(tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
             masked = mask(rule, jax.random.key(EVAL_SEED), tokens_BS, rows_B)
             masked = masked._replace(weights_BM=masked.weights_BM * counts_B[:, None])
             logits_BMV = logits(masked.inputs_BS, masked.positions_BM)
             return jnp.stack([*cross_entropy(logits_BMV, masked), masked.weights_BM.sum()])
 
-        summed: jax.Array = sharding.sum_over(_sum_by_parts(of_part, parts, *by_row))
+        summed: jax.Array = sharding.sum_over(_sum_by_parts(part_sums, parts, *by_row))
         return summed
 
     rows = sharding.ROWS
@@ -370,8 +370,8 @@ def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any
     def add(sums: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, function(*part)), None
 
-    of_one = jax.eval_shape(function, *jax.tree.map(lambda leaf: leaf[0], split))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), of_one)
+    one_part = jax.eval_shape(function, *jax.tree.map(lambda leaf: leaf[0], split))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one_part)
     return jax.lax.scan(add, nothing, split)[0]
 
 
@@ -390,7 +390,7 @@ class Evaluation:
 def evaluate(
     eval_step: Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array],
     params: Any,
-    rows_of: Callable[[np.ndarray], jax.Array],
+    read_rows: Callable[[np.ndarray], jax.Array],
     place: Callable[[np.ndarray], jax.Array],
     *,
     sequences: int,
@@ -401,7 +401,7 @@ def evaluate(
 
     Args:
         eval_step: see `make_eval_step`.
-        rows_of: (B,) indices of held-out sequences to (B, S) tokens over all devices.
+        read_rows: (B,) indices of held-out sequences to (B, S) tokens over all devices.
         place: (B,) values to an array over all devices.
         tick: called at every sign of progress.
     """
@@ -410,7 +410,7 @@ def evaluate(
         places_B = np.arange(first, first + batch_size)
         rows_B = np.minimum(places_B, sequences - 1).astype(np.int32)
         counts_B = (places_B < sequences).astype(np.float32)
-        sums.append(eval_step(params, rows_of(rows_B), place(rows_B), place(counts_B)))
+        sums.append(eval_step(params, read_rows(rows_B), place(rows_B), place(counts_B)))
         tick()
     for batch in sums:
         totals.append(np.asarray(batch, dtype=np.float64))
