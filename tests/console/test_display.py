@@ -46,6 +46,17 @@ def test_lines_come_no_more_often_than_the_period_and_the_same_one_never_twice(
     assert lines == ["starting", "tokenising", "step 1/5", "step 3/5", WHOLE]
 
 
+def test_the_bar_shows_step_loss_rate_and_time_left_and_leaves_nothing_behind() -> None:
+    screen = console(terminal=True)
+    bar = Bar(screen)
+    bar.progress(PROGRESS)
+    bar._bar.refresh()
+    bar.close()
+    text = printed(screen)
+    assert "step 120/3000" in text and WHOLE.partition("  ")[2] in text
+    assert text.endswith("\x1b[2K"), "the bar's line is cleared at the end"
+
+
 @pytest.mark.parametrize("text", ["tokenising [/tmp/a] [/]", "[bold]x {task.nothing} :fire: 100 %"])
 @pytest.mark.parametrize(("terminal", "kind"), [(True, Bar), (False, Plain)])
 def test_a_terminal_gets_a_bar_and_a_pipe_lines_in_which_a_run_is_quoted_letter_by_letter(
