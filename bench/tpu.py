@@ -416,6 +416,12 @@ def main() -> int:
         if all(text in cell.name for text in options.only)
         and (cell.name in records["cells"] or not options.check)
     ]
+    missing = [cell.name for cell in CI if options.ci and options.check and cell.name not in records["cells"]]
+    if missing:
+        print(
+            f"not compared, for want of a record: {'; '.join(missing)} (--ci --write makes them)",
+            file=sys.stderr,
+        )
     if not cells and not options.peer:
         print(f"--only {' '.join(options.only)}: no cell of that name", file=sys.stderr)
         return WRONG_REQUEST
