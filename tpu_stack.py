@@ -109,8 +109,8 @@ def train(job: str | None = None, *words: str, resume: str | None = None, **opti
         HostError: a host failed; all was stopped.
         launch.launching.LaunchFailed: the processes did not form a group; all was stopped.
     """
-    options, where = _split(options)
-    training = Training(job=job, words=words, where=where, **options)
+    options, place = _split(options)
+    training = Training(job=job, words=words, where=place, **options)
     request = training.request(resume=resume)
     target = training.place(request).target()
     old = run_files.find(target.runs, resume) if resume else None
@@ -120,19 +120,19 @@ def train(job: str | None = None, *words: str, resume: str | None = None, **opti
     return Run(started.run_id, target)
 
 
-def run(name: str = run_files.LATEST, **where: Any) -> Run:
+def run(name: str = run_files.LATEST, **place: Any) -> Run:
     """Return a run by its id, the end of that, its name, or "latest". Raises RequestError: there is none."""
-    target = Where(**where).target()
+    target = Where(**place).target()
     return Run(run_files.find(target.runs, name).run_id, target)
 
 
-def runs(**where: Any) -> list[Run]:
+def runs(**place: Any) -> list[Run]:
     """Return all runs of a place, the latest first."""
-    target = Where(**where).target()
-    return [Run(one.run_id, target) for one in run_files.list_runs(target.runs)]
+    target = Where(**place).target()
+    return [Run(each_run.run_id, target) for each_run in run_files.list_runs(target.runs)]
 
 
-def predict(of: Run, inputs: Sequence[str], second: str | None = None) -> list[dict[str, Any]]:
+def predict(trained: Run, inputs: Sequence[str], second: str | None = None) -> list[dict[str, Any]]:
     """Return what a run's model answers to each input, as `fab predict --json` prints it.
 
     Raises:
@@ -140,11 +140,11 @@ def predict(of: Run, inputs: Sequence[str], second: str | None = None) -> list[d
     """
     from console import predict as console
 
-    return console.answers(of._target, of.run_id, [*inputs], second)
+    return console.answers(trained._target, trained.run_id, [*inputs], second)
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], Where]:
     """Return the options of a training, and those about where it runs."""
-    places = {"stack", "slice", "hosts", "platform", "python"}
-    where = Where(**{name: value for name, value in options.items() if name in places})
-    return {name: value for name, value in options.items() if name not in places}, where
+    names = {"stack", "slice", "hosts", "platform", "python"}
+    place = Where(**{name: value for name, value in options.items() if name in names})
+    return {name: value for name, value in options.items() if name not in names}, place

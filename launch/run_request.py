@@ -143,19 +143,14 @@ def work_out(request: Request, target: Target) -> Planned:
     """
     resume = request.resume
     command = _own_command(request)
+    before: Mapping[str, Any] = {} if resume is None else resume.described
     framework, requested_processes = request.framework, request.processes_per_host
     if resume is not None:
-        framework, requested_processes = (
-            resume.described.get("stack"),
-            resume.described.get("processes_per_host"),
-        )
+        framework, requested_processes = before.get("stack"), before.get("processes_per_host")
     job = request.submitted or command or jobs.find(request.job, framework)
     config = _config(request, job, target)
     runs.check_name(target.runs, request.name, resume.run_id if resume else None)
-    if command is None:
-        per_host = plans.ranks_of_job(job.framework, target, requested_processes)
-    else:
-        per_host = plans.processes_per_host(command.config.processes_per_host or "1", target, job.framework)
+    per_host = _processes_per_host(job, command, target, requested_processes)
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
     options = PodOptions(restarts=request.restarts, queue=request.queue, wait_s=request.wait_s)
@@ -196,10 +191,8 @@ def work_out(request: Request, target: Target) -> Planned:
         command=command.planned(target, bundles[1], python, in_container=box is not None)
         if command
         else None,
-        env={**(resume.described.get("env", {}) if resume else {}), **request.env},
-        secrets=run_environment.secrets_again(
-            resume.described.get("secrets", {}) if resume else {}, request.secrets, os.environ
-        ),
+        env={**before.get("env", {}), **request.env},
+        secrets=run_environment.secrets_again(before.get("secrets", {}), request.secrets, os.environ),
     )
     run_environment.check(plan)
     return Planned(
@@ -214,6 +207,14 @@ def work_out(request: Request, target: Target) -> Planned:
         step=step,
         precompiled=compiled,
     )
+
+
+def _processes_per_host(
+    job: Job | Command | Submitted, command: Command | None, target: Target, requested: str | None
+) -> int:
+    if command is None:
+        return plans.ranks_of_job(job.framework, target, requested)
+    return plans.processes_per_host(command.config.processes_per_host or "1", target, job.framework)
 
 
 def _compiled(request: Request, target: Target, step: Step | None) -> Note | None:

@@ -306,17 +306,8 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
     cluster = _cluster(plan)
     assert plan.container is not None, "a pod runs an image"
     environment = [_variable(key, text) for key, text in sorted(cluster.pod_environment.items())]
-    main = safe = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    if plan.container.access == "privileged":
-        safe = main = {"privileged": True, **AS_ROOT}
-    elif plan.target.platform == "tpu":
-        safe |= AS_ROOT
-        main = {**safe, "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}}
-    has_secrets = bool(plans.secret_values(plan))
+    safe, main = _security_contexts(plan.container.access, plan.target.platform)
+    secret_mounts, secret_volumes = _secret_mounts(plan, name)
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     code = [CODE, plan.bundle_sha256]
@@ -352,11 +343,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "volumeMounts": [
                     *mounts,
                     {"name": "shm", "mountPath": "/dev/shm"},
-                    *(
-                        [{"name": "secrets", "mountPath": SECRETS_DIR, "readOnly": True}]
-                        if has_secrets
-                        else []
-                    ),
+                    *secret_mounts,
                 ],
                 "securityContext": main,
                 "livenessProbe": {
@@ -373,14 +360,34 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "name": "shm",
                 "emptyDir": {"medium": "Memory", "sizeLimit": f"{plans.SHM_BYTES // 2**30}Gi"},
             },
-            # Kubernetes keeps it in the node's memory, and root's; the process of an image may be another user's.
-            *(
-                [{"name": "secrets", "secret": {"secretName": name, "defaultMode": 0o444}}]
-                if has_secrets
-                else []
-            ),
+            *secret_volumes,
         ],
     }
+
+
+def _security_contexts(access: str, platform: str) -> tuple[Manifest, Manifest]:
+    """Return the security contexts of what fetches the code, and of the run itself."""
+    if access == "privileged":
+        privileged = {"privileged": True, **AS_ROOT}
+        return privileged, privileged
+    safe: Manifest = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if platform != "tpu":
+        return safe, safe
+    safe |= AS_ROOT
+    return safe, {**safe, "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}}
+
+
+def _secret_mounts(plan: Plan, name: str) -> tuple[list[Manifest], list[Manifest]]:
+    """Return how the run's Secret is mounted and where it comes from; nothing where it has none."""
+    if not plans.secret_values(plan):
+        return [], []
+    mount = {"name": "secrets", "mountPath": SECRETS_DIR, "readOnly": True}
+    # Kubernetes keeps it in the node's memory, as root's; the process of an image may be another user's.
+    return [mount], [{"name": "secrets", "secret": {"secretName": name, "defaultMode": 0o444}}]
 
 
 def _told(plan: Plan, options: Options) -> list[Manifest]:
