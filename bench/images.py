@@ -41,6 +41,9 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=200, help="that are measured; at least, as epochs are whole"
     )
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of all programs"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--turn", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -123,6 +126,7 @@ def _ours(asked: argparse.Namespace) -> rounds.Measured:
     _, config, epoch, epochs = _decided(asked)
     steps = epoch * epochs
     options = {"data": config.data, "image_size": config.image_size, "steps": steps, "log_every": LOG_EVERY}
+    options["dtype"] = asked.dtype
     with tempfile.TemporaryDirectory() as folder:
         own = {**options, "eval_every": steps, "checkpoint_every": steps}
         lines, measured = rounds.run_job("tf_images", "tensorflow", own, Path(folder))
@@ -153,7 +157,7 @@ def _plain(asked: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
         lambda images, labels: (augment(images, training=True), labels), tf.data.AUTOTUNE
     )
     side, classes = config.image_size or 0, len(index.labels)
-    network = model.build(config, size=side, channels=index.channels, classes=classes, dtype="float32")
+    network = model.build(config, size=side, channels=index.channels, classes=classes, dtype=asked.dtype)
     peak, steps = config.learning_rate, epoch * epochs
     warmup = round(config.warmup_share * steps)
     rate = keras.optimizers.schedules.CosineDecay(
