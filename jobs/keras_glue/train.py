@@ -152,7 +152,7 @@ def trainable(
     """The model, drawn from the seed, with its optimizer and its loss."""
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
-    trained: Trained = model.build(settings, Trained, model.FastDense)
+    trained: Trained = model.build(settings, Trained, model.FastDense, model.FastDropout)
     optimizer = keras.optimizers.AdamW(
         schedule, weight_decay=config.weight_decay, epsilon=1e-8, global_clipnorm=config.clip_norm
     )

@@ -173,3 +173,26 @@ def test_what_cannot_run_is_refused_with_what_to_do(made: Path, make_run: MakeRu
         (folder / "config.json").write_text(json.dumps({**told, name: value}))
         with pytest.raises(RequestError, match=said):
             trained(make_run(name), other)
+
+
+@pytest.mark.parametrize("kind", FIRST_STEPS)
+def test_the_fast_layers_compute_what_those_of_keras_do_and_drop_as_many(made: Path, kind: str) -> None:
+    import keras
+
+    from jobs.glue.pretrained import read_settings
+    from jobs.keras_glue import model
+
+    settings = {**read_settings(made / kind), "id2label": {"0": "a", "1": "b"}}
+    ids = np.array([[3, 4, 5, 6], [7, 8, settings["pad_token_id"], settings["pad_token_id"]]], np.int32)
+    inputs = {"ids": ids, "mask": (ids != settings["pad_token_id"]).astype(np.int32), "types": 0 * ids}
+    inputs = {name: inputs[name] for name in model.input_names(settings)}
+    plain, fast = (
+        model.build(settings, keras.Model, *kinds) for kinds in ((), (model.FastDense, model.FastDropout))
+    )
+    fast.set_weights(plain.get_weights())
+    np.testing.assert_allclose(fast(inputs), plain(inputs), atol=1e-5)
+    dropout, ones = model.FastDropout(0.1), np.ones((1000, 400), np.float32)
+    dropped = [np.asarray(dropout(ones, training=True)) for _ in range(2)]
+    assert [(each == 0).mean() for each in dropped] == pytest.approx([0.1, 0.1], abs=0.003)
+    assert ((dropped[0] == 0) & (dropped[1] == 0)).mean() == pytest.approx(0.01, abs=0.001)
+    np.testing.assert_allclose(dropped[0].max(), 1 / 0.9, rtol=1e-6)
