@@ -160,7 +160,7 @@ class Training:
         """Compile what the steps need, before a step is late for it. Takes no step."""
         if self.device.type == "xla":  # which compiles whole steps, each at its first
             return
-        self.run.heartbeat.say("compiling the model")
+        self.run.heartbeat.say("compiling the model" if self.is_compiled else "taking the first step once")
         self.loss(self.batches.step(1).share(distributed.rank(), distributed.size())).backward()
         self.optimizer.zero_grad()
 
