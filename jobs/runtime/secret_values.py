@@ -42,7 +42,6 @@ def _of_secret_manager(name: str, reference: str) -> str:
     import google.auth
     import google.auth.exceptions
     import google.auth.transport.requests
-    import requests
 
     project, secret, version = (*reference.removeprefix("sm://").split("/"), "latest")[:3]
     url = f"https://secretmanager.googleapis.com/v1/projects/{project}/secrets/{secret}/versions/{version}:access"
@@ -54,7 +53,7 @@ def _of_secret_manager(name: str, reference: str) -> str:
         raise RequestError(
             f"--secret {name}={reference}: this host has no Google account; `gcloud auth application-default login`"
         ) from None
-    except (google.auth.exceptions.GoogleAuthError, requests.RequestException) as error:
+    except (google.auth.exceptions.GoogleAuthError, OSError) as error:  # as which requests has its own errors
         raise Unreachable(f"--secret {name}={reference}: {first_line(error)}") from None
     if response.status_code >= 500 or response.status_code == 429:
         raise Unreachable(
