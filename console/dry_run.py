@@ -3,7 +3,6 @@ costs."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import sys
@@ -13,21 +12,18 @@ import yaml
 
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
-from launch import costs, targets
+from launch import costs
 from launch import plan as plans
 from launch.bundles import TITLES, left_out_lines
 from launch.output import counted
 from launch.run_request import Planned
 from launch.targets import Target
 
-PORT = 1
-"""Stands for the ports, which the preflight chooses; printed as PORT."""
-
 
 def lines(planned: Planned, target: Target) -> Iterator[str]:
     """Return the lines; the same plan gives the same lines."""
     documents = planned.launcher.documents(planned.plan)
-    plan = planned.plan if documents else _as_if_settled(planned.plan)
+    plan = planned.plan if documents else plans.with_stand_in_ports(planned.plan)
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
     hosts = counted(plan.processes, "host")
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {hosts}"
@@ -82,11 +78,5 @@ _Plainly.add_representer(str, _Plainly.text)
 def _variables(variables: dict[str, str]) -> Iterator[str]:
     yield "  with"
     for name, value in variables.items():
-        shown = "PORT" if name == "MASTER_PORT" else re.sub(rf":{PORT}\b", ":PORT", value)
+        shown = "PORT" if name == "MASTER_PORT" else re.sub(rf":{plans.STAND_IN_PORT}\b", ":PORT", value)
         yield f"    {name}={shown}"
-
-
-def _as_if_settled(plan: targets.Plan) -> targets.Plan:
-    ports = [PORT] * (2 + plan.ranks_per_host * plan.processes)
-    facts = [{"free_ports": ports, "home": "~"}] * plan.processes
-    return plans.settled(dataclasses.replace(plan), facts, token="")

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from contracts.errors import RequestError
+from launch.plan import PER_CHIP
 
-PER_CHIP = "per-chip"
 TORCHRUN = (
     ("torchrun",),
     ("python", "-m", "torch.distributed.run"),

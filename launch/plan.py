@@ -153,6 +153,15 @@ def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Pl
     )
 
 
+STAND_IN_PORT = 1
+
+
+def with_stand_in_ports(plan: Plan) -> Plan:
+    """Return the plan as if it were settled, with STAND_IN_PORT for every port that a preflight chooses."""
+    ports = [STAND_IN_PORT] * (2 + plan.ranks_per_host * plan.processes)
+    return settled(plan, [{"free_ports": ports, "home": HOME}] * plan.processes, token="")
+
+
 PYTHON_OPTIONS = ("-P", "-u", "-m")
 """-P: the code is the bundle's, not whatever lies in the working directory."""
 
@@ -298,12 +307,8 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
 
 def launcher_names(plan: Plan) -> set[str]:
     """Return the names of the variables that the launcher sets for a rank of the plan, before it is settled."""
-    free = settled(
-        plan,
-        [{"free_ports": [1] * (2 + plan.ranks_per_host * plan.processes), "home": "~"}] * plan.processes,
-        token="",
-    )
-    names = {*_launcher_variables(free, 0), *rank_variables(_process_environment(free, 0), free.ranks, 0)}
+    plan = with_stand_in_ports(plan)
+    names = {*_launcher_variables(plan, 0), *rank_variables(_process_environment(plan, 0), plan.ranks, 0)}
     return names if plan.command is not None else {*names, "PYTHONPATH"}
 
 
