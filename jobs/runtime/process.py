@@ -232,9 +232,7 @@ def _fail(run: Run, error: Exception) -> int:
             print(superseded, file=sys.stderr, flush=True)
             return SUPERSEDED
     if isinstance(error, RequestError):
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        end_as_failed(run, str(error), says_all=True)
-        return exit_code_for(error)
+        return end_as_refused(run, error)
     if isinstance(error, JobFailed):
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)
@@ -297,6 +295,13 @@ def end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
         run.heartbeat.end("failed", secret_values.masked(message), says_all=says_all)
     except (OSError, Superseded) as error:
         print(f"heartbeat not written: {error}", file=sys.stderr, flush=True)
+
+
+def end_as_refused(run: Run, error: RequestError) -> int:
+    """Say what was wrong with the request; return the exit code."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    end_as_failed(run, str(error), says_all=True)
+    return exit_code_for(error)
 
 
 def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str]:

@@ -94,9 +94,7 @@ def main(text: str) -> int:
             print(error, flush=True)
             return SUPERSEDED
         except RequestError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            process.end_as_failed(run, str(error), says_all=True)
-            return exit_code_for(error)
+            return process.end_as_refused(run, error)
         except OSError as error:
             message = f"{error.filename or spec.work}: {error.strerror or error}"
             explanation = causes.cause(
