@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
@@ -215,8 +215,19 @@ def _initial_props(args: QueuedResourceArgs) -> Json:
     return input_props(args) | dict.fromkeys(OUTPUTS)
 
 
-def input_props(args: QueuedResourceArgs) -> Json:
-    """The inputs that are set, by name. Once all values are known, `Lifecycle` takes them."""
+class SliceArgs(Protocol):
+    """What the inputs of a slice have in common, whichever API makes it: they are a dataclass with these fields."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def data_disks(self) -> Sequence[DataDiskArgs]: ...
+    @property
+    def tags(self) -> pulumi.Input[Sequence[pulumi.Input[str]]]: ...
+
+
+def input_props(args: SliceArgs) -> Json:
+    """The inputs that are set, by name. Once all values are known, a lifecycle takes them."""
     inputs = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     inputs["data_disks"] = [
         {"source_disk": disk.source_disk, "mode": disk.mode} for disk in args.data_disks
@@ -225,10 +236,16 @@ def input_props(args: QueuedResourceArgs) -> Json:
     return {name: value for name, value in inputs.items() if value is not None}
 
 
-def changes_between(before: Json, now: Json) -> DiffResult:
+def changes_between(
+    before: Json,
+    now: Json,
+    *,
+    replacing: Sequence[str] = REPLACING,
+    in_place: Collection[str] = IN_PLACE,
+) -> DiffResult:
     """The changes from Pulumi's state to the configuration: none, a change in place, or a replacement. Pure.
 
-    before: the outputs of the last create, update or read.
+    before: the outputs of the last create, update or read. replacing, in_place: which inputs do what.
 
     One that is not ACTIVE yet always has a change, in place: the update waits on. One that is lost (a refresh has seen
     it SUSPENDED, FAILED, PREEMPTED …) is replaced for its state: the remains are deleted, the same is made again.
@@ -240,10 +257,10 @@ def changes_between(before: Json, now: Json) -> DiffResult:
     now = now | _at(now, current_zone if current_zone in (now.get("zones") or ()) else now.get("zone"))
     changed = {
         name
-        for name in (*REPLACING, *IN_PLACE, TIMING)
+        for name in (*replacing, *in_place, TIMING)
         if contains_unknowns(now.get(name)) or _plain(before.get(name)) != _plain(now.get(name))
     }
-    replaces = [name for name in REPLACING if name in changed]
+    replaces = [name for name in replacing if name in changed]
     if TIMING in changed and kind != "active":
         replaces.append(TIMING)
     if kind == "lost":
