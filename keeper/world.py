@@ -44,7 +44,8 @@ from launch.store import Content
 from launch.targets import Given, Target
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client, Listing
+    from infra.cloud_tpu.client import Client
+    from infra.google_api import Listing
 
 REFUSALS = (CloudTpuError, HostError, HostsError, DocumentsError)
 """What may be better at the next look, besides RequestError."""

@@ -27,7 +27,8 @@ from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Sea
 from infra.documents import Documents, DocumentsError, stock_outs
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client, Listing
+    from infra.cloud_tpu.client import Client
+    from infra.google_api import Listing
 
 
 GUEST_LIMIT_S = 300.0

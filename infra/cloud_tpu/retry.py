@@ -71,6 +71,52 @@ class NoServiceError(CloudTpuError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Service:
+    """One of Google's APIs. role: of who calls it. listing: the command that shows what counts against a quota."""
+
+    name: str
+    version: str
+    host: str
+    role: str
+    listing: str
+
+
+TPU_SERVICE = Service(
+    name="tpu",
+    version="v2",
+    host="tpu.googleapis.com",
+    role="roles/tpu.admin",
+    listing="gcloud compute tpus queued-resources list --project={project} --zone=ZONE",
+)
+COMPUTE_SERVICE = Service(
+    name="compute",
+    version="v1",
+    host="compute.googleapis.com",
+    role="roles/compute.instanceAdmin.v1",
+    listing="gcloud compute instances list --project={project}",
+)
+
+# Compute Engine's errors have a reason and often no status.
+STATUS_BY_REASON = {
+    "resourceNotReady": "FAILED_PRECONDITION",
+    "resourceInUseByAnotherResource": "FAILED_PRECONDITION",
+    "conditionNotMet": "FAILED_PRECONDITION",
+    "quotaExceeded": "RESOURCE_EXHAUSTED",
+    "rateLimitExceeded": "RESOURCE_EXHAUSTED",
+}
+STATUS_BY_CODE = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    412: "FAILED_PRECONDITION",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
     """An answer of the API that is an error."""
 
@@ -90,9 +136,13 @@ class Refusal:
         error: Json = value if isinstance(value, dict) else {}
         details = [detail for detail in error.get("details", []) if isinstance(detail, dict)]
         reasons = [str(detail["reason"]) for detail in details if "reason" in detail]
+        reasons += [str(each.get("reason")) for each in error.get("errors", []) if isinstance(each, dict)]
+        of_reason = next((STATUS_BY_REASON[reason] for reason in reasons if reason in STATUS_BY_REASON), "")
         return cls(
             http_code=http_code,
-            status=str(error.get("status", "")),
+            status=str(
+                error.get("status") or of_reason or (error and STATUS_BY_CODE.get(http_code, "")) or ""
+            ),
             message=str(error.get("message", "")) or f"HTTP {http_code} without an explanation",
             reason=reasons[0] if reasons else "",
         )
@@ -104,6 +154,8 @@ class Refusal:
         Both are 429 RESOURCE_EXHAUSTED. The words tell, or the reason of google.rpc.ErrorInfo where there is one
         (https://cloud.google.com/apis/design/errors#error_info).
         """
+        if self.reason == "quotaExceeded":  # Compute Engine's, with 403
+            return _PER_TIME.search(self.message) is None
         if self.http_code != 429 or self.reason == "RATE_LIMIT_EXCEEDED" or _PER_TIME.search(self.message):
             return False
         return self.reason == "QUOTA_EXCEEDED" or _ALLOCATION.search(self.message) is not None
@@ -126,33 +178,34 @@ class Refusal:
     @property
     def may_get_better(self) -> bool:
         """Whether the same request can succeed a little later."""
-        passing = self.http_code in (408, 500, 502, 503, 504) or (self.http_code == 429 and not self.is_quota)
+        is_rate = self.http_code == 429 or self.reason == "rateLimitExceeded"
+        passing = self.http_code in (408, 500, 502, 503, 504) or (is_rate and not self.is_quota)
         return passing or self.is_early
 
-    def explained(self, action: str, project: str) -> CloudTpuError:
+    def explained(self, action: str, project: str, service: Service = TPU_SERVICE) -> CloudTpuError:
         """The error for the user: the action that failed, why, and the remedy."""
         is_off = self.is_disabled or (self.http_code in (403, 404) and _NO_PROJECT.search(self.message))
         kind = NoServiceError if is_off else CloudTpuError
-        return kind(f"{action}: {self.message.strip()}{self._remedy(project)}", self.status)
+        return kind(f"{action}: {self.message.strip()}{self._remedy(project, service)}", self.status)
 
-    def _remedy(self, project: str) -> str:
+    def _remedy(self, project: str, service: Service) -> str:
         if self.is_quota:
             return (
                 "\nThe project may not have so many chips of this type, zone and capacity. A grant counts each apart:"
                 " check that zone and capacity (spot or on-demand) are those of the grant, and that nothing old counts"
-                f" (`gcloud compute tpus queued-resources list --project={project} --zone=ZONE`)."
+                f" (`{service.listing.format(project=project)}`)."
                 f"\nMore is asked for at https://console.cloud.google.com/iam-admin/quotas?project={project}"
             )
         if self.is_disabled:
             return (
                 "\nA service that was just turned on takes minutes to be known everywhere: `pulumi up` again, or"
-                f" turn it on: gcloud services enable tpu.googleapis.com --project={project}"
+                f" turn it on: gcloud services enable {service.host} --project={project}"
             )
         if self.http_code == 401:
             return "\nLog in again: gcloud auth application-default login"
         if self.http_code == 403:
             return (
-                f"\nWho runs Pulumi needs roles/tpu.admin in {project} and roles/iam.serviceAccountUser on the slices'"
+                f"\nWho runs Pulumi needs {service.role} in {project} and roles/iam.serviceAccountUser on the slices'"
                 " service account, and the zone must be one that the project may use."
                 "\nWho that is: `gcloud auth application-default login` sets it; a user without a quota project also"
                 f" needs `gcloud auth application-default set-quota-project {project}`"

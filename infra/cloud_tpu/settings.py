@@ -23,6 +23,7 @@ import google.oauth2.service_account
 from infra.cloud_tpu.retry import CloudTpuError
 
 ENDPOINT = "https://tpu.googleapis.com"
+COMPUTE_ENDPOINT = "https://compute.googleapis.com"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 KEYS: dict[str, Any] = {
     "service_account": google.oauth2.service_account.Credentials.from_service_account_info,
@@ -37,12 +38,16 @@ REMEDY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """endpoint: without a path. The rest is None where it is not given. Not shown by repr: two of them are secrets."""
+    """endpoint: of the Cloud TPU API, without a path; compute_endpoint: of Compute Engine.
+
+    The rest is None where it is not given. Not shown by repr: two of them are secrets.
+    """
 
     endpoint: str
     access_token: str | None = dataclasses.field(repr=False)
     credentials: str | None = dataclasses.field(repr=False)
     quota_project: str | None
+    compute_endpoint: str = COMPUTE_ENDPOINT
 
     @property
     def is_rehearsal(self) -> bool:
@@ -58,7 +63,23 @@ def read(config: Callable[[str], Any]) -> Settings:
         values = [config(key), *(os.environ.get(variable) for variable in variables)]
         return next((str(value) for value in values if value), None)
 
-    address = first("gcp:tpuV2CustomEndpoint", "GOOGLE_TPU_V2_CUSTOM_ENDPOINT") or ENDPOINT
+    return Settings(
+        endpoint=_origin(
+            "gcp:tpuV2CustomEndpoint",
+            first("gcp:tpuV2CustomEndpoint", "GOOGLE_TPU_V2_CUSTOM_ENDPOINT") or ENDPOINT,
+        ),
+        compute_endpoint=_origin(
+            "gcp:computeCustomEndpoint",
+            first("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT") or COMPUTE_ENDPOINT,
+        ),
+        access_token=first("gcp:accessToken", "GOOGLE_OAUTH_ACCESS_TOKEN"),
+        credentials=first("gcp:credentials", "GOOGLE_CREDENTIALS"),
+        quota_project=first("gcp:billingProject", "GOOGLE_BILLING_PROJECT"),
+    )
+
+
+def _origin(key: str, address: str) -> str:
+    """The address without the path that the provider's own value has (/v2/, /compute/v1/), which the client adds."""
     url = urllib.parse.urlsplit(address)
     if (
         url.scheme not in ("https", "http")
@@ -66,16 +87,10 @@ def read(config: Callable[[str], Any]) -> Settings:
         or (url.scheme == "http" and url.hostname not in LOOPBACK)
     ):
         raise CloudTpuError(
-            f'gcp:tpuV2CustomEndpoint: "{address}" must be an https:// address, or http:// on this machine;'
+            f'{key}: "{address}" must be an https:// address, or http:// on this machine;'
             " remove it to use Google's own"
         )
-    return Settings(
-        # Without the path that the provider's own value has, /v2alpha1/ (gcp provider 9) or /v2/; the client adds /v2/.
-        endpoint=f"{url.scheme}://{url.netloc}",
-        access_token=first("gcp:accessToken", "GOOGLE_OAUTH_ACCESS_TOKEN"),
-        credentials=first("gcp:credentials", "GOOGLE_CREDENTIALS"),
-        quota_project=first("gcp:billingProject", "GOOGLE_BILLING_PROJECT"),
-    )
+    return f"{url.scheme}://{url.netloc}"
 
 
 def credentials(settings: Settings) -> google.auth.credentials.Credentials:

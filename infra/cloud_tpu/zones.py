@@ -31,7 +31,8 @@ from infra.cloud_tpu.retry import (
 from infra.documents import stock_outs
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client, Listing
+    from infra.cloud_tpu.client import Client
+    from infra.google_api import Listing
 
 LATE_S = 60.0
 """A node that is not shown may only be late: live ones must not be deleted because an answer was old."""

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from infra import naming
-from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.request import SliceSpec
 from infra.documents import Documents
 from infra.documents.lease import Lease, held
+from infra.google_api import Listing
 from keeper import commands, queue_commands
 from keeper.stack import Stack
 from keeper.world import World, observed_slice

@@ -107,7 +107,7 @@ def test_threads_do_not_share_a_connection(cloud: Cloud) -> None:
     def ask(_: int) -> Any:
         cloud.queued()
         together.wait(20)  # each in a thread of its own
-        return cloud.client._http()
+        return cloud.client.google.http()
 
     together = threading.Barrier(6)
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
