@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import types
 import typing
@@ -20,7 +21,7 @@ SPECIFICATION, RECORDED = "stack.json", "inventory.json"
 
 Reach = Literal["local", "direct", "gateway", "iap"]
 Capacity = Literal["on-demand", "spot", "reserved", "flex-start"]
-"""flex-start: of node pools only; nodes for at most seven days, from Google's queue."""
+"""flex-start: for at most seven days, from Google's queue."""
 
 
 class InventoryError(ValueError):
@@ -80,6 +81,7 @@ class Slice:
     count: 1, or of how many equal slices it is made (multislice): `accelerator_type` and `topology` are those of each,
     and the hosts of the first come before those of the second.
     created: when Google made what it is now (RFC 3339); of two entries of a slice it tells the newer. "": not known.
+    ends_at: when Google takes it back (RFC 3339), of capacity flex-start for one; "": it has no such time.
     granted_chips: how many of its chips a grant covers; None: not known.
     pool: where it is node pools of the inventory's cluster, called NAME, or NAME-0, NAME-1, … with a count.
     zones: where it may be, if that is more than one zone; `zone` is where it is.
@@ -96,9 +98,17 @@ class Slice:
     devices_per_host: int
     hosts: tuple[Host, ...]
     created: str = ""
+    ends_at: str = ""
     zones: tuple[str, ...] = ()
     granted_chips: int | None = None
     pool: NodePool | None = None
+
+    @property
+    def ends_s(self) -> float | None:
+        """When Google takes it back, in Unix seconds; None: it has no such time."""
+        # Python 3.10 reads no Z.
+        moment = self.ends_at.replace("Z", "+00:00")
+        return datetime.datetime.fromisoformat(moment).timestamp() if moment else None
 
     @property
     def is_usable(self) -> bool:

@@ -21,9 +21,11 @@ PREFIX = "tpu-stack"
 STACK_LABEL = "tpu-stack"
 SLICE_LABEL = "tpu-stack-slice"
 OWNER_LABEL = "tpu-stack-owner"
+RUN_DURATION_LABEL = "tpu-stack-run-duration"
+"""Of the nodes of a flex-start request, in seconds: v2 of the Cloud TPU API does not show how long they may run."""
 SYSTEM_POOL = "system"
 """The node pool of GKE's own pods; slices have the others."""
-RESERVED_LABELS = (STACK_LABEL, SLICE_LABEL, OWNER_LABEL)
+RESERVED_LABELS = (STACK_LABEL, SLICE_LABEL, OWNER_LABEL, RUN_DURATION_LABEL)
 
 
 def resource_name(stack: str, *parts: str, longest: int = LONGEST) -> str:

@@ -26,7 +26,7 @@ from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import DocumentsError, MissingError, lease
 
-OUTPUTS = ("state", "nodes", "create_time")
+OUTPUTS = ("state", "nodes", "create_time", "ends_at")
 
 # What nodes.patch takes, and what no request is needed for.
 IN_PLACE = frozenset(
@@ -35,8 +35,8 @@ IN_PLACE = frozenset(
 )
 REPLACING = (
     "project", "zone", "queued_resource_id", "owner", "accelerator_type", "accelerator_generation", "topology",
-    "runtime_version", "capacity", "reservation_name", "node_count", "guaranteed_s", "network", "subnetwork",
-    "service_account_email", "data_disks", "boot_disk_kms_key",
+    "runtime_version", "capacity", "reservation_name", "node_count", "guaranteed_s", "run_duration_s",
+    "network", "subnetwork", "service_account_email", "data_disks", "boot_disk_kms_key",
 )  # fmt: skip
 TIMING = "valid_until_s"  # has done its part once the request was served
 
@@ -56,7 +56,8 @@ class QueuedResourceArgs:
     owner: the stack's, from `infra.stack_identity`; what does not carry it is never touched.
     accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
     node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
-    guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
+    guaranteed_s, run_duration_s (of capacity flex-start), valid_until_s, wait_s: see
+    `infra.config.SliceConfig`. wait_s is no deadline of the request.
     lease_url: of the slice's lease (`infra.documents.lease.document_url`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
     `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
@@ -76,6 +77,7 @@ class QueuedResourceArgs:
     reservation_name: pulumi.Input[str] | None = None
     node_count: pulumi.Input[int] = 1
     guaranteed_s: pulumi.Input[int] | None = None
+    run_duration_s: pulumi.Input[int] | None = None
     valid_until_s: pulumi.Input[int] | None = None
     network: pulumi.Input[str] | None = None
     subnetwork: pulumi.Input[str] | None = None
@@ -203,6 +205,7 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
     state: pulumi.Output[str]
     nodes: pulumi.Output[list[dict[str, Any]]]
     create_time: pulumi.Output[str]
+    ends_at: pulumi.Output[str]
 
     def __init__(
         self, name: str, args: QueuedResourceArgs, opts: pulumi.ResourceOptions | None = None

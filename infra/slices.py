@@ -79,7 +79,9 @@ class TpuSlice(pulumi.ComponentResource):
             queued_args = _asked_for(args, self)
             queued = QueuedResource(name, queued_args, pulumi.ResourceOptions(parent=self, depends_on=after))
             self.inputs = pulumi.Output.from_input(input_props(queued_args))
-            outputs = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time, zone=queued.zone)
+            outputs = pulumi.Output.all(
+                nodes=queued.nodes, created=queued.create_time, zone=queued.zone, ends_at=queued.ends_at
+            )
         else:
             workers = _direct(args, self, after)
             outputs = pulumi.Output.all(nodes=[{"workers": workers.workers}], created="")
@@ -90,6 +92,7 @@ class TpuSlice(pulumi.ComponentResource):
                 outputs["nodes"],
                 outputs.get("created") or "",
                 outputs.get("zone"),
+                outputs.get("ends_at") or "",
             )
         )
         self.register_outputs({})
@@ -283,10 +286,11 @@ def entry(
     nodes: Sequence[Mapping[str, Any]],
     created: str = "",
     zone: str | None = None,
+    ends_at: str = "",
 ) -> inventory.Slice:
     """The slice as the inventory has it.
 
-    zone: where it is, of one that may be in several.
+    zone: where it is, of one that may be in several. ends_at: when Google takes it back.
     nodes: each with its `workers` in worker order, as `infra.node_workers` describes them; none while it is queued.
     """
     return inventory.Slice(
@@ -301,5 +305,6 @@ def entry(
         devices_per_host=slice_config.accelerator.devices_per_host,
         hosts=inventory_hosts(nodes),
         created=created,
+        ends_at=ends_at,
         zones=slice_config.zones if slice_config.more_zones else (),
     )

@@ -371,7 +371,8 @@ def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callab
     """Return how a queued slice stands by a listing of its project; None: Google gave no answer. now: its clock."""
     if listing is None:
         return SliceObserved(standing="unknown")
-    origin = _known(stack, name).origin
+    known = _known(stack, name)
+    origin = known.origin
     own_id = origin.partition(" ")[2]
     same = [each for each in listing.items if each["name"].rpartition("/")[2] == own_id]
     same = [each for each in same if request.is_owned(request.requested_node(each), stack.owner)]
@@ -394,4 +395,6 @@ def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callab
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
         kind = "overdue" if any(zones.is_over(spec, look, now()) for look in looks) else kind
-    return SliceObserved(standing=kind, created=created)
+    # Recorded when its hosts were: a listing of requests does not show when their nodes end.
+    ends_s = known.ends_s if created and known.created == created else None
+    return SliceObserved(standing=kind, created=created, ends_s=ends_s)

@@ -25,6 +25,7 @@ from contracts import fencing, run_directory
 from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Superseded
+from contracts.inventory import Slice
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime import metric_definitions
 from jobs.runtime.cache import user_cache_dir
@@ -37,7 +38,7 @@ from launch.costs import price_of
 from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable
-from launch.policy import Action, Presence, RunObserved
+from launch.policy import ENDING_S, Action, Presence, RunObserved
 from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Launcher, Plan, Require, Target
@@ -95,6 +96,8 @@ def launch(
             say(line)
         if plan.budget is not None:
             say(plan.budget.text)
+        if ending := ending_line(target.slice, now_s()):
+            say(ending)
         if planned.precompiled is not None:
             precompiled.begin_upload(planned.precompiled, say)
         began_s = time.monotonic()
@@ -126,6 +129,26 @@ def launch(
         event = "all joined" if plan.command is None else "the command runs on all hosts"
         say(f"{event} after {time.monotonic() - began_s:.1f} s")
     return _read(directory.unfenced())
+
+
+def ending_line(one: Slice, now_s: float) -> str | None:
+    """Return when the slice of a run is taken back and what becomes of the run then; None where it has no end.
+
+    Raises:
+        RequestError: it is so soon that nothing is started on it any more.
+    """
+    if one.ends_s is None:
+        return None
+    left_s = one.ends_s - now_s
+    if left_s < ENDING_S:
+        raise RequestError(
+            f"the slice {one.name} ({one.capacity}) is taken back at {one.ends_at}; `pulumi up --refresh` makes it "
+            "again then, and the keeper does so by itself"
+        )
+    return (
+        f"{one.name} ({one.capacity}) is taken back in {spoken(left_s)}: the run saves and leaves before that, and "
+        "goes on once the slice is made again"
+    )
 
 
 def submitted(planned: Planned) -> Submitted:

@@ -196,6 +196,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
             if plan.budget is None
             else {"budget_s": plan.budget.left_s, "budget_reason": plan.budget.reason}
         ),
+        **({} if plan.target.slice.ends_s is None else {"slice_ends_s": plan.target.slice.ends_s}),
         **_container(plan, process_id),
     }
 

@@ -41,16 +41,24 @@ MOST_LOSSES = 5
 """Losses of the hosts in a row, with no new checkpoint between, that take no restart."""
 MOST_OUTAGES = 24
 """In a row; with the growing pauses about a day."""
+ENDING_S = 900.0
+"""Before a slice of flex-start is taken back: a run would hardly get to its first checkpoint."""
 STARTING_LIMIT_S = 900.0
 """For so long after an attempt was begun it may still start, where whoever began it was interrupted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SliceObserved:
-    """created: when it was created, as its API says it; "" where that is not known."""
+    """created: when it was created, as its API says it; "" where that is not known. ends_s: when it is taken back, in
+    Unix seconds; None: it has no such time."""
 
     standing: Standing
     created: str = ""
+    ends_s: float | None = None
+
+    def is_ending(self, now_s: float) -> bool:
+        """Whether it is taken back so soon that nothing is started on it any more."""
+        return self.ends_s is not None and self.ends_s - now_s < ENDING_S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,6 +143,22 @@ def next_action(
     now_s: float,
 ) -> Action:
     """Decide about a run. signs: None where its directory cannot be listed. observed: None: it was not examined."""
+    action = _action(run, of_slice, place, signs, observed, now_s)
+    if action.do == "start" and place.is_ending(now_s):
+        return Action(
+            do="wait", reason=f"{run.slice} is about to be taken back; the run starts once it is made again"
+        )
+    return action
+
+
+def _action(
+    run: Run,
+    of_slice: Slice,
+    place: SliceObserved,
+    signs: Signs | None,
+    observed: RunObserved | None,
+    now_s: float,
+) -> Action:
     if run.end is not None:
         return Action(do="remove" if run.desired == "removed" else "wait")
     if run.desired == "unmanaged":
@@ -420,7 +444,7 @@ def assignments(
 
     def is_free(name: str) -> bool:
         of_slice, place = slices[name]
-        is_ready = place.standing in USABLE and of_slice.busy_until_s <= now_s
+        is_ready = place.standing in USABLE and of_slice.busy_until_s <= now_s and not place.is_ending(now_s)
         return name not in taken and is_ready and not of_slice.refused
 
     def is_recoverable(name: str) -> bool:

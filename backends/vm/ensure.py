@@ -127,6 +127,7 @@ def entry(known: Slice, outputs: Mapping[str, Any]) -> Slice | None:
         known,
         hosts=inventory_hosts(nodes),
         created=str(outputs.get("create_time") or ""),
+        ends_at=str(outputs.get("ends_at") or ""),
         zone=str(outputs.get("zone") or known.zone),
     )
 

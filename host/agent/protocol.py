@@ -242,7 +242,9 @@ CLOCK = "time:time max_clock_offset_s:seconds"
 DEVICE_FIELDS = "device_globs:texts? lockfiles:texts?"
 PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
 LIVENESS = "liveness_host:text liveness_port:port liveness_token:text assemble_s:seconds? silence_s:seconds?"
-LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds? budget_s:count? budget_reason:text?"
+LIMITS = (
+    "hang_floor_s:seconds? heartbeat_limit_s:seconds? budget_s:count? budget_reason:text? slice_ends_s:time?"
+)
 # Each verb with its module and function, and its fields; one with a question mark may be absent or null.
 VERBS: dict[str, tuple[str, str]] = {
     "preflight": (

@@ -42,6 +42,8 @@ LAST_WORDS_S = 1.0
 BUDGET_GRACE_S = 120.0
 """For a checkpoint, after the budget of a run is spent."""
 OTHERS_LATER_S = 30.0
+SLICE_END_NOTICE_S = 300.0
+"""Before Google takes a slice back: enough to agree on a step and to write a checkpoint of a large model."""
 FULL_DISK_LIMIT_S = 30.0
 """For a disk to be freed, before the end of a process goes unrecorded."""
 
@@ -105,7 +107,7 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
     dismiss_guard = start_guard(lambda: end_orphan(process, request), inherited)
     attempt = Attempt(request, process, listener, wake.set)
     killed_before = oom_kills()
-    budget = Budget(process, request)
+    budget, slice_end = Budget(process, request), SliceEnd(process, request["slice_ends_s"])
     ended: Json = {}
 
     def reap() -> None:
@@ -127,6 +129,7 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
         wake.clear()
         if not over.is_set():
             budget.look(time.monotonic())
+            slice_end.look(time.time())
             newer = files.look()
             order = attempt.look() if newer is None else superseded(process, newer)
     if order is not None:
@@ -202,6 +205,25 @@ class Budget:
         path = self._process.stop_reason_path
         tried("keeping the reason", lambda: atomic.write(path, self._reason))
         ask_to_stop(self._process)
+
+
+class SliceEnd:
+    """Tells a process, as a preemption does, that its slice is about to be taken back: it saves and leaves.
+
+    ends_s: in Unix seconds; None: the slice has no end.
+    """
+
+    def __init__(self, process: Process, ends_s: float | None) -> None:
+        self._process = process
+        self._due_s = math.inf if ends_s is None else ends_s - SLICE_END_NOTICE_S
+
+    def look(self, now_s: float) -> None:
+        if now_s >= self._due_s:
+            self._due_s = math.inf
+            note(
+                f"its slice is taken back in {SLICE_END_NOTICE_S / 60:g} min, so the process is told to save and leave"
+            )
+            self._process.terminate()
 
 
 def stop(process: Process, order: Json, over: threading.Event) -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from contracts.aliases import Json
 from infra.cloud_tpu import settings as settings_
-from infra.cloud_tpu.retry import Backoff
+from infra.cloud_tpu.request import ApiVersion
+from infra.cloud_tpu.retry import TPU_SERVICE, Backoff
 from infra.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
 
 
@@ -33,16 +34,19 @@ class Client:
 
     def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
         self.google = GoogleApi(settings, backoff, _collections, endpoint=settings.endpoint)
+        alpha = dataclasses.replace(TPU_SERVICE, version="v2alpha1")
+        self._alpha = GoogleApi(settings, backoff, _collections, endpoint=settings.endpoint, service=alpha)
 
     def under(self, backoff: Backoff) -> Client:
         """Return a client with the same connections that retries by another Backoff."""
         client = copy.copy(self)
-        client.google = self.google.under(backoff)
+        client.google, client._alpha = self.google.under(backoff), self._alpha.under(backoff)
         return client
 
     def close(self) -> None:
         """Close the connections of all threads. The client cannot be used afterwards."""
         self.google.close()
+        self._alpha.close()
 
     def now(self) -> datetime.datetime:
         """The time by Google's clock, as its last answer had it: this machine's may be off."""
@@ -79,15 +83,18 @@ class Client:
                 return Listing(items=items, unreachable=tuple(sorted(unreachable)))
             more = {"pageToken": str(page["nextPageToken"])}
 
-    def create_queued_resource(self, parent: str, own_id: str, body: Json) -> Json:
+    def create_queued_resource(
+        self, parent: str, own_id: str, body: Json, *, version: ApiVersion = "v2"
+    ) -> Json:
         """The operation, which is over when the request is accepted, long before it is served."""
         request_id = str(uuid.uuid4())
-        return self._call(
+        google = self._alpha if version == "v2alpha1" else self.google
+        return google.call(
             f"asking for {parent}/queuedResources/{own_id}",
             lambda at: at.queued_resources.create(
                 parent=parent, queuedResourceId=own_id, requestId=request_id, body=body
             ),
-            parent,
+            parent.split("/")[1],
         )
 
     def delete_queued_resource(self, name: str) -> None:

@@ -219,7 +219,7 @@ class Lifecycle:
                 try:
                     body = request.queued_resource(spec)
                     operation = self._client.create_queued_resource(
-                        spec.parent, spec.queued_resource_id, body
+                        spec.parent, spec.queued_resource_id, body, version=request.api_version(spec)
                     )
                 except CloudTpuError as error:
                     if error.status != "ALREADY_EXISTS":
@@ -374,6 +374,7 @@ class Lifecycle:
                 for node, node_workers in zip(in_order, worker_lists, strict=False)
             ],
             "create_time": look.queued_resource.get("createTime", ""),
+            "ends_at": request.ends_at(spec, in_order),
         }
 
     # --- waiting ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from contracts.aliases import Json
@@ -18,6 +18,7 @@ from infra import naming
 
 Props = Mapping[str, Any]
 LookKind = Literal["waiting", "active", "lost"]
+ApiVersion = Literal["v2", "v2alpha1"]
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 """What a host may do is up to its account's roles."""
@@ -64,6 +65,7 @@ class SliceSpec:
     reservation_name: str
     node_count: int
     guaranteed_s: int
+    run_duration_s: int
     valid_until_s: int
     wait_s: int
     network: str
@@ -131,6 +133,8 @@ class SliceSpec:
             field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
         }
         labels = {**values["labels"], naming.OWNER_LABEL: values["owner"]}
+        if values["run_duration_s"]:
+            labels[naming.RUN_DURATION_LABEL] = str(values["run_duration_s"])
         return cls(**values | {"labels": labels, "node_count": values["node_count"] or 1})
 
 
@@ -155,17 +159,21 @@ def queued_resource(spec: SliceSpec) -> Json:
     """The body of queuedResources.create. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources
 
     Tier: spot, or a reservation, or neither (on-demand); `guaranteed` asks for a minimum of time and is not said
-    without one.
+    without one. flex-start: of `api_version` v2alpha1, whose discovery document (20261001) has `provisioningModel`,
+    `runDuration` and another name for the parameters of several nodes.
     """
     node_spec: Json = {"parent": spec.parent, "node": _node(spec)}
     if spec.node_count == 1:
         node_spec["nodeId"] = spec.queued_resource_id
     else:
-        node_spec["multisliceParams"] = {
+        node_spec["multisliceParams" if api_version(spec) == "v2" else "multiNodeParams"] = {
             "nodeCount": spec.node_count,
             "nodeIdPrefix": spec.queued_resource_id,
         }
     body: Json = {"tpu": {"nodeSpec": [node_spec]}}
+    if spec.capacity == "flex-start":
+        body["provisioningModel"] = "FLEX_START"
+        body["runDuration"] = {"maxRunDuration": f"{spec.run_duration_s}s"}
     if spec.capacity == "spot":
         body["spot"] = {}
     if spec.capacity == "reserved":
@@ -175,6 +183,23 @@ def queued_resource(spec: SliceSpec) -> Json:
     if spec.valid_until_s:
         body["queueingPolicy"] = {"validUntilDuration": f"{spec.valid_until_s}s"}
     return body
+
+
+def api_version(spec: SliceSpec) -> ApiVersion:
+    """The version of the Cloud TPU API that takes the request. Everything else than the request is v2's."""
+    return "v2alpha1" if spec.capacity == "flex-start" else "v2"
+
+
+def ends_at(spec: SliceSpec, nodes: Iterable[Json]) -> str:
+    """When Google takes the nodes of a flex-start request back, RFC 3339; "" for others, or where no node is shown.
+
+    Counted from the creation of its first node: it may be a little later, and never earlier.
+    """
+    created = [str(node["createTime"]) for node in nodes if node.get("createTime")]
+    if not spec.run_duration_s or not created:
+        return ""
+    first = min(datetime.datetime.fromisoformat(moment) for moment in created)
+    return (first + datetime.timedelta(seconds=spec.run_duration_s)).isoformat()
 
 
 def _node(spec: SliceSpec) -> Json:
@@ -254,6 +279,11 @@ def differences(spec: SliceSpec, queued_resource: Json, *, waiting: bool) -> tup
     pairs: list[tuple[str, object, object]] = [
         ("runtime_version", spec.runtime_version, node.get("runtimeVersion")),
         ("capacity", spec.capacity, _capacity(queued_resource)),
+        (
+            "run_duration_s",
+            str(spec.run_duration_s or ""),
+            node.get("labels", {}).get(naming.RUN_DURATION_LABEL, ""),
+        ),
         ("node_count", spec.node_count, node_spec.get("multisliceParams", {}).get("nodeCount", 1)),
         (
             "guaranteed_s",
@@ -315,6 +345,8 @@ def patch(spec: SliceSpec, node: Json, before: Sequence[Mapping[str, Any]]) -> t
 
 
 def _capacity(queued_resource: Json) -> str:
+    if naming.RUN_DURATION_LABEL in requested_node(queued_resource).get("labels", {}):
+        return "flex-start"
     if "spot" in queued_resource:
         return "spot"
     return "reserved" if queued_resource.get("reservationName") else "on-demand"

@@ -15,7 +15,10 @@ OFFERED_GENERATIONS = [generation for generation in catalogue.GENERATIONS if gen
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChipPool:
-    """Chips that can stand for one another: us-central1-a:v5litepod:spot. tier: on-demand, spot or reserved."""
+    """Chips that can stand for one another: us-central1-a:v5litepod:spot.
+
+    tier: on-demand, spot, reserved or flex-start.
+    """
 
     zone: str
     prefix: str

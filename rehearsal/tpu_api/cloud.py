@@ -264,6 +264,12 @@ class Cloud:
                     self._ready(node)
             if self._is_there(qr, "PROVISIONING"):
                 self._move(qr, "ACTIVE")
+                if qr.run_s is not None:
+                    self._after(qr.run_s, run_is_over)
+
+        def run_is_over() -> None:
+            if self._is_there(qr, "ACTIVE"):
+                self.lose_node(self.owned_nodes(qr)[0], "TERMINATED", leave_nodes=False)
 
         self._after(self.delays.create_s, ready)
 

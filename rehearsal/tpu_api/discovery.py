@@ -1,4 +1,4 @@
-"""Google's discovery document of tpu.v2: which method a request calls, and whether a message is as the document says.
+"""Google's discovery documents of the Cloud TPU API: which method a request calls, and whether a message conforms.
 
 Pure: a document in, findings out. The document is the one that google-api-python-client ships. What is required it
 says only in words: a field whose description begins with "Required.". Fields marked output-only are dropped from
@@ -69,7 +69,7 @@ class Document:
                 resource = urllib.parse.unquote(match["resource"])
                 return Call(method=method, resource=resource, query=query, body=cleaned)
         allowed = ", ".join(sorted(method.http_method for method, _ in candidates))
-        problem = f"has {allowed} only" if allowed else "is no path of the Cloud TPU API v2"
+        problem = f"has {allowed} only" if allowed else "is no path of this version of the Cloud TPU API"
         raise ApiError("INVALID_ARGUMENT", f"{http_method} {path}: the path {problem}")
 
     def _body(self, method: Method, body: bytes) -> tuple[Json, list[Violation]]:
@@ -234,14 +234,17 @@ def _refusal(violations: list[Violation]) -> ApiError:
 def _methods(resource: Json) -> Iterator[Method]:
     for method in resource.get("methods", {}).values():
         # Of flatPath, v2/projects/{projectsId}/…/nodes/{nodesId}:start, path, v2/{+name}:start, tells what the name is.
-        name, _, tail = method["path"].removeprefix("v2/{+").partition("}")
+        version, _, named = method["path"].partition("/{+")
+        name, _, tail = named.partition("}")
         flat = re.sub(
-            r"\\\{\w+\\\}", "[^/:?]+", re.escape(method["flatPath"].removeprefix("v2/").removesuffix(tail))
+            r"\\\{\w+\\\}",
+            "[^/:?]+",
+            re.escape(method["flatPath"].removeprefix(f"{version}/").removesuffix(tail)),
         )
         yield Method(
             id=method["id"],
             http_method=method["httpMethod"],
-            path=re.compile(f"v2/(?P<resource>{flat}){re.escape(tail)}"),
+            path=re.compile(f"{version}/(?P<resource>{flat}){re.escape(tail)}"),
             parameters={key: spec for key, spec in method["parameters"].items() if key != name},
             request=method.get("request", {}).get("$ref"),
             response=method["response"]["$ref"],
@@ -251,7 +254,7 @@ def _methods(resource: Json) -> Iterator[Method]:
 
 
 @functools.cache
-def shipped() -> Document:
-    """The document of tpu.v2 inside the installed google-api-python-client."""
+def shipped(version: str = "v2") -> Document:
+    """The document of a version of the API inside the installed google-api-python-client."""
     folder = importlib.resources.files("googleapiclient") / "discovery_cache" / "documents"
-    return Document(json.loads((folder / "tpu.v2.json").read_text()))
+    return Document(json.loads((folder / f"tpu.{version}.json").read_text()))

@@ -55,8 +55,9 @@ class Methods:
     def carry_out(self, call: Call) -> Json:
         """The method's answer. Raises ApiError."""
         name = call.method.id.removeprefix(PREFIX)
-        if name not in self._table:
-            simulated = ", ".join(self._table)
+        is_alpha = call.method.path.pattern.startswith("v2alpha1")
+        if name not in self._table or (is_alpha and name != "queuedResources.create"):
+            simulated = "queuedResources.create" if is_alpha else ", ".join(self._table)
             raise ApiError("UNIMPLEMENTED", f"{name} is not simulated; there are {simulated}")
         zone = call.resource.split("/")[3]
         if not (zone == "-" and name in ALL_ZONES_METHODS):
@@ -166,7 +167,9 @@ class Methods:
             raise taken(name)
         if "spot" in spec and "guaranteed" in spec:
             raise invalid("QueuedResource", "spot and guaranteed are one union: give one of them")
+        spec, run_s = _as_v2(spec)
         tier: str = "spot" if "spot" in spec else "reserved" if "reservationName" in spec else "on-demand"
+        tier = tier if run_s is None else "flex-start"
         plans: list[Node] = []
         for index, node_spec in enumerate(spec.get("tpu", {}).get("nodeSpec", [])):
             at = f"QueuedResource.tpu.nodeSpec[{index}]"
@@ -195,6 +198,7 @@ class Methods:
             plans=plans,
             created=self._cloud.moment,
             limit_s=float(limit.removesuffix("s")) if limit else None,
+            run_s=run_s,
         )
 
     def _inside(self, call: Call, things: Mapping[str, Node] | Mapping[str, QueuedResource]) -> list[Json]:
@@ -217,7 +221,9 @@ class Methods:
             return
         is_pod = over.prefix.endswith("litepod")
         generation = over.prefix.removesuffix("litepod").upper() + ("sLitepod" if is_pod else "")
-        tier = {"spot": "Preemptible", "reserved": "Reserved", "on-demand": ""}[over.tier]
+        tier = {"spot": "Preemptible", "reserved": "Reserved", "on-demand": "", "flex-start": "Preemptible"}[
+            over.tier
+        ]
         raise ApiError(
             "RESOURCE_EXHAUSTED",
             f"Quota limit 'TPU{generation}{tier}PerProjectPerZoneForTPUAPI' has been exceeded."
@@ -267,6 +273,29 @@ def page(call: Call, key: str, items: Sequence[Mapping[str, Any]]) -> Json:
     if len(remaining) > count:
         answer["nextPageToken"] = remaining[count - 1]["name"]
     return answer
+
+
+FLEX_START_LIMIT_S = 7 * 86400.0
+"""https://cloud.google.com/tpu/docs/request-using-flex-start (November 2026)."""
+
+
+def _as_v2(spec: Json) -> tuple[Json, float | None]:
+    """A queued resource's body of v2alpha1 as v2 shows it, and for how long its nodes may run (None: no limit).
+
+    Raises ApiError for a flex-start request without a limit, or with one of more than seven days.
+    """
+    model, duration = spec.get("provisioningModel"), spec.get("runDuration", {}).get("maxRunDuration")
+    if (model == "FLEX_START") != (duration is not None) or model not in (None, "FLEX_START"):
+        problem = "only FLEX_START is simulated, with runDuration.maxRunDuration"
+        raise invalid("QueuedResource.provisioningModel", problem)
+    run_s = None if duration is None else float(duration.removesuffix("s"))
+    if run_s is not None and not 0 < run_s <= FLEX_START_LIMIT_S:
+        raise invalid("QueuedResource.runDuration.maxRunDuration", f"{duration} is not within 7 days")
+    v2 = {key: value for key, value in spec.items() if key not in ("provisioningModel", "runDuration")}
+    for node_spec in v2.get("tpu", {}).get("nodeSpec", []):
+        if "multiNodeParams" in node_spec:
+            node_spec["multisliceParams"] = node_spec.pop("multiNodeParams")
+    return v2, run_s
 
 
 def _node_ids(node_spec: Json, own_id: str, at: str) -> list[str]:

@@ -187,7 +187,7 @@ class Node:
             "acceleratorConfig": accelerator_config(self.accelerator),
         }
         scheduling = answer.setdefault("schedulingConfig", {})
-        if self.pool.tier != "on-demand":
+        if self.pool.tier in ("spot", "reserved"):
             scheduling[self.pool.tier] = True
         answer["networkConfig"] = {"network": "default", "subnetwork": "default"} | answer.get(
             "networkConfig", {}
@@ -221,13 +221,14 @@ class Node:
 @dataclasses.dataclass(kw_only=True)
 class QueuedResource:
     """A record of the cloud, changed as time goes on. plans: the nodes that it asks for. limit_s: after which it fails
-    if it still waits."""
+    if it still waits. run_s: after which its nodes are taken back, of flex-start."""
 
     name: str
     spec: Json
     plans: list[Node]
     created: float
     limit_s: float | None = None
+    run_s: float | None = None
     state: str = "ACCEPTED"
     initiator: str = "USER"
     error: ApiError | None = None

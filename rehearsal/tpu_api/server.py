@@ -78,7 +78,7 @@ class TpuApi:
         """HTTP code and body; None: the connection is to end without an answer. Raises ApiError."""
         if self.closing.is_set():
             return None
-        document = discovery.shipped()
+        document = discovery.shipped("v2alpha1" if target.startswith("/v2alpha1/") else "v2")
         call = document.call(http_method, target, body)
         with self.cloud.lock:
             fault = self.control.take_fault(call.method.id.removeprefix(PREFIX))

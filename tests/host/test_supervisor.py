@@ -366,6 +366,16 @@ def test_the_budget_tells_process_0_first_and_kills_what_does_not_save(
     assert not asked
 
 
+def test_a_run_saves_and_leaves_as_if_preempted_before_its_slice_is_taken_back(agent: Any) -> None:
+    saves = "signal.signal(signal.SIGTERM, lambda *_: (beat('saving', 7), os._exit(75))); live()"
+    ends_s = time.time() + supervisor.SLICE_END_NOTICE_S + 1
+    agent.start(saves, run_dir=str(agent.run_dir), slice_ends_s=ends_s)
+    ended = agent.ended()
+    assert ended["code"] == 75
+    assert 0.9 < ended["ended"] - ended["started"] < 5
+    assert not (agent.run_dir / "result.json").exists(), "the job's own, which says preempted, stays"
+
+
 def test_processes_killed_for_want_of_memory_are_counted_in_the_own_control_group(tmp_path: Path) -> None:
     proc, group = tmp_path / "cgroup", tmp_path / "kubepods" / "pod1"
     proc.write_text("1:name=systemd:/x\n0::/kubepods/pod1\n")

@@ -32,7 +32,7 @@ from launch.launching import NotJoined, run_record
 from launch.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Container, Plan, Target
-from tests.launch.slices import MakeAgent, WriteRun, here, make_plan, make_target
+from tests.launch.slices import MakeAgent, WriteRun, here, make_plan, make_slice, make_target
 
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
 TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3"
@@ -518,3 +518,14 @@ def test_an_image_is_pulled_where_it_is_missing_and_a_host_that_cannot_have_it_i
         "the image could not be had everywhere, nothing was started:",
         "  w-1: denied → `fab deploy`",
     ]
+
+
+def test_a_run_on_a_slice_that_is_taken_back_is_told_when_and_refused_just_before() -> None:
+    flex = make_slice([], capacity="flex-start", ends_at="2026-11-26T16:00:00Z")
+    assert launching.ending_line(make_slice([]), 0.0) is None
+    now_s = (flex.ends_s or 0.0) - 7200
+    assert "(flex-start) is taken back in 2 h: the run saves and leaves before that" in (
+        launching.ending_line(flex, now_s) or ""
+    )
+    with pytest.raises(RequestError, match="is taken back at 2026-11-26T16:00:00Z; `pulumi up --refresh`"):
+        launching.ending_line(flex, now_s + 6400)

@@ -115,6 +115,26 @@ def test_hosts_that_were_made_again_are_no_fault_of_the_run() -> None:
     assert decide(run, failed, again).do == "start"
 
 
+@pytest.mark.parametrize(
+    ("left_s", "observed", "do"),
+    [
+        (policy.ENDING_S + 1, ended("preempted"), "start"),
+        (policy.ENDING_S - 1, ended("preempted"), "wait"),
+        (-3600.0, ended("preempted"), "wait"),  # Google is late; it would still be taken back
+        (60.0, ended("done"), "end"),
+        (60.0, RunObserved(living="present", state="running", attempt=3), "wait"),
+    ],
+)
+def test_nothing_is_started_on_a_slice_that_is_about_to_be_taken_back(
+    left_s: float, observed: RunObserved, do: str
+) -> None:
+    place = SliceObserved(standing="active", created="c1", ends_s=NOW + left_s)
+    assert decide(kept(), observed, place).do == do
+    waiting = Run(run_id="1", stack="s", runs_url="/runs", slices=("a",), submission=QUEUED)
+    is_assigned = policy.assignments([waiting], {"a": (Slice(name="a"), place)}, NOW) == {"1": "a"}
+    assert is_assigned == (left_s > policy.ENDING_S)
+
+
 def test_a_run_with_fresh_signs_of_life_is_not_examined() -> None:
     fresh = Signs(beat_age_s=5.0, has_result=False)
     assert decide(kept(), None, signs=fresh).do == "wait"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -445,3 +446,36 @@ def test_a_node_that_is_left_of_ours_is_deleted_with_it(stack: Stack) -> None:
     stack.cloud.api.cloud.queued_resources.pop(name)  # type: ignore[arg-type]
     stack.destroy()
     assert stack.cloud.alive() == []
+
+
+# --- flex-start -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node_count", [1, 2])
+def test_a_flex_start_slice_tells_when_it_ends_and_is_made_again_after_that(
+    stack: Stack, node_count: int
+) -> None:
+    more = {"capacity": "flex-start", "run_duration_s": 7200, "node_count": node_count}
+    stack.up(**more)
+    assert is_active(stack, node_count)
+    assert stack.state is not None
+    ends_s = datetime.datetime.fromisoformat(stack.state["ends_at"]).timestamp()
+    assert stack.cloud.clock.now() < ends_s <= stack.cloud.clock.now() + 7200
+    stack.up(**more)
+    assert stack.cloud.history().count("ACTIVE") == 1  # an interrupted or second `up` adopts it
+    stack.cloud.control.advance(7200)
+    stack.refresh()
+    assert stack.state["state"] in ("SUSPENDED", "SUSPENDING", "TERMINATED")
+    stack.up(**more)
+    assert is_active(stack, node_count)
+    assert datetime.datetime.fromisoformat(stack.state["ends_at"]).timestamp() > ends_s
+    stack.destroy()
+    assert stack.cloud.alive() == []
+
+
+def test_a_flex_start_slice_of_another_duration_is_another_slice(cloud: Cloud) -> None:
+    cloud.create(capacity="flex-start", run_duration_s=7200)
+    with pytest.raises(CloudTpuError, match="another run_duration_s, and it is ACTIVE"):
+        cloud.create(capacity="flex-start", run_duration_s=3600)
+    with pytest.raises(CloudTpuError, match="another capacity, run_duration_s, and it is ACTIVE"):
+        cloud.create(capacity="spot")

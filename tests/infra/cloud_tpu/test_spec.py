@@ -38,6 +38,15 @@ def spec(**more: Any) -> SliceSpec:
     return SliceSpec.from_props(wanted_props(**more))
 
 
+@pytest.mark.parametrize("node_count", [1, 2])
+def test_a_flex_start_body_is_as_v2alpha1_documents_it(node_count: int) -> None:
+    flex = spec(capacity="flex-start", run_duration_s=86400.0, node_count=node_count)
+    body = request.queued_resource(flex)
+    assert request.api_version(flex) == "v2alpha1"
+    assert discovery.shipped("v2alpha1").wrong("QueuedResource", body) == []
+    assert (body["provisioningModel"], body["runDuration"]) == ("FLEX_START", {"maxRunDuration": "86400s"})
+
+
 def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
     body = request.queued_resource(spec(**EVERYTHING))
     assert discovery.shipped().wrong("QueuedResource", body) == []
