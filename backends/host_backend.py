@@ -116,6 +116,14 @@ class HostBackend:
         request = {**process, "offset": offset, "limit_bytes": limit_bytes}
         return self.agents_of(run.described)[index].ask("logs", request, timeout_s=LOGS_LIMIT_S)
 
+    def ask(self, run: Run, verb: str, request: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
+        agents = self.agents_of(run.described)
+        requests = [
+            {"run_id": run.run_id, "attempt": run.attempt, "process_id": index, **request}
+            for index in range(len(agents))
+        ]
+        return ask_all(agents, verb, requests, timeout_s=timeout_s)
+
     def clear(self, run: Run) -> list[str]:
         agents, problems = self.agents_of(run.described), list[str]()
         for kind in ("venv", "work"):

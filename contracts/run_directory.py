@@ -163,6 +163,11 @@ def stacks(attempt: int, process_id: int) -> str:
     return f"{STACKS}/{attempt}/host-{process_id}.txt"
 
 
+def live_stacks(taken: str, process_id: int) -> str:
+    """The file with the stack traces of one host of a running attempt, relative to the run directory. taken: when."""
+    return f"{STACKS}/{taken}/host-{process_id}.txt"
+
+
 def result(
     outcome: str,
     *,

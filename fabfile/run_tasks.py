@@ -144,3 +144,17 @@ def prune(args: Prune) -> int:
 
     target = args.where.target()
     return removal.prune(target, keep=args.keep, yes=args.yes, resumed_by=commands.resumed_by(target))
+
+
+@options
+class Stacks:
+    run: str = argument(RUN, default="latest")
+    where: Where = group(Where, "stack", "slice", "runs")
+
+
+@task("fab stacks latest")
+def stacks(args: Stacks) -> int:
+    """Show where the processes of a run are now."""
+    from console import live
+
+    return live.stacks(args.where.target(), args.run)

@@ -481,6 +481,10 @@ class Backend(Protocol):
         """Return a piece of the log of a process. Raises HostError: its host does not answer, or has no such log."""
         ...
 
+    def ask(self, run: Run, verb: str, request: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
+        """Ask the agent of each process of the latest attempt of a run, all at once; return the answers in order."""
+        ...
+
     def clear(self, run: Run) -> list[str]:
         """Remove what the own command of a run has on its hosts; return what could not be removed, and why."""
         ...

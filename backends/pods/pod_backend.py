@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backends.pods.api_server import shell
@@ -117,6 +117,18 @@ class PodBackend:
         request = {**process, "offset": offset, "limit_bytes": limit_bytes}
         name = run.described["hosts"][index]["name"]
         return self.runs.begin(name, ANSWER_LIMIT_S, functools.partial(self.runs.logs, request)).result()
+
+    def ask(self, run: Run, verb: str, request: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
+        def ask(index: int) -> dict[str, Any]:
+            process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index}
+            session = self.runs.session(self.runs.running_pod(run.run_id, index))
+            return session.ask(verb, {**process, **request}, timeout_s)
+
+        futures = [
+            self.runs.begin(host["name"], timeout_s + ANSWER_LIMIT_S, functools.partial(ask, index))
+            for index, host in enumerate(run.described["hosts"])
+        ]
+        return [*map(answer_of, futures)]
 
     def clear(self, run: Run) -> list[str]:  # noqa: ARG002 - a pod's disk goes with the pod
         return []

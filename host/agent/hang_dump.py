@@ -1,64 +1,14 @@
-"""Stack traces of a process: the verb stacks, and what a process that hangs is doing, by itself and the kernel."""
+"""What a process that hangs is doing, by itself and the kernel."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
-import time
 
-from .proc import catches, members, wait_until
-from .process import Process, known_process, signal_quietly
-from .protocol import Failed, Refused
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .protocol import Json
-
-
-def stacks(request: Json) -> Json:
-    """The stacks of all threads of a process, as its own SIGUSR1 handler writes them."""
-    process = known_process(request)
-    name, pid = f"process {process.process_id}", process.record["pid"]
-    if not process.is_alive():
-        raise Failed(f"{name} (pid {pid}) is not running", "ask `status` how it ended")
-    pid = process.pid()
-    if pid is None:
-        raise Failed(
-            f"the container of {name} has not started it yet", "ask again when it is past its start-up"
-        )
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        if not catches(file.read(), signal.SIGUSR1):
-            message = f"{name} (pid {pid}) has no SIGUSR1 handler, and the signal would kill it"
-            raise Failed(message, "ask again when it is past its start-up")
-
-    def written() -> int:
-        try:
-            return os.path.getsize(process.stacks_path)
-        except OSError:
-            return 0
-
-    before = size = written()
-    container = process.container
-    if container is None:
-        signal_quietly(os.kill, pid, signal.SIGUSR1)
-    else:
-        container.signal(signal.SIGUSR1)
-    changed = time.monotonic()
-
-    def is_written() -> bool:
-        nonlocal size, changed
-        if written() != size:
-            size, changed = written(), time.monotonic()
-        return size > before and time.monotonic() - changed >= 0.2
-
-    if not wait_until(is_written, request["timeout_s"]):
-        message = f"{name} (pid {pid}) did not answer SIGUSR1 within {request['timeout_s']:g} s"
-        raise Failed(message, "it hangs outside Python's reach; `stop` it")
-    with open(process.stacks_path, "rb") as stacks_file:
-        stacks_file.seek(before)
-        return {"text": stacks_file.read().decode(errors="replace")}
-
+from .proc import members
+from .process import Process
+from .protocol import Refused
+from .stack_traces import by_signal
 
 STACKS_LIMIT_S = 5.0
 PROCESSES, THREADS = 16, 64
@@ -67,15 +17,8 @@ PROCESSES, THREADS = 16, 64
 
 def hang_dump(process: Process) -> str:
     """The stack traces of the process, if it still answers, and /proc's state of it and its descendants."""
-    request = {
-        "root": os.path.dirname(os.path.dirname(os.path.dirname(process.dir))),
-        "run_id": process.run_id,
-        "attempt": process.attempt,
-        "process_id": process.process_id,
-        "timeout_s": STACKS_LIMIT_S,
-    }
     try:
-        own = str(stacks(request)["text"])
+        own = by_signal(process, STACKS_LIMIT_S)
     except Refused as refusal:
         own = f"no stacks: {refusal.message}\n"
     except OSError as error:  # it ended meanwhile

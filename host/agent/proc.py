@@ -31,16 +31,30 @@ def start_ticks(pid: int) -> int | None:
 
 def children(parent: int) -> list[int]:
     """The child processes of `parent`, of any user."""
-    child_pids = []
+    return children_of_all().get(parent, [])
+
+
+def children_of_all() -> dict[int, list[int]]:
+    """The child processes of every process that has some, of any user."""
+    by_parent: dict[int, list[int]] = {}
     for pid in pids():
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 text = file.read()
         except OSError:
             continue
-        if int(text[text.rindex(")") + 1 :].split()[1]) == parent:
-            child_pids.append(pid)
-    return child_pids
+        parent = int(text[text.rindex(")") + 1 :].split()[1])
+        by_parent.setdefault(parent, []).append(pid)
+    return by_parent
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The processes that `ancestor` has started, and those that these have, parents first."""
+    by_parent = children_of_all()
+    pids_below = sorted(by_parent.get(ancestor, []))
+    for pid in pids_below:
+        pids_below += sorted(by_parent.get(pid, []))
+    return pids_below
 
 
 def catches(status_text: str, signum: int) -> bool:

@@ -265,7 +265,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("process.status", "run_id:name? attempt:count? process_id:count?"),
     "stop": ("process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),
     "logs": ("process.logs", f"{ONE_PROCESS} offset:offset limit_bytes:limit"),
-    "stacks": ("hang_dump.stacks", f"{ONE_PROCESS} timeout_s:seconds"),
+    "stacks": (
+        "stack_traces.stacks",
+        f"{ONE_PROCESS} timeout_s:seconds py_spy:sha256? own_command:flag?",
+    ),
     "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
     "write": ("files.write_file", "path:path text:content"),
     "create": ("files.create_file", "path:path text:content"),

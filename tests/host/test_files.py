@@ -172,6 +172,34 @@ live()
         assert found["text"].count("most recent call first") == 1
 
 
+@pytest.mark.parametrize("own_command", [True, False])
+def test_where_py_spy_is_denied_a_job_writes_its_stacks_itself_and_an_own_command_is_not_signalled(
+    agent: Any, own_command: bool
+) -> None:
+    program = b"#!/bin/sh\necho 'Permission Denied: Try running again' >&2\nexit 1\n"
+    member = tarfile.TarInfo("py-spy")
+    member.size, member.mode = len(program), 0o755
+    archive = archive_of((member, program))
+    sha256 = hashlib.sha256(archive).hexdigest()
+    agent("stage", sha256=sha256, archive_base64=base64.b64encode(archive).decode())
+    answers = """
+import faulthandler
+file = open(os.environ["RUN_CONTROL_DIR"] + "/stacks.txt", "w")
+faulthandler.register(signal.SIGUSR1, file=file)
+say("up")
+live()
+"""
+    agent.start_and_hear(answers)
+    asked = {**ONE, "timeout_s": 10, "py_spy": sha256, "own_command": own_command}
+    if own_command:
+        assert "Permission Denied" in agent.refusal("stacks", **asked)
+        assert not (agent.state_dir() / "stacks.txt").read_text()
+        return
+    answer = agent("stacks", **asked)
+    assert answer["text"].count("most recent call first") == 1
+    assert answer["note"].startswith("Permission Denied")
+
+
 def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:

@@ -1,0 +1,225 @@
+"""The verb stacks: where the threads of a running process are, by py-spy or by the process's own SIGUSR1 handler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+
+from .files import bundle_dir
+from .proc import catches, descendants, wait_until
+from .process import Process, known_process, signal_quietly
+from .protocol import Failed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .docker_command import Container
+    from .protocol import Json
+
+PY_SPY = "py-spy"
+DUMP_LIMIT_S = 30.0
+"""For one process: py-spy reads the symbols of large libraries, and the machine is at work."""
+AT_ONCE = 4
+MOST_PROCESSES = 64
+OURS = re.compile(r"-m\0jobs\.runtime\.(rank_supervisor|sampler)\0")
+"""Command lines of processes that compute nothing of the run."""
+NO_PYTHON = re.compile("python version|process executable name", re.IGNORECASE)
+NO_ANSWER = f"py-spy gave no answer within {DUMP_LIMIT_S:g} s"
+DENIED_REMEDY = (
+    "the kernel lets nobody trace this process but root: allow the agent's user sudo without a password, or on pods "
+    "start the run with --container-access privileged"
+)
+
+
+def stacks(request: Json) -> Json:
+    """The stacks of all threads: of each Python process of the run, where `py_spy` names a staged bundle with that
+    program, which does not disturb them; otherwise, and where that is denied, as the process writes them itself.
+
+    own_command: whether the ranks are a user's own program, which may mean something else by SIGUSR1. The answer:
+    `processes`, each with `rank` (null: not known), `pid`, `command` and `text`; `text`, all of it; and `note`, why
+    py-spy was not used.
+    """
+    process = running_process(request)
+    note = None
+    if request["py_spy"] is not None:
+        program = os.path.join(bundle_dir(request["root"], request["py_spy"]), PY_SPY)
+        dumps, note = by_py_spy(process, program)
+        if dumps:
+            return {"processes": dumps, "text": "\n".join(dump["text"] for dump in dumps), "note": note}
+    if request["own_command"]:
+        raise Failed(
+            f"no stacks of process {process.process_id}: {note or 'py-spy was not sent'}", DENIED_REMEDY
+        )
+    text = by_signal(process, request["timeout_s"])
+    dump = {"rank": None, "pid": process.record["pid"], "command": "", "text": text}
+    return {"processes": [dump], "text": text, "note": note}
+
+
+def running_process(request: Json) -> Process:
+    process = known_process(request)
+    if not process.is_alive():
+        raise Failed(
+            f"process {process.process_id} (pid {process.record['pid']}) is not running",
+            "ask `status` how it ended",
+        )
+    return process
+
+
+def pids_of_run(process: Process) -> list[int]:
+    """The processes that the agent has started and all that they have started, parents first; of a container those that
+    are in it, as this host numbers them."""
+    container = process.container
+    if container is None:
+        return [process.record["pid"], *descendants(process.record["pid"])]
+    init = container.state().get("Pid") or 0
+    return descendants(init) if init else []
+
+
+def by_py_spy(process: Process, program: str) -> tuple[list[Json], str | None]:
+    """What py-spy says of each Python process of a run, and why it says nothing of some; usually None."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pids = [pid for pid in pids_of_run(process) if not OURS.search(command_line(pid))][:MOST_PROCESSES]
+    container = process.container
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda pid: dump(program, pid, container), pids))
+    dumps: list[Json] = []
+    problems: list[str] = []
+    for pid, (text, problem) in zip(pids, answers, strict=True):
+        if text is not None:
+            command = command_line(pid).replace("\0", " ").strip()
+            dumps.append({"rank": rank_of(pid), "pid": pid, "command": command[:300], "text": text})
+        elif problem is not None and problem not in problems:
+            problems.append(problem)
+    return dumps, "; ".join(problems) or None
+
+
+def dump(program: str, pid: int, container: Container | None) -> tuple[str | None, str | None]:
+    """The threads of one process with the functions of native libraries, or without these where py-spy cannot have
+    them; and why there is nothing. Both None: it is no Python process, or has ended."""
+    problem = None
+    for options in (["--native"], []):
+        for prefix, number in ways_to(pid, container):
+            text, problem = run_py_spy([*prefix, program, "dump", *options, "--pid", str(number)])
+            if text is not None:
+                return text, None
+            if problem == NO_ANSWER:
+                return None, problem
+            if NO_PYTHON.search(problem):
+                return None, None
+    return None, problem
+
+
+def ways_to(pid: int, container: Container | None) -> Iterator[tuple[list[str], int]]:
+    """What py-spy is begun by, so that the kernel lets it look at a process, and that process as it is numbered there.
+
+    Only inside a container are the libraries found whose functions it is to name.
+    """
+    if container is not None:
+        exec_there = [container.docker, "exec"]
+        inside = number_inside(pid)
+        yield [*exec_there, "--privileged", "--user", "0", container.name], inside
+        yield [*exec_there, container.name], inside
+    if os.geteuid() != 0:
+        yield ["sudo", "-n", "--"], pid
+    yield [], pid
+
+
+def number_inside(pid: int) -> int:
+    """A process as its own PID namespace numbers it."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file,
+    ):
+        numbers = re.search(r"^NSpid:\s*(.*)$", file.read(), re.MULTILINE)
+        return int(numbers.group(1).split()[-1]) if numbers else pid
+    return pid
+
+
+def run_py_spy(command: list[str]) -> tuple[str | None, str]:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DUMP_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, NO_ANSWER
+    except OSError as error:
+        return None, f"{command[0]} cannot be run: {error.strerror}"
+    if done.returncode == 0:
+        text = done.stdout.decode(errors="replace")
+        begin = re.search(
+            r"^Thread ", text, re.MULTILINE
+        )  # before it: the command line, which the answer has
+        return text[begin.start() :] if begin else text, ""
+    complaint = done.stderr.decode(errors="replace").partition("Stack backtrace:")[0]
+    return None, " ".join(complaint.split())[:300] or f"py-spy ended with exit code {done.returncode}"
+
+
+def command_line(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(65536).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none where it is another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            items = file.read().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return dict(item.split("=", 1) for item in items if "=" in item)
+
+
+def rank_of(pid: int) -> int | None:
+    text = environment_of(pid).get("RUN_PROCESS_ID", "")
+    return int(text) if text.isdigit() else None
+
+
+def by_signal(process: Process, timeout_s: float) -> str:
+    """The stacks of all threads of a process, as its own SIGUSR1 handler writes them."""
+    name = f"process {process.process_id}"
+    pid = process.pid()
+    if pid is None:
+        raise Failed(
+            f"the container of {name} has not started it yet", "ask again when it is past its start-up"
+        )
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        if not catches(file.read(), signal.SIGUSR1):
+            message = f"{name} (pid {pid}) has no SIGUSR1 handler, and the signal would kill it"
+            raise Failed(message, "ask again when it is past its start-up")
+
+    def written() -> int:
+        try:
+            return os.path.getsize(process.stacks_path)
+        except OSError:
+            return 0
+
+    before = size = written()
+    container = process.container
+    if container is None:
+        signal_quietly(os.kill, pid, signal.SIGUSR1)
+    else:
+        container.signal(signal.SIGUSR1)
+    changed = time.monotonic()
+
+    def is_written() -> bool:
+        nonlocal size, changed
+        if written() != size:
+            size, changed = written(), time.monotonic()
+        return size > before and time.monotonic() - changed >= 0.2
+
+    if not wait_until(is_written, timeout_s):
+        message = f"{name} (pid {pid}) did not answer SIGUSR1 within {timeout_s:g} s"
+        raise Failed(message, "it hangs outside Python's reach; `stop` it")
+    with open(process.stacks_path, "rb") as stacks_file:
+        stacks_file.seek(before)
+        return stacks_file.read().decode(errors="replace")
