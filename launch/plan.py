@@ -188,6 +188,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "liveness_host": plan.target.coordinator_host,
         "liveness_port": plan.liveness_port,
         "liveness_token": plan.liveness_token,
+        **({"worker_env": worker} if (worker := _worker_variables(plan, process_id)) else {}),
         **({"secrets": values} if (values := secret_values(plan)) else {}),
         "hang_floor_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
@@ -321,6 +322,50 @@ def _launcher_variables(plan: Plan, process_id: int) -> dict[str, str]:
         # Whatever the host's own setting: without bytecode, each start compiles some 1,500 modules.
         "PYTHONDONTWRITEBYTECODE": "",
         **(ON_CPU if plan.target.platform == "cpu" and plan.command is None else {}),
+        **_variables_between_groups(plan, process_id),
+    }
+
+
+COMPUTE_ORIGINS = ("group", "instance")
+"""As `contracts.inventory.Slice.origin` begins where Compute Engine made the slice."""
+
+
+def _hosts_of_group(plan: Plan) -> int | None:
+    """The hosts of each group of a slice that Compute Engine made; None: there are no TPUs, or another API made it."""
+    one = plan.target.slice
+    if plan.target.platform != "tpu" or one.origin.partition(" ")[0] not in COMPUTE_ORIGINS:
+        return None
+    return len(one.hosts) // one.count
+
+
+def _variables_between_groups(plan: Plan, process_id: int) -> dict[str, str]:
+    """What connects the groups of a multislice, which know nothing of each other; the Cloud TPU API tells its own.
+
+    Names: `jax/_src/clusters/cloud_tpu_cluster.py` (JAX 0.12).
+    """
+    hosts, count = _hosts_of_group(plan), plan.target.slice.count
+    if hosts is None or count == 1:
+        return {}
+    return {
+        "MEGASCALE_COORDINATOR_ADDRESS": plan.target.coordinator_host,
+        "MEGASCALE_NUM_SLICES": str(count),
+        "MEGASCALE_SLICE_ID": str(process_id // hosts),
+    }
+
+
+def _worker_variables(plan: Plan, process_id: int) -> dict[str, str]:
+    """What the TPU runtime is told of a host's place in its group, for a host whose metadata server does not know it.
+
+    Names: `jax/_src/clusters/cloud_tpu_cluster.py` (JAX 0.12).
+    """
+    hosts = _hosts_of_group(plan)
+    if hosts is None:
+        return {}
+    first = process_id // hosts * hosts
+    members = plan.target.slice.hosts[first : first + hosts]
+    return {
+        "TPU_WORKER_ID": str(process_id - first),
+        "TPU_WORKER_HOSTNAMES": ",".join(host.internal_address for host in members),
     }
 
 

@@ -52,8 +52,10 @@ FILES = (
     "/proc/sys/kernel/pid_max",
 )
 SETTINGS = ("TPU_", "LIBTPU", "PJRT_", "JAX_", "XLA_", "CLOUD_TPU_", "MEGASCALE_")
-SHOWN_ATTRIBUTES = ("accelerator-type", "agent-worker-number")
-"""Attributes of the instance whose values are told: its kind, and the slice's own number of this host."""
+WORKER_NUMBER = "agent-worker-number"
+"""The instance attribute with the slice's own number of this host, which JAX and libtpu read."""
+SHOWN_ATTRIBUTES = ("accelerator-type", WORKER_NUMBER, "worker-id", "worker-network-endpoints", "tpu-env")
+"""Attributes of the instance whose values are shown: its kind, and what it knows of its place in the slice."""
 DOCKER_INFO = (
     "{{.ServerVersion}}, cgroup {{.CgroupVersion}}, {{.CgroupDriver}}, {{.SecurityOptions}}, {{.Driver}}"
 )
@@ -200,7 +202,8 @@ def metadata() -> Json:
         else ", ".join(sorted(attributes)) or "none",
     }
     if not isinstance(attributes, str):
-        entries.update({name: str(attributes.get(name, "none")) for name in SHOWN_ATTRIBUTES})
+        shown = {name: str(attributes.get(name, "none")).split() for name in SHOWN_ATTRIBUTES}
+        entries.update({name: " ".join(words) for name, words in shown.items()})
     return entries
 
 

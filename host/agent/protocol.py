@@ -254,7 +254,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stage": ("files.stage", "sha256:sha256 archive_base64:text?"),
     "start": (
         "start.start",
-        f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container? secrets:env?",
+        f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container? secrets:env? worker_env:env?",
     ),
     "pull": (
         "images.pull",

@@ -143,6 +143,8 @@ def spawn(process: Process, request: Json) -> Json:
     ) as file:  # what exit.json will need when the job has filled the disk
         file.write(bytes(RESERVE_BYTES))
     keep_secrets(process, request)
+    if request["worker_env"] and not knows_its_place():
+        request["env"] = {**request["worker_env"], **request["env"]}
     container = prepared_container(process, request)
     if not os.path.isdir(request["cwd"]):
         message = f"start: cwd {request['cwd']} is not a directory of this host"
@@ -214,6 +216,14 @@ def keep_secrets(process: Process, request: Json) -> None:
     request["env"] = {**request["env"], SECRETS_FILE: path}
     if request["container"] is not None:
         request["container"]["mounts"] = [*request["container"]["mounts"], process.secrets_dir]
+
+
+def knows_its_place() -> bool:
+    """Whether the metadata server has this host's number in its slice, which is then what the TPU runtime goes by."""
+    from .host_facts import WORKER_NUMBER, ask_metadata  # with urllib, which only this needs
+
+    attributes = ask_metadata("attributes/?recursive=true")
+    return isinstance(attributes, dict) and WORKER_NUMBER in attributes
 
 
 def prepared_container(process: Process, request: Json) -> ContainerStart | None:

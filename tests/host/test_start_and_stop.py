@@ -17,6 +17,7 @@ import pytest
 from host.agent import proc
 from tests.host.conftest import AGENT, ONE, cut_off
 from tests.processes import is_alive
+from tests.servers import Handler, serving
 from tests.waiting import until
 
 LIVES = 'say("up"); live()'
@@ -98,6 +99,24 @@ say(json.dumps([dict(os.environ), os.getsid(0), os.getpgid(0), sorted(os.listdir
     assert session == group == started["pid"] == started["pgid"]
     assert descriptors == ["0", "1", "2", "3"]  # 3 is the listing's own
     assert cpus == [cpu]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "place"),
+    [({"agent-worker-number": "1"}, "None"), ({"startup-script": "x"}, "3"), (None, "3")],
+)
+def test_a_host_is_told_its_place_in_the_slice_only_where_it_does_not_know_it(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, str] | None, place: str
+) -> None:
+    class Metadata(Handler):
+        def do_GET(self) -> None:
+            self.reply(attributes)
+
+    with serving(Metadata) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address if attributes is not None else "127.0.0.1:9")
+        agent.start('say(os.environ.get("TPU_WORKER_ID"))', worker_env={"TPU_WORKER_ID": "3"})
+        agent.ended()
+    assert agent.log().split() == [place]
 
 
 def test_secrets_lie_in_memory_for_their_user_alone_and_go_with_the_process(agent: Any) -> None:

@@ -15,7 +15,7 @@ from contracts.ranks import decoded
 from launch import plan
 from launch.hosts import Agent, GoneLink
 from launch.targets import Container
-from tests.launch.slices import IMAGES, NO_STORAGE, make_plan, make_target, ssh_backend
+from tests.launch.slices import IMAGES, NO_STORAGE, make_host, make_plan, make_slice, make_target, ssh_backend
 
 TARGET = make_target(
     [Agent(host="w", link=GoneLink("", ""), root="/")] * 2,
@@ -90,6 +90,26 @@ def test_processes_differ_in_their_rank_their_log_and_their_processors_alone() -
         "env": {**ENVIRONMENT, "RUN_PROCESS_ID": "1"},
         "log_path": "/runs/one/logs/1/host-1.log",
         "cpus": None,
+    }
+
+
+@pytest.mark.parametrize("origin", ["queued-resource q", "group q", "instance q"])
+def test_hosts_that_compute_engine_made_are_told_their_place_and_their_group(origin: str) -> None:
+    hosts = [make_host(index, internal_address=f"10.0.0.{index}") for index in range(4)]
+    one = make_slice(hosts, origin=origin, count=2, ends_at="2026-11-26T16:00:00+00:00")
+    target = make_target([], hosts=tuple(hosts), slice=one, platform="tpu", cpus=(None,) * 4)
+    there = dataclasses.replace(PLAN, target=target, homes=("/home/me",) * 4)
+    request = plan.start(there, 3)
+    groups = {name: value for name, value in request["env"].items() if name.startswith("MEGASCALE")}
+    assert request["slice_ends_s"] == 1_795_708_800.0
+    if origin.startswith("queued-resource"):
+        assert "worker_env" not in request and not groups
+        return
+    assert request["worker_env"] == {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.2,10.0.0.3"}
+    assert groups == {
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.0",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
     }
 
 
