@@ -1,4 +1,4 @@
-"""Idle slices: since when no run has used a slice, and the line by which every command names it."""
+"""Slices to look at: since when no run has used one, when one is taken back, and the line that every command adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contracts import atomic
-from contracts.durations import HOUR_S, spoken
+from contracts.durations import DAY_S, HOUR_S, spoken
 from contracts.errors import RequestError
 from contracts.inventory import Slice
 from jobs.runtime.cache import user_cache_dir
@@ -55,11 +55,15 @@ def limit_s(target: Target) -> float:
 
 
 def remarks(target: Target) -> Iterator[str]:
-    """Return a line for each idle slice of a stack; nothing where the runs cannot be read in time.
+    """Return a line for each slice of a stack that is idle, or that Google takes back within a day.
 
-    When a slice was last used is noted on this machine. No run is read while that is within the limit.
+    When a slice was last used is noted on this machine. No run is read while that is within the limit; nothing is said
+    of idle ones where the runs cannot be read in time.
     """
     now_s, path = time.time(), _memory(target)
+    for one in target.inventory.slices:
+        if one.ends_s is not None and now_s < one.ends_s < now_s + DAY_S:
+            yield f"the slice {one.name} ({one.capacity}) is taken back in {spoken(one.ends_s - now_s)}"
     used_at = _read(path)
     candidates = [
         idle

@@ -74,6 +74,13 @@ def test_commands_name_an_idle_slice_and_ask_nobody_while_it_is_not(
         return dataclasses.replace(here, name="my/stack", backend=ssh_backend(), inventory=inventory)
 
     assert not [*idle.remarks(stack(3))] and not asked
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2 * HOUR_S + 30))
+    ending = stack(3)
+    (main,) = ending.inventory.slices
+    ends = dataclasses.replace(main, capacity="flex-start", ends_at=soon)
+    ending = dataclasses.replace(ending, inventory=dataclasses.replace(ending.inventory, slices=(ends,)))
+    (line,) = idle.remarks(ending)
+    assert line.startswith("the slice main (flex-start) is taken back in 2 h")
     (line,) = idle.remarks(stack(5))
     assert line == (
         "the slice main has had no run for 5 h: 3.92 USD an hour at list prices, less what a grant covers "
