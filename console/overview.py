@@ -28,6 +28,7 @@ ABOUT = (
     "code",
     "started",
     "wall time",
+    "goodput",
     "cost",
 )
 """What is said of each run in a comparison before its settings and metrics."""
@@ -39,12 +40,14 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
     metrics: the final value of each metric once the run has a result, until then the latest one; values that are not
     finite are left out. headline: the metric that says how good a run of this job is, None where it is not known yet.
     Times are in UTC, as in ISO 8601. cost_usd: so far, at list prices; billed_usd: of that, what no grant covers;
-    None where it is not known.
+    None where it is not known. goodput: the share of the time of all attempts that became progress that lasted, where
+    that is known, and the seconds of each category of `contracts.goodput`.
     """
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
     attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, costs.of_run(run)
+    spent = run.goodput
     return {
         "run": run.run_id,
         "name": run.described.get("name"),
@@ -71,6 +74,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         else None,
         "metrics": measured,
         "wall_s": finite(result.get("wall_s")),
+        "goodput": {"share": spent.share, "text": spent.text(), "seconds": spent.seconds} if spent else None,
         "cost_usd": cost.usd if cost else None,
         "billed_usd": cost.billed_usd if cost else None,
         "cost": cost.text() if cost else None,
@@ -212,7 +216,13 @@ def compare(runs_compared: Sequence[Run], overviews: Sequence[Mapping[str, Any]]
 
 def _about(overview: Mapping[str, Any]) -> dict[str, Any]:
     commit = overview["git_commit"]
-    return {**overview, "code": commit and commit[:12], "wall time": overview["wall_s"]}
+    spent = overview["goodput"]
+    return {
+        **overview,
+        "code": commit and commit[:12],
+        "wall time": overview["wall_s"],
+        "goodput": spent and spent["text"],
+    }
 
 
 def settings_of(run: Run) -> dict[str, Any]:

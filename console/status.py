@@ -79,6 +79,8 @@ def _print_run(console: Console, run: Run, state: State, look: runs.Look) -> Non
         + f"  attempt {run.attempt}  {runs.age(run)} old"
         + (f"  {cost.text()}" if (cost := costs.of_run(run)) else "")
     )
+    if (spent := run.goodput) and spent.is_known:
+        tell(f"goodput {spent.text()}")
     sampled = overview.samples(run, unread)
     console.print(_hosts_table(run, look, state))
     if state in run_directory.ACTIVE:

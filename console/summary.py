@@ -122,7 +122,8 @@ def _done(run: Run) -> list[str]:
     of_all = f"{taken:,} of {counted(total, 'step')}" if total and taken not in (None, total) else None
     steps = "" if taken is None else f" for {of_all or counted(taken, 'step')}"
     rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
-    rows += _time_split(result.get("time_s"))
+    if (spent := run.goodput) is not None and spent.share is not None:
+        rows.append(("goodput", spent.text()))
     if cost := of_run(run):
         rows.append(("cost", cost.text()))
     saved = run.directory.checkpoint_steps()
@@ -139,16 +140,3 @@ def _done(run: Run) -> list[str]:
     rows.append(("report", run.directory.path(run_directory.REPORT)))
     width = max(12, *(len(label) for label, _ in rows))
     return [f"{run.run_id} is done", *(f"  {label:<{width}} {text}" for label, text in rows)]
-
-
-def _time_split(said: object) -> list[tuple[str, str]]:
-    """Return the shares of the parts that took 1% of the time or more, the largest first."""
-    parts = (
-        {name: s for name, s in said.items() if isinstance(s, int | float) and s > 0}
-        if isinstance(said, dict)
-        else {}
-    )
-    total_s = sum(parts.values())
-    largest = sorted(parts.items(), key=lambda part: -part[1])
-    shares = [f"{name.replace('_', ' ')} {s / total_s:.0%}" for name, s in largest if s > 0.01 * total_s]
-    return [("of that", ", ".join(shares))] if shares else []

@@ -70,7 +70,7 @@ def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None
     not known."""
     record = result or {}
     recorded_s = number(record.get("wall_s"))
-    seen_s = [beat["time"] for beat in heartbeats] or [record.get("time")]
+    seen_s = [beat["time"] for beat in heartbeats if "time" in beat] or [record.get("time")]
     known_s = [at_s for moment in seen_s if (at_s := number(moment)) is not None]
     if recorded_s is not None or not known_s:
         return recorded_s

@@ -29,8 +29,8 @@
 
 A heartbeat has rank, attempt, state (`jobs.runtime.heartbeat.State`), step, time (when it was written), step_time
 (when the step moved), pid, message, says_all (the message needs no lines of the log), warnings, hangs_at_floor (the
-hang limit holds from the start), joined (of an own command: the host's ranks that have joined their group); exit_code
-where the agent has written it.
+hang limit holds from the start), joined (of an own command: the host's ranks that have joined their group), timing
+(where the process's time went: `contracts.goodput`); exit_code where the agent has written it.
 
 hosts/host-<i>.json is one object, of all attempts of the run:
     {"host": 0, "interval_s": 20.0, "samples_per_point": 2, "samples_in_last": 1,

@@ -237,6 +237,7 @@ _HEARTBEAT: dict[str, Rule] = {
     "message": _is_string,
     "exit_code": _is_whole,
     "warnings": _are_strings,
+    "timing": lambda value: isinstance(value, dict),
 }
 _RESULT: dict[str, Rule] = {
     "outcome": is_text,

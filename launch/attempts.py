@@ -29,7 +29,8 @@ from contracts.errors import (
     WRONG_REQUEST,
     Superseded,
 )
-from contracts.run_costs import MOMENT, number, wall_s
+from contracts.goodput import measured
+from contracts.run_costs import MOMENT, number
 from contracts.run_directory import Outcome, RunDirectory, State
 from jobs.runtime.bucket_files import files_of
 from launch import control, policy
@@ -195,7 +196,7 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         "checkpoint": newest,
         "outcome": None,
     }
-    for name in ("wall_s", "cause"):
+    for name in ("wall_s", "timing", "cause"):
         last.pop(name, None)
     directory.remove(run_directory.RESULT)
     directory.write_json(run_directory.RUN, described)
@@ -217,7 +218,7 @@ def conclude(directory: RunDirectory, last: dict[str, Any]) -> dict[str, Any] | 
         knowing=last["processes"],
         now_s=float("inf"),
     )
-    last |= {"outcome": outcome, "cause": cause_of(outcome, result), "wall_s": wall_s(last, result, beats)}
+    last |= {"outcome": outcome, "cause": cause_of(outcome, result), **measured(last, result, beats)}
     return result
 
 

@@ -262,7 +262,7 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
             )
         time.sleep(POLL_S)
     *earlier, latest = fresh.described["attempts"]
-    ended = {**latest, "outcome": now, "wall_s": fresh.wall_s}
+    ended = {**latest, "outcome": now, **fresh.measured()}
     before = {**fresh.described, "attempts": [*earlier, ended]}
     return max(fresh.attempt, newest_taken) + 1, before
 
@@ -377,6 +377,7 @@ def run_record(
         "bundle": plan.bundle_sha256,
         "image": image,
         "price": price_of(target.slice),
+        **({"slice_created": target.slice.created} if target.slice.created else {}),
         "outcome": None,
     }
     return {

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from contracts import run_costs, run_directory, run_records
+from contracts import goodput, run_directory, run_records
 from contracts.durations import spoken
 from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import Files, Piece
+from contracts.goodput import Goodput
 from contracts.run_directory import RunDirectory, State
 from contracts.run_records import Unread
 from contracts.run_records import parse_time as parse_time
@@ -107,10 +108,19 @@ class Run:
     def wall_s(self) -> float | None:
         """Of the latest attempt: what its result says, else until its last heartbeat, or until it was
         ended without one; None where nothing is known of it."""
+        wall_s: float | None = self.measured()["wall_s"]
+        return wall_s
+
+    def measured(self) -> dict[str, Any]:
+        """What run.json keeps of its latest attempt's time, once another one begins."""
         if not self.has_begun:
-            return 0.0
-        beats = [beat for beat in self.current() if beat]
-        return run_costs.wall_s(self.described["attempts"][-1], self.current_result(), beats)
+            return {"wall_s": 0.0}
+        return goodput.measured(self.described["attempts"][-1], self.current_result(), self.current())
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """Where the time of its attempts went; None where nothing is known of it."""
+        return goodput.of_run(self.described, self.result, self.heartbeats)
 
     def current(self) -> list[dict[str, Any] | None]:
         """Each process's heartbeat of the latest attempt; None where it has not written one yet."""

@@ -284,7 +284,7 @@ class Dashboard:
             ],
             "settings": [[name, overview.cell(value)] for name, value in overview.settings_of(run).items()],
             "warnings": result["warnings"] if isinstance(result.get("warnings"), list) else [],
-            "about": about(run.described, result),
+            "about": about(run.described, result, run.heartbeats),
             "has_samples": pictures is not None,
         }
 

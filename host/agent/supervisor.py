@@ -511,6 +511,7 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
         "step": beat_step(mine),
         "time": record["time"],
         "step_time": mine.get("step_time"),
+        **({"timing": mine["timing"]} if "timing" in mine else {}),
         "pid": process.record["pid"],
         "message": own_words
         if own_words and record["code"] is not None

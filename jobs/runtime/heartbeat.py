@@ -21,6 +21,10 @@ from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory, heartbeat, reserve
 from jobs.runtime.bucket_files import retry
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from jobs.runtime.metrics import TimeSplit
+
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
 
 DISK_PERIOD_S = 1.0
@@ -52,6 +56,9 @@ class Heartbeat:
         self._state: State = "starting"
         self._step = 0
         self._step_time = time.time()
+        self._timing: dict[str, int] = {}
+        self.time: TimeSplit | None = None
+        """Where this process's time goes, which each heartbeat says."""
         self._message: str | None = None
         self._says_all = False
         self.hangs_at_floor = False
@@ -97,6 +104,15 @@ class Heartbeat:
     def tick(self) -> None:
         """Report progress that is no step: a batch of an evaluation, a file that was written."""
         self._step_time = time.time()
+
+    def went_on_from(self, step: int) -> None:
+        """Report the step after which this attempt goes on; 0: from the start."""
+        self._timing["from_step"] = step
+
+    def saved(self, step: int) -> None:
+        """Report a step that was saved, which is progress too."""
+        self._timing["saved_step"] = step
+        self.tick()
 
     def state(self, state: State, message: str | None = None) -> None:
         """Enter `state`, written at once; to a bucket by the thread, so that nothing here waits for it.
@@ -205,9 +221,14 @@ class Heartbeat:
             "message": self._message,
             "says_all": self._says_all,
             "warnings": self.warnings,
+            **({"timing": self._time()} if self.time is not None else {}),
             **({"hangs_at_floor": True} if self.hangs_at_floor else {}),
             **({"joined": self.joined} if self.joined else {}),
         }
+
+    def _time(self) -> dict[str, Any]:
+        assert self.time is not None
+        return {"parts": self.time.seconds(), "open": self.time.open_part, **self._timing}
 
 
 def _overwrite(path: str, data: bytes) -> None:

@@ -135,7 +135,8 @@ class Loop:
         Raises:
             RequestError: there are checkpoints and none can be read.
         """
-        restored = self.checkpoints.restore_latest()
+        with self.run.time.part("restore"):
+            restored = self.checkpoints.restore_latest()
         if restored is None:
             return {}
         step, notes = restored
@@ -175,6 +176,7 @@ class Loop:
         """
         if self._profile is not None:
             return
+        self.run.heartbeat.went_on_from(self.done)
         if self.run.environment.is_first:
             self._metrics = Metrics(self.run.directory, self.done)
         traced = read_steps(self.profile, steps=self.steps)
@@ -193,6 +195,8 @@ class Loop:
     def begin(self, count: int) -> range:
         """Before `count` steps are given to the devices; returns their numbers."""
         assert self._profile is not None, "start() comes before begin()"
+        if self.done == self._resumed_step:
+            self.run.time.enter("compile")
         steps = range(self.done + 1, min(self.done + count, self.steps) + 1)
         self._call = steps, {}
         self._tracing.enter_context(self._profile.step(steps))
@@ -345,7 +349,7 @@ class Loop:
             guarded = self.guard.notes() if self.guard is not None else {}
             self.checkpoints.save(self.done, {**self.notes, **evaluated, **guarded})
             self._saved_step = self.done
-            self.run.heartbeat.tick()
+            self.run.heartbeat.saved(self.done)
 
     def _close(self) -> None:
         """Complete the metrics and the trace."""

@@ -3,7 +3,9 @@ its rates; and where an attempt's time goes.
 
 Every second of this process belongs to one part, and the parts add up to all of it:
 
-    start        joining the group, reading the data, restoring, compiling, up to the end of the first step
+    start        joining the group, reading the data, and whatever else comes before the first step
+    restore      reading a checkpoint
+    compile      compiling, with the first step
     compute      the loop of steps, but for what follows: handing steps to the devices and waiting for their results
     input_wait   making a batch while the devices had nothing to do
     evaluation   evaluations, with what the first one compiles
@@ -11,6 +13,7 @@ Every second of this process belongs to one part, and the parts add up to all of
     logging      writing metrics
     profile      writing a trace
     finish       what comes after the last step: the export, a last look
+    command      a command of the user's own, until its first line of metrics with a step; what follows is compute
 
 Times are the host's. A batch that is made while the devices still compute is part of compute. Rates count the time of
 steps only.
@@ -24,6 +27,7 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
@@ -136,14 +140,18 @@ class _EventFile:
             shutil.rmtree(self._here, ignore_errors=True)
 
 
-Part = Literal["start", "compute", "input_wait", "evaluation", "checkpoint", "logging", "profile", "finish"]
+Part = Literal[
+    "start", "restore", "compile", "compute", "input_wait", "evaluation", "checkpoint", "logging", "profile", "finish",
+    "command",
+]  # fmt: skip
 
 STEPPING: tuple[Part, ...] = ("compute", "input_wait", "logging")
 """Parts of the time that a step takes; the others are no step's."""
 
 
 class TimeSplit:
-    """Begins with the part "start". Of parts within parts the inner one counts. For one thread only.
+    """Begins with the part "start". Of parts within parts the inner one counts. One thread enters parts; others may
+    read `seconds`, `wall_s` and `open_part`.
 
     clock: seconds, for tests.
     """
@@ -153,6 +161,7 @@ class TimeSplit:
         self._began_s = self._since_s = clock()
         self._open: list[Part] = ["start"]
         self._spent_s: dict[Part, float] = {}
+        self._counting = threading.Lock()
 
     def enter(self, part: Part) -> None:
         """Count to `part`, from now on, what is in no other part."""
@@ -179,8 +188,9 @@ class TimeSplit:
     def move(self, seconds: float, part: Part) -> None:
         """Count seconds of the open part to another one."""
         self._count()
-        self._spent_s[self._open[-1]] -= seconds
-        self._spent_s[part] = self._spent_s.get(part, 0.0) + seconds
+        with self._counting:
+            self._spent_s[self._open[-1]] -= seconds
+            self._spent_s[part] = self._spent_s.get(part, 0.0) + seconds
 
     def spent_s(self, *parts: Part) -> float:
         """Seconds of these parts so far."""
@@ -189,20 +199,27 @@ class TimeSplit:
 
     def seconds(self) -> dict[Part, float]:
         """Seconds of every part that there was, in the order in which they began."""
-        self._count()
-        return {part: round(spent_s, 3) for part, spent_s in self._spent_s.items()}
+        with self._counting:
+            spent_s, part = dict(self._spent_s), self._open[-1]
+            spent_s[part] = spent_s.get(part, 0.0) + self._clock() - self._since_s
+        return {part: round(part_s, 3) for part, part_s in spent_s.items()}
 
     def wall_s(self) -> float:
         """All seconds since the beginning."""
-        self._count()
-        return self._since_s - self._began_s
+        return self._clock() - self._began_s
+
+    @property
+    def open_part(self) -> Part:
+        """The part that counts now."""
+        return self._open[-1]
 
     def _count(self, part: Part | None = None) -> None:
         """Count what has passed since the last count to `part`; None: to the part which is open."""
-        now_s = self._clock()
-        part = part or self._open[-1]
-        self._spent_s[part] = self._spent_s.get(part, 0.0) + now_s - self._since_s
-        self._since_s = now_s
+        with self._counting:
+            now_s = self._clock()
+            part = part or self._open[-1]
+            self._spent_s[part] = self._spent_s.get(part, 0.0) + now_s - self._since_s
+            self._since_s = now_s
 
 
 class Rates:

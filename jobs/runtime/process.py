@@ -64,6 +64,9 @@ class Run:
     heartbeat: Heartbeat
     time: TimeSplit = dataclasses.field(default_factory=TimeSplit)
 
+    def __post_init__(self) -> None:
+        self.heartbeat.time = self.time
+
     def say(self, text: str) -> None:
         """A line in the log, from rank 0 only."""
         if self.environment.is_first:

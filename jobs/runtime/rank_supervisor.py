@@ -302,6 +302,7 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
 
 
 def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) -> int:
+    run.time.enter("command")
     ranks = start(spec, run.environment)
     run.heartbeat.state("joined")
     progress = Progress(run, spec, ranks)
@@ -471,10 +472,14 @@ class Progress:
         except Exception as error:  # a bucket's library raises kinds of its own
             _asked_again("what the metrics say", error)
             return
+        steps = [step for line in lines if (step := line.get("step")) is not None]
         for line in lines:
             self._latest |= line
         if lines:
             self._run.heartbeat.step(self.step)
+        if steps and self._run.time.open_part == "command":
+            self._run.heartbeat.went_on_from(int(steps[0]))
+            self._run.time.enter("compute")
 
     def _measure(self) -> object:
         if self._spec.progress == FROM_LOG:

@@ -161,8 +161,9 @@ class Training:
         if self.device.type == "xla":  # which compiles whole steps, each at its first
             return
         self.run.heartbeat.say("compiling the model" if self.is_compiled else "taking the first step once")
-        self.loss(self.batches.step(1).share(distributed.rank(), distributed.size())).backward()
-        self.optimizer.zero_grad()
+        with self.run.time.part("compile"):
+            self.loss(self.batches.step(1).share(distributed.rank(), distributed.size())).backward()
+            self.optimizer.zero_grad()
 
     def take_step(self, step: int, batch: Packed) -> dict[str, torch.Tensor]:
         """One step on this process's rows; the loss of these and the norm of the gradient, on the device."""

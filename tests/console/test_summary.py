@@ -114,10 +114,10 @@ def test_a_run_that_ended_early_says_of_how_many_steps_and_of_which_the_export_i
     [
         ({"eval_loss": None, "unigram_entropy": 5.0}, []),
         ({"warnings": ["a", "b"]}, ["warnings     2; the report has them"]),
-        # Of the time, the parts that took more than a hundredth of it.
+        # Of the time, the categories that took more than a hundredth of it.
         (
-            {"time_s": {"start": 9.0, "compute": 180.0, "input_wait": 0.5, "finish": 10.5}},
-            ["of that      compute 90%, finish 5%, start 4%"],
+            {"wall_s": 200.0, "time_s": {"start": 9.0, "compute": 180.0, "input_wait": 0.5, "finish": 10.5}},
+            ["goodput      90% of 3 min 20 s; finishing 5%, starting 4%"],
         ),
         *(({"time_s": nothing}, []) for nothing in ({"start": 0.0}, {}, None, [1], {"start": "long"})),
     ],

@@ -80,6 +80,16 @@ def test_the_attempt_that_the_launcher_made_ready_is_begun_as_it_is(tmp_path: Pa
     }
 
 
+def test_where_the_time_of_the_last_attempt_went_is_on_record(tmp_path: Path) -> None:
+    timing = {"parts": {"start": 4.0, "compute": 26.0}, "open": "compute", "from_step": 0, "saved_step": 10}
+    beat = {"rank": 0, "state": "stepping", "time": START_S + 30, "step": 13, "timing": timing}
+    directory = a_run(tmp_path, begun(0), beats=(beat,), saved=(10,))
+    begin(directory, REQUEST, START_S + 60)
+    first, second = attempts(directory)
+    assert first["timing"] == {**timing, "step": 13}
+    assert "timing" not in second
+
+
 @pytest.mark.parametrize(
     ("result", "beats", "outcome", "wall_s"),
     [

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from contracts.goodput import Category, title
 from launch.runs import Run
 from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, evaluations, losses, result, saved_steps
 
@@ -45,6 +46,24 @@ def test_a_run_that_loses_its_power_and_is_preempted_goes_on_each_time_with_the_
     assert f"resumed after step {step}\n" in lab.log(resumed)
     assert losses(resumed) == right_losses
     assert evaluations(resumed) == evaluations(reference)
+
+    spent = resumed.goodput
+    assert spent is not None
+    walls_s = [attempt.get("wall_s", resumed.wall_s) for attempt in resumed.described["attempts"]]
+    assert spent.total_s == pytest.approx(sum(walls_s), abs=0.002)
+    told: set[Category] = {
+        "productive",
+        "lost",
+        "starting",
+        "restoring",
+        "compiling",
+        "evaluation",
+        "saving",
+        "finishing",
+    }
+    assert told <= spent.seconds.keys() and "unknown" not in spent.seconds
+    report = resumed.directory.read_text("report.html") or ""
+    assert all(f'"{title(category)}"' in report for category in told), "of all three attempts"
 
 
 @pytest.mark.slow

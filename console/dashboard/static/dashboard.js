@@ -127,6 +127,7 @@ function oneRun(path) {
     if (!run) return fill(main, el("h1", {}, found.id), unread(found.problems), el("p", {}, el("a", { href: "/" }, "All runs")));
     const measured = found.measured.map(([name, text]) => [name, .../^(\S+(?: \S{1,8}(?=,|$))?),? ?(.*)$/s.exec(text).slice(1)]);
     const totals = [["step", number(run.step), run.total_steps && `of ${number(run.total_steps)}`], ["time", elapsed(run) || "–"],
+      ...(run.goodput?.share == null ? [] : [["goodput", `${Math.round(100 * run.goodput.share)}%`, run.goodput.text]]),
       ...(run.cost_usd === null ? [] : [["cost so far", run.billed_usd === 0 ? "grant" : usd(run.billed_usd ?? run.cost_usd), run.cost]])];
     fill(head, el("p", { className: "faint" }, [run.job, run.platform, run.target, `${run.hosts} host${run.hosts > 1 ? "s" : ""}`].filter(Boolean).join(" · ")),
       el("h1", {}, run.name ?? found.id, " ", state(run.state)), run.name && el("p", { className: "faint" }, found.id),

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from contracts import goodput
 from contracts.durations import spoken
 from contracts.run_costs import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
@@ -95,15 +96,15 @@ def render(
         "curves": _curves(run, written, latest),
         "samples": samples(samples_file),
         "hosts": host_curves(hosts[:_MOST_HOSTS_DRAWN], columns=_HOST_COLUMNS),
-        "after": [*about(run, result), *_options(run), *_hoststable(run, heartbeats)],
+        "after": [*about(run, result, heartbeats), *_options(run), *_hoststable(run, heartbeats)],
     }
     outcome = text(result.get("outcome") or "no result yet")
     return page(f"{_title(run)}: {outcome}", content)
 
 
-def about(run: Json, result: Json) -> list[Section]:
+def about(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list[Section]:
     """Sections about a run: where its time went, what a language model has learned, what ran, its attempts."""
-    return [*_time_split(result), *_fillings(result), *_facts(run), *_attempts(run, result)]
+    return [*_goodput(run, result, heartbeats), *_fillings(result), *_facts(run), *_attempts(run, result)]
 
 
 def read_and_render(run_dir: str | Path) -> str:
@@ -346,34 +347,19 @@ def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
     return {name: figure for name, value in fields if (figure := number(value)) is not None}
 
 
-MEANINGS = {
-    "start": "joining, reading the data, compiling, the first step",
-    "compute": "handing steps to the devices and waiting for their results",
-    "input_wait": "making a batch while the devices had nothing to do",
-    "evaluation": "evaluations on the way and at the end",
-    "checkpoint": "held up by a checkpoint; most of it is written beside the steps",
-    "logging": "writing metrics",
-    "profile": "writing a trace",
-    "finish": "what follows the last step: the export, a last look",
-}
-"""What each part of jobs.runtime.metrics is, in a few words."""
-
-
-def _time_split(result: Json) -> list[Section]:
-    """The parts by size, with their shares."""
-    parts = {
-        name: seconds
-        for name, value in mapping(result.get("time_s")).items()
-        if (seconds := number(value)) is not None and seconds >= 0
-    }
-    total_s = sum(parts.values())
-    if not total_s:
+def _goodput(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list[Section]:
+    """The categories of a run's time by size, with their shares."""
+    found = goodput.of_run(run, result, heartbeats)
+    if found is None or not found.is_known:
         return []
     lines = [
-        [name.replace("_", " "), f"{seconds:,.1f} s", f"{seconds / total_s:.1%}", MEANINGS.get(name, "")]
-        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
+        [goodput.title(name), spoken(seconds), f"{seconds / found.total_s:.1%}", goodput.MEANINGS[name]]
+        for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])
     ]
-    return table("Where the time went", ("part", "time", "share", "what it is"), lines)
+    attempts = len(rows(run.get("attempts")))
+    note = f"Goodput {found.share_text()}"
+    note += f" in {attempts} attempts." if attempts > 1 else "."
+    return table("Where the time went", ("category", "time", "share", "what it is"), lines, note=note)
 
 
 def _fillings(result: Json) -> list[Section]:
