@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_records import without_retaken
+from fabfile.selector import Selector
 from fabfile.train_tasks import Training
-from fabfile.where import Where
 from launch import launching
 from launch import runs as run_files
 from launch.hosts import HostError
@@ -98,11 +98,11 @@ class Run:
         status.stop(self._target, self.run_id, grace_s=grace_s)
 
 
-def train(job: str | None = None, *words: str, resume: str | None = None, **options: Any) -> Run:
+def train(job: str | None = None, *arguments: str, resume: str | None = None, **options: Any) -> Run:
     """Start a run and return when all its processes have joined.
 
-    job: as `fab jobs` lists them; None: a command of your own, with workdir=FOLDER. words: the job's own options, or
-    the command. resume: a run that is resumed. options: those of `fab train`.
+    job: as `fab jobs` lists them; None: a command of your own, with workdir=FOLDER. arguments: the job's own
+    options, or the command. resume: a run that is resumed. options: those of `fab train`.
 
     Raises:
         RequestError: the request is wrong; nothing was started.
@@ -110,7 +110,7 @@ def train(job: str | None = None, *words: str, resume: str | None = None, **opti
         launch.launching.LaunchFailed: the processes did not form a group; all was stopped.
     """
     options, place = _split(options)
-    training = Training(job=job, words=words, where=place, **options)
+    training = Training(job=job, positionals=arguments, selector=place, **options)
     request = training.request(resume=resume)
     target = training.place(request).target()
     old = run_files.find(target.runs, resume) if resume else None
@@ -122,13 +122,13 @@ def train(job: str | None = None, *words: str, resume: str | None = None, **opti
 
 def run(name: str = run_files.LATEST, **place: Any) -> Run:
     """Return a run by its id, the end of that, its name, or "latest". Raises RequestError: there is none."""
-    target = Where(**place).target()
+    target = Selector(**place).target()
     return Run(run_files.find(target.runs, name).run_id, target)
 
 
 def runs(**place: Any) -> list[Run]:
     """Return all runs of a place, the latest first."""
-    target = Where(**place).target()
+    target = Selector(**place).target()
     return [Run(each_run.run_id, target) for each_run in run_files.list_runs(target.runs)]
 
 
@@ -143,8 +143,8 @@ def predict(trained: Run, inputs: Sequence[str], second: str | None = None) -> l
     return console.answers(trained._target, trained.run_id, [*inputs], second)
 
 
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], Where]:
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], Selector]:
     """Return the options of a training, and those about where it runs."""
     names = {"stack", "slice", "hosts", "platform", "python"}
-    place = Where(**{name: value for name, value in options.items() if name in names})
+    place = Selector(**{name: value for name, value in options.items() if name in names})
     return {name: value for name, value in options.items() if name not in names}, place

@@ -14,92 +14,92 @@ from contracts.inventory import Host, Inventory, Slice
 from contracts.process import PLATFORMS
 from launch.jobs import CHECKOUT
 from launch.runs import Run
-from launch.targets import LOCAL, Target, Wanted, in_catalogue
+from launch.targets import LOCAL, Target, TargetRequest, in_catalogue
 
 
-def resolve(wanted: Wanted, like: Run | None = None) -> Target:
+def resolve(request: TargetRequest, like: Run | None = None) -> Target:
     """Return the target that is asked for. like: a run that is resumed; on this machine with its hosts and platform.
 
     Raises:
         RequestError: there is no such stack, slice, host or platform, or it has no place for runs.
     """
-    _require_platform(wanted)
-    if wanted.stack == LOCAL:
-        if wanted.slice not in (None, LOCAL):
-            raise RequestError(f"--slice {wanted.slice}: this machine has no slices; say --stack as well")
+    _require_platform(request)
+    if request.stack == LOCAL:
+        if request.slice not in (None, LOCAL):
+            raise RequestError(f"--slice {request.slice}: this machine has no slices; say --stack as well")
         before = like.described["platform"] if like else None
-        same = like is not None and wanted.platform in (None, before)
+        same = like is not None and request.platform in (None, before)
         return on_this_machine(
-            hosts=wanted.hosts or (str(like.processes) if like and same else None),
-            platform=wanted.platform or before or "cpu",
-            python=wanted.python,
-            runs=wanted.runs,
+            hosts=request.hosts or (str(like.processes) if like and same else None),
+            platform=request.platform or before or "cpu",
+            python=request.python,
+            runs=request.runs,
         )
 
     from launch import inventories  # this machine needs none
 
-    inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
-    return of_inventory(inventories.renewed(inventory), wanted)
+    inventory = request.given.inventory if request.given else inventories.read(request.stack)
+    return of_inventory(inventories.renewed(inventory), request)
 
 
-def _require_platform(wanted: Wanted) -> None:
-    if wanted.platform is not None and wanted.platform not in PLATFORMS:
+def _require_platform(request: TargetRequest) -> None:
+    if request.platform is not None and request.platform not in PLATFORMS:
         raise RequestError(
-            f'--platform: "{wanted.platform}" is not a platform; choose one of {", ".join(PLATFORMS)}'
+            f'--platform: "{request.platform}" is not a platform; choose one of {", ".join(PLATFORMS)}'
         )
 
 
-def inventory_of(wanted: Wanted) -> Inventory:
+def inventory_of(request: TargetRequest) -> Inventory:
     """Return the inventory of a stack as it is now, whether it has hosts or not; of this machine its own.
 
     Raises:
         RequestError: there is no such stack.
     """
-    _require_platform(wanted)
-    if wanted.stack == LOCAL:
-        return resolve(wanted).inventory
+    _require_platform(request)
+    if request.stack == LOCAL:
+        return resolve(request).inventory
     from launch import inventories  # this machine needs none
 
-    return inventories.renewed(wanted.given.inventory if wanted.given else inventories.read(wanted.stack))
+    return inventories.renewed(request.given.inventory if request.given else inventories.read(request.stack))
 
 
-def of_each(inventory: Inventory, wanted: Wanted) -> list[Target]:
+def of_each(inventory: Inventory, request: TargetRequest) -> list[Target]:
     """Return the target of every slice that may be meant, those without hosts left out. Raises as `resolve`."""
-    if wanted.stack == LOCAL:
-        return [resolve(wanted)]
+    if request.stack == LOCAL:
+        return [resolve(request)]
     usable = [one_slice for one_slice in inventory.slices if one_slice.is_usable]
-    named = [one_slice.name for one_slice in usable if wanted.slice in (None, one_slice.name)]
-    return [of_inventory(inventory, dataclasses.replace(wanted, slice=name)) for name in named]
+    named = [one_slice.name for one_slice in usable if request.slice in (None, one_slice.name)]
+    return [of_inventory(inventory, dataclasses.replace(request, slice=name)) for name in named]
 
 
-def keys_file(wanted: Wanted) -> Path:
+def keys_file(request: TargetRequest) -> Path:
     """Return the file with the confirmed keys of an inventory: beside it, or for a stack beside its configuration."""
     from launch import inventories
 
-    if wanted.given is not None:
-        return wanted.given.folder / "host-keys.json"
-    if inventories.is_file(wanted.stack):
-        return Path(wanted.stack).with_suffix(".host-keys.json")
-    return CHECKOUT / f"Pulumi.{wanted.stack}.host-keys.json"
+    if request.given is not None:
+        return request.given.folder / "host-keys.json"
+    if inventories.is_file(request.stack):
+        return Path(request.stack).with_suffix(".host-keys.json")
+    return CHECKOUT / f"Pulumi.{request.stack}.host-keys.json"
 
 
-def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
+def of_inventory(inventory: Inventory, request: TargetRequest) -> Target:
     """Return the target of a slice on the backend that it has; nothing is connected to yet. Raises as `resolve`."""
     from launch import inventories
 
-    inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(wanted)))
-    one_slice = choose_slice(inventory, wanted.slice)
+    inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(request)))
+    one_slice = choose_slice(inventory, request.slice)
     if (pool := one_slice.pool) is not None:
         one_slice = with_hosts(one_slice, pool.nodes * one_slice.count)
-    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
-    runs_url = place_of_runs(inventory, one_slice, wanted.runs)
+    hosts = choose_hosts(one_slice.hosts, request.hosts)
+    runs_url = place_of_runs(inventory, one_slice, request.runs)
     if pool is not None:
         from backends.pods import pod_backend
 
-        return pod_backend.target_of(inventory, one_slice, hosts, runs_url, wanted)
+        return pod_backend.target_of(inventory, one_slice, hosts, runs_url, request)
     from backends.vm import ssh_backend  # with it comes all of SSH, which this machine does not need
 
-    return ssh_backend.target_of(inventory, one_slice, hosts, runs_url, wanted)
+    return ssh_backend.target_of(inventory, one_slice, hosts, runs_url, request)
 
 
 def choose_slice(inventory: Inventory, name: str | None) -> Slice:

@@ -327,11 +327,13 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
 
     target = of_inventory(
         inventory,
-        targets.Wanted(stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")),
+        targets.TargetRequest(
+            stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")
+        ),
     )
     code = jobs.bundle(folder / "checkout")
     run_id = f"joins-{time.time_ns()}"
-    wanted = targets.Plan(
+    request = targets.Plan(
         target=target,
         run_id=run_id,
         job="joins",
@@ -345,15 +347,15 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
         for future in [transport.connect() for transport in target.transports]:  # type: ignore[attr-defined]
             future.result()
         phase.ends("connect")
-        facts = host_backend.preflight(wanted, target.agents)
+        facts = host_backend.preflight(request, target.agents)
         phase.ends("preflight")
         host_backend.stage(code, target.agents, facts)
         phase.ends("stage")
-        wanted = plan.settled(wanted, facts, token="bench")
-        host_backend.start(wanted, target.agents)
+        request = plan.settled(request, facts, token="bench")
+        host_backend.start(request, target.agents)
         phase.ends("start")
         try:
-            rollout.join(wanted, host_backend.HostLauncher())
+            rollout.join(request, host_backend.HostLauncher())
             phase.ends("join")
             trips = [transport.round_trips for transport in target.transports]  # type: ignore[attr-defined]
             measured["round_trips"] = max(trips)

@@ -54,9 +54,9 @@ def begin(request: Request, target: Target, say: Say, *, is_submitted: bool = Fa
     folder = user_cache_dir(os.environ) / precompiled.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     control = target.inventory.control if is_submitted else None
-    asked = {"step": dataclasses.asdict(step), "bucket": bucket, "control": control}
+    order = {"step": dataclasses.asdict(step), "bucket": bucket, "control": control}
     log, request_file = folder / f"{step.name}.log", folder / f"{step.name}.request"
-    request_file.write_text(json.dumps(asked))
+    request_file.write_text(json.dumps(order))
     files = [
         os.open(request_file, os.O_RDONLY),
         *[os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)] * 2,
@@ -84,8 +84,8 @@ def compile_step(step: Step, bucket: str, control: str | None) -> str:
         RequestError: the options do not suit the slice, it does not fit, or a place cannot be written.
         HostError: the compiler failed.
     """
-    asked = {"job": step.job, "words": step.words, "keep": True, **step.topology}
-    answer = fit.answer_of(asked, str(step.topology["topology"]))
+    request = {"job": step.job, "words": step.words, "keep": True, **step.topology}
+    answer = fit.cached_answer(request, str(step.topology["topology"]))
     if answer["note"] is None:
         raise RequestError("nothing is kept" if answer["fits"] else "nothing is kept, as it does not fit")
     precompiled.record(step, answer["note"])

@@ -60,7 +60,7 @@ MOST_TRIES = 6
 """Changes that are tried for a step that does not fit."""
 GIB = 2**30
 
-type Words = tuple[str, ...]
+type Arguments = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,10 @@ class Place:
     @property
     def topology(self) -> dict[str, Any]:
         """How libtpu calls it."""
-        which = self.accelerator
-        return precompiled.topology(which.generation.name, which.topology, which.hosts, self.slices)
+        accelerator = self.accelerator
+        return precompiled.topology(
+            accelerator.generation.name, accelerator.topology, accelerator.hosts, self.slices
+        )
 
     @property
     def links_in_use(self) -> float:
@@ -101,8 +103,8 @@ class Place:
         prices = [
             catalogue.price_usd_per_hour(self.accelerator, zone, capacity) for zone in self.accelerator.zones
         ]
-        known = [price for price in prices if price is not None]
-        return min(known) * self.slices if known else None
+        known_prices = [price for price in prices if price is not None]
+        return min(known_prices) * self.slices if known_prices else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,8 +121,10 @@ class Estimate:
     @property
     def memory_limit(self) -> int:
         """Of a device: what the compiler names where it is not enough, or else what the chip has."""
-        which = self.place.accelerator.generation
-        return int(self.answer["memory"]["limit"] or which.hbm_gib_per_chip * GIB // which.devices_per_chip)
+        generation = self.place.accelerator.generation
+        return int(
+            self.answer["memory"]["limit"] or generation.hbm_gib_per_chip * GIB // generation.devices_per_chip
+        )
 
     @property
     def core_s(self) -> float:
@@ -129,23 +133,23 @@ class Estimate:
 
     @property
     def kernels_s(self) -> float:
-        which = self.place.accelerator.generation
-        peak = which.peak_bf16_flops_per_s_per_chip / which.devices_per_chip
-        bandwidth = which.hbm_gb_per_s_per_chip * 1e9 / which.devices_per_chip
+        generation = self.place.accelerator.generation
+        peak = generation.peak_bf16_flops_per_s_per_chip / generation.devices_per_chip
+        bandwidth = generation.hbm_gb_per_s_per_chip * 1e9 / generation.devices_per_chip
         return math.fsum(
-            max(each["operations"] / peak, each["bytes"] / bandwidth) for each in self.answer["kernels"]
+            max(kernel["operations"] / peak, kernel["bytes"] / bandwidth) for kernel in self.answer["kernels"]
         )
 
     @property
     def collectives_s(self) -> float:
         """Of all that the core waits for others, at the rate of the networks."""
-        return math.fsum(self.wait_s(each) for each in self.answer["collectives"])
+        return math.fsum(self.wait_s(collective) for collective in self.answer["collectives"])
 
     def wait_s(self, collective: Mapping[str, Any]) -> float:
         """How long the core waits for a collective: as long as its bytes take, but for what is computed meanwhile."""
         rate = self._sent_per_s(collective["reach"])
-        meanwhile_s = collective["overlapped_cycles"] / (self.place.accelerator.generation.clock_mhz * 1e6)
-        return max(0.0, collective["sent_bytes"] / rate - meanwhile_s) if rate else 0.0
+        overlapped_s = collective["overlapped_cycles"] / (self.place.accelerator.generation.clock_mhz * 1e6)
+        return max(0.0, collective["sent_bytes"] / rate - overlapped_s) if rate else 0.0
 
     def useful_overlap(self, collective: Mapping[str, Any]) -> int:
         """How many of the cycles of what is computed meanwhile shorten the wait."""
@@ -157,10 +161,10 @@ class Estimate:
 
     def _sent_per_s(self, reach: str) -> float:
         """The bytes that a device sends in a second; 0 where nobody publishes that."""
-        which = self.place.accelerator.generation
+        generation = self.place.accelerator.generation
         if reach == "between slices":
-            return (which.dcn_gb_per_s_per_chip or 0) * 1e9 / which.devices_per_chip
-        return which.ici_gb_per_s_per_chip * 1e9 / which.devices_per_chip * self.place.links_in_use
+            return (generation.dcn_gb_per_s_per_chip or 0) * 1e9 / generation.devices_per_chip
+        return generation.ici_gb_per_s_per_chip * 1e9 / generation.devices_per_chip * self.place.links_in_use
 
     @property
     def step_s(self) -> float:
@@ -188,14 +192,16 @@ class Estimate:
 
     def sent_bytes(self, is_counted: Callable[[Mapping[str, Any]], bool]) -> int:
         """What a device sends in a step, in the collectives that are counted."""
-        return sum(each["sent_bytes"] for each in self.answer["collectives"] if is_counted(each))
+        return sum(
+            collective["sent_bytes"] for collective in self.answer["collectives"] if is_counted(collective)
+        )
 
     def as_json(self) -> dict[str, Any]:
-        found = {"slice": self.place.name, "chips": self.place.slices * self.place.accelerator.chips}
+        place = {"slice": self.place.name, "chips": self.place.slices * self.place.accelerator.chips}
         if not self.fits:
-            return {**found, **self.answer}
+            return {**place, **self.answer}
         return {
-            **found,
+            **place,
             **self.answer,
             "step_s": self.step_s,
             f"{self.answer['unit']}_per_s": self.per_s,
@@ -216,21 +222,21 @@ class Script:
     def name(self) -> str:
         return Path(self.path).name
 
-    def parse(self, words: Sequence[str]) -> ScriptWords:
-        return ScriptWords(words=tuple(words))
+    def parse(self, arguments: Sequence[str]) -> ScriptArguments:
+        return ScriptArguments(arguments=tuple(arguments))
 
-    def words(self, config: ScriptWords) -> list[str]:
-        return [*config.words]
+    def arguments(self, config: ScriptArguments) -> list[str]:
+        return [*config.arguments]
 
-    def problems(self, _config: ScriptWords, *, devices: int) -> list[str]:  # noqa: ARG002 - it says so itself
+    def problems(self, _config: ScriptArguments, *, devices: int) -> list[str]:  # noqa: ARG002 - it says so itself
         return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScriptWords:
+class ScriptArguments:
     """What comes after a script's name."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
@@ -238,7 +244,7 @@ CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
 
 def fit(
     job: Job | Script,
-    words: Sequence[str],
+    arguments: Sequence[str],
     accelerator: str,
     *,
     slices: int,
@@ -268,9 +274,10 @@ def fit(
             )
     options = ["--accelerator", *(["--compare"] * len(compare))]
     places = [
-        place_of(option, name, slices) for option, name in zip(options, (accelerator, *compare), strict=True)
+        parse_place(option, name, slices)
+        for option, name in zip(options, (accelerator, *compare), strict=True)
     ]
-    config = job.parse(words)
+    config = job.parse(arguments)
     wrong = [job.problems(config, devices=place.devices) for place in places]
     if wrong[0]:
         raise RequestError("\n".join(f"{places[0].name}: {text}" for text in wrong[0]))
@@ -295,9 +302,9 @@ def fit(
             note(record_program(job, config, first))
         if compare:
             terminal().print(table(places, estimates))
-            for place, found in zip(places, estimates, strict=True):
-                if isinstance(found, str):
-                    note(f"{place.name}: {found}")
+            for place, estimate in zip(places, estimates, strict=True):
+                if isinstance(estimate, str):
+                    note(f"{place.name}: {estimate}")
             note(
                 f"USD at list prices of {catalogue.PRICES_READ_IN} in the cheapest zone; all of it is an estimate"
             )
@@ -308,9 +315,9 @@ def require_hook(job: Job) -> None:
     """Make sure that a job hands over its step. Raises RequestError: it does not, and which jobs do."""
     able = [name for name in jobs.names() if has_hook(jobs.find(name))]
     if job.name not in able:
-        why = "hands over no step" if job.framework == FRAMEWORK else f"runs on {job.framework}"
+        reason = "hands over no step" if job.framework == FRAMEWORK else f"runs on {job.framework}"
         raise RequestError(
-            f"--job {job.name}: {why}, and only the step of a JAX job can be compiled here; choose one of "
+            f"--job {job.name}: {reason}, and only the step of a JAX job can be compiled here; choose one of "
             f"{', '.join(able)}"
         )
 
@@ -341,23 +348,23 @@ def require_script(script: Script) -> None:
         )
 
 
-def record_program(job: Job, config: Any, found: Estimate) -> str:
+def record_program(job: Job, config: Any, estimate: Estimate) -> str:
     """Keep the note of a program that was kept; return what to say of it."""
-    note = found.answer["note"]
+    note = estimate.answer["note"]
     if note is None:
-        return "nothing is kept" if found.fits else "nothing is kept, as it does not fit"
+        return "nothing is kept" if estimate.fits else "nothing is kept, as it does not fit"
     step = Step(
         job=job.name,
-        words=tuple(job.words(config)),
+        words=tuple(job.arguments(config)),
         code=jobs.bundle(CHECKOUT).sha256,
-        topology=found.place.topology,
+        topology=estimate.place.topology,
     )
     precompiled.record(step, note)
     mib = precompiled.program_path(note).stat().st_size / 2**20
     return f"kept      {mib:,.1f} MiB, which `fab train` takes along to such a slice with this code and these options"
 
 
-def place_of(option: str, name: str, slices: int) -> Place:
+def parse_place(option: str, name: str, slices: int) -> Place:
     """Return the slices of that type. Raises RequestError: there is no such type, or too many slices."""
     try:
         accelerator = catalogue.accelerator(name, "any")
@@ -377,12 +384,12 @@ def measure(
         RequestError: the options cannot work there; the job's own words.
         HostError: the compiler failed, or took too long.
     """
-    what = {"script": os.path.abspath(job.path)} if isinstance(job, Script) else {"job": job.name}
-    asked = {**what, "words": job.words(config), "keep": keep, **place.topology}
-    return Estimate(place=place, answer=answer_of(asked, place.name, limit_s))
+    subject = {"script": os.path.abspath(job.path)} if isinstance(job, Script) else {"job": job.name}
+    request = {**subject, "words": job.arguments(config), "keep": keep, **place.topology}
+    return Estimate(place=place, answer=cached_answer(request, place.name, limit_s))
 
 
-def answer_of(request: Mapping[str, Any], name: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+def cached_answer(request: Mapping[str, Any], name: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Return the compiler's answer to a request, as aot.py takes it. name: of the slice. Raises as `measure`."""
     answer: dict[str, Any] = environments.answer_of(
         ENVIRONMENT,
@@ -420,19 +427,19 @@ def dry_run_lines(planned: Planned, target: Target) -> Iterator[str]:
     place = Place(accelerator=entry, slices=target.slice.count)
     yield f"compiling {job.name}'s step for {place.name}, for at most {spoken(DRY_RUN_LIMIT_S)} …"
     try:
-        found = measure(job, job.parse(planned.step.words), place, limit_s=DRY_RUN_LIMIT_S)
+        estimate = measure(job, job.parse(planned.step.words), place, limit_s=DRY_RUN_LIMIT_S)
     except HostError as error:
         yield f"whether it fits: {error.reason}; {command} takes its time"
         return
-    yield from itertools.takewhile(lambda line: not line.startswith("time goes to"), lines(job, found))
+    yield from itertools.takewhile(lambda line: not line.startswith("time goes to"), lines(job, estimate))
     yield f"more of it: {command}"
 
 
 def fit_command(step: Step, target: Target, *options: str) -> str:
     """Return the `fab fit` of a run's step."""
     slices = ["--slices", str(target.slice.count)] if target.slice.count > 1 else []
-    words = ["--job", step.job, "--accelerator", target.slice.accelerator_type, *slices, *options]
-    return shlex.join(["fab", "fit", *words, *(["--", *step.words] if step.words else [])])
+    arguments = ["--job", step.job, "--accelerator", target.slice.accelerator_type, *slices, *options]
+    return shlex.join(["fab", "fit", *arguments, *(["--", *step.words] if step.words else [])])
 
 
 # --- what would fit --------------------------------------------------------------------------------------------------
@@ -440,21 +447,21 @@ def fit_command(step: Step, target: Target, *options: str) -> str:
 
 def change(
     job: Job | Script, config: Any, first: Estimate, note: Callable[[str], None]
-) -> tuple[Words, Estimate] | None:
+) -> tuple[Arguments, Estimate] | None:
     """Return the first change of options with which the step fits, by trying; None where none of those tried does."""
     if isinstance(job, Script):
         return None  # nobody knows its options
-    for index, words in enumerate(changes(job, config, first)):
+    for index, arguments in enumerate(changes(job, config, first)):
         if index == MOST_TRIES:
             return None
-        note(f"it does not fit; trying {' '.join(words)} …")
-        found = measure(job, job.parse(words, base=config), first.place)
-        if found.fits:
-            return words, found
+        note(f"it does not fit; trying {' '.join(arguments)} …")
+        estimate = measure(job, job.parse(arguments, base=config), first.place)
+        if estimate.fits:
+            return arguments, estimate
     return None
 
 
-def changes(job: Job, config: Any, first: Estimate) -> Iterator[Words]:
+def changes(job: Job, config: Any, first: Estimate) -> Iterator[Arguments]:
     """Return changes of options that take less memory, what costs the least time first; only those that the job has and
     that suit the devices.
 
@@ -466,35 +473,37 @@ def changes(job: Job, config: Any, first: Estimate) -> Iterator[Words]:
     memory, limit = first.answer["memory"], first.memory_limit
     state = memory["parameters"] + memory["optimizer"]
 
-    def suits(*words: str) -> bool:
-        return not job.problems(job.parse(words, base=config), devices=first.place.devices)
+    def suits(*arguments: str) -> bool:
+        return not job.problems(job.parse(arguments, base=config), devices=first.place.devices)
 
-    def doubled(option: str, now: int) -> Iterator[Words]:
+    def doubled(option: str, now: int) -> Iterator[Arguments]:
         for power in range(1, 13):
-            words = (f"--{option}", str(now * 2**power))
-            if suits(*words):
-                yield words
+            arguments = (f"--{option}", str(now * 2**power))
+            if suits(*arguments):
+                yield arguments
 
-    def shared() -> Iterator[Words]:
+    def shared() -> Iterator[Arguments]:
         if "fsdp" in names:
             yield from (
-                words for words in doubled("fsdp", config.fsdp) if state * config.fsdp / int(words[1]) < limit
+                arguments
+                for arguments in doubled("fsdp", config.fsdp)
+                if state * config.fsdp / int(arguments[1]) < limit
             )
 
     if state >= limit:
         yield from shared()
         return
     if "accumulate" in names:
-        least = memory["temporaries"] / (limit - state)
+        fewest_parts = memory["temporaries"] / (limit - state)
         yield from (
-            words
-            for words in doubled("accumulate", config.accumulate)
-            if int(words[1]) / config.accumulate >= least / 2
+            arguments
+            for arguments in doubled("accumulate", config.accumulate)
+            if int(arguments[1]) / config.accumulate >= fewest_parts / 2
         )
     if "remat" in names and not config.remat:
         yield ("--remat",)
         if "accumulate" in names:
-            yield from (("--remat", *words) for words in doubled("accumulate", config.accumulate))
+            yield from (("--remat", *arguments) for arguments in doubled("accumulate", config.accumulate))
     yield from shared()
     size = config.batch_size
     while (size := size // 2) >= first.place.devices:
@@ -505,9 +514,9 @@ def changes(job: Job, config: Any, first: Estimate) -> Iterator[Words]:
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def lines(job: Job | Script, found: Estimate) -> Iterator[str]:
+def lines(job: Job | Script, estimate: Estimate) -> Iterator[str]:
     """Return what is printed of one slice."""
-    place, answer = found.place, found.answer
+    place, answer = estimate.place, estimate.answer
     accelerator = place.accelerator
     hosts = counted(place.slices * accelerator.hosts, "host")
     yield (
@@ -519,109 +528,121 @@ def lines(job: Job | Script, found: Estimate) -> Iterator[str]:
     names = {"temporaries": "activations and temporaries"}
     split = ", ".join(f"{names.get(part, part)} {_gib(memory[part])}" for part in parts if part in memory)
     yield (
-        f"memory    {'fits' if found.fits else 'does not fit'}: {_gib(memory['total'])} of "
-        f"{_gib(found.memory_limit)} GiB a device ({split})"
+        f"memory    {'fits' if estimate.fits else 'does not fit'}: {_gib(memory['total'])} of "
+        f"{_gib(estimate.memory_limit)} GiB a device ({split})"
     )
-    if not found.fits:
-        yield _compiled(found)
+    if not estimate.fits:
+        yield _compiled(estimate)
         return
-    yield f"step      at least {_ms(found.step_s)}: {'; '.join(_parts(found))}"
-    mfu = "" if found.mfu is None else f", MFU {100 * found.mfu:.0f} %"
-    yield f"rate      at most {found.per_s:,.0f} {answer['unit']}/s{mfu}"
-    yield f"cost      {_cost(found)}"
-    yield f"sent      {_sent(found)}"
+    yield f"step      at least {_ms(estimate.step_s)}: {'; '.join(_parts(estimate))}"
+    mfu = "" if estimate.mfu is None else f", MFU {100 * estimate.mfu:.0f} %"
+    yield f"rate      at most {estimate.per_s:,.0f} {answer['unit']}/s{mfu}"
+    yield f"cost      {_cost(estimate)}"
+    yield f"sent      {_sent(estimate)}"
     yield f"time goes to, of {answer['cycles'] / 1e6:,.1f} M cycles that the compiler estimates:"
-    for each in answer["spent"][:ROWS]:
-        share = each["cycles"] / max(answer["cycles"], 1)
-        yield f"  {100 * share:5.1f} %  {each['scope']}: {each['operation']}"
-    yield _compiled(found)
+    for row in answer["spent"][:ROWS]:
+        share = row["cycles"] / max(answer["cycles"], 1)
+        yield f"  {100 * share:5.1f} %  {row['scope']}: {row['operation']}"
+    yield _compiled(estimate)
 
 
-def _parts(found: Estimate) -> Iterator[str]:
-    answer, which = found.answer, found.place.accelerator.generation
-    yield f"{_ms(found.core_s)} by the compiler's cycles at {which.clock_mhz / 1000:g} GHz"
+def _parts(estimate: Estimate) -> Iterator[str]:
+    answer, generation = estimate.answer, estimate.place.accelerator.generation
+    yield f"{_ms(estimate.core_s)} by the compiler's cycles at {generation.clock_mhz / 1000:g} GHz"
     if answer["kernels"]:
-        count = sum(each["count"] for each in answer["kernels"])
+        count = sum(kernel["count"] for kernel in answer["kernels"])
         yield (
-            f"{_ms(found.kernels_s)} for {counted(count, 'kernel')}, counted by their operations and bytes, as it "
+            f"{_ms(estimate.kernels_s)} for {counted(count, 'kernel')}, counted by their operations and bytes, as it "
             "estimates none"
         )
-    if found.collectives_s:
-        yield f"{_ms(found.collectives_s)} of waiting for other devices, at the rate of the links"
-    if found.place.slices > 1 and which.dcn_gb_per_s_per_chip is None:
-        yield f"not in it: what slices send each other, as nobody publishes how fast a {which.name} does"
+    if estimate.collectives_s:
+        yield f"{_ms(estimate.collectives_s)} of waiting for other devices, at the rate of the links"
+    if estimate.place.slices > 1 and generation.dcn_gb_per_s_per_chip is None:
+        yield f"not in it: what slices send each other, as nobody publishes how fast a {generation.name} does"
     if answer["without_estimate"]:
         names = ", ".join(f"{count} {name}" for name, count in answer["without_estimate"].items())
         yield f"not in it: {names}"
 
 
-def _cost(found: Estimate) -> str:
-    price, usd = found.place.usd_per_hour("on-demand"), found.usd_per_million("on-demand")
+def _cost(estimate: Estimate) -> str:
+    price, usd = estimate.place.usd_per_hour("on-demand"), estimate.usd_per_million("on-demand")
     if price is None or usd is None:
-        return f"not known: no list price of {found.place.accelerator.generation.name}"
-    spot, unit = found.usd_per_million("spot"), found.answer["unit"]
-    said = f"at least {_usd(usd)} USD per million {unit}" + (f", {_usd(spot)} on spot" if spot else "")
-    if found.run_s is not None:
-        whole = price * found.run_s / HOUR_S
-        said += f"; {counted(found.answer['steps'], 'step')}: {spoken(found.run_s)}, {_usd(whole)} USD"
-    return f"{said} (list prices, cheapest zone)"
+        return f"not known: no list price of {estimate.place.accelerator.generation.name}"
+    spot, unit = estimate.usd_per_million("spot"), estimate.answer["unit"]
+    text = f"at least {_usd(usd)} USD per million {unit}" + (f", {_usd(spot)} on spot" if spot else "")
+    if estimate.run_s is not None:
+        total_usd = price * estimate.run_s / HOUR_S
+        text += (
+            f"; {counted(estimate.answer['steps'], 'step')}: {spoken(estimate.run_s)}, {_usd(total_usd)} USD"
+        )
+    return f"{text} (list prices, cheapest zone)"
 
 
-def _sent(found: Estimate) -> str:
-    if not found.answer["collectives"]:
+def _sent(estimate: Estimate) -> str:
+    if not estimate.answer["collectives"]:
         return "nothing between devices"
     reaches = ("within a host", "between hosts", "between slices")
-    totals = {reach: found.sent_bytes(lambda each: each["reach"] == reach) for reach in reaches}  # noqa: B023
-    said = ", ".join(f"{total / 2**20:,.1f} MiB {reach}" for reach, total in totals.items() if total)
-    overlapped = found.sent_bytes(lambda each: each["overlapped_cycles"] > 0)
-    return f"a device sends {said} a step; {overlapped / 2**20:,.1f} MiB of it beside the computation"
+    totals = {
+        reach: estimate.sent_bytes(lambda collective: collective["reach"] == reach)  # noqa: B023
+        for reach in reaches
+    }
+    text = ", ".join(f"{total / 2**20:,.1f} MiB {reach}" for reach, total in totals.items() if total)
+    overlapped = estimate.sent_bytes(lambda collective: collective["overlapped_cycles"] > 0)
+    return f"a device sends {text} a step; {overlapped / 2**20:,.1f} MiB of it beside the computation"
 
 
-def _compiled(found: Estimate) -> str:
-    kept = ", kept from an earlier time" if found.answer["is_kept"] else ""
-    return f"compiled  in {found.answer['compile_s']:.0f} s{kept}"
+def _compiled(estimate: Estimate) -> str:
+    origin = ", kept from an earlier time" if estimate.answer["is_kept"] else ""
+    return f"compiled  in {estimate.answer['compile_s']:.0f} s{origin}"
 
 
-def change_lines(changed: tuple[Words, Estimate] | None) -> Iterator[str]:
+def change_lines(changed: tuple[Arguments, Estimate] | None) -> Iterator[str]:
     """Return what is said of a step that does not fit."""
     if changed is None:
         yield "none of the changes that were tried fits; choose a larger slice, or a smaller model"
         return
-    words, found = changed
+    arguments, estimate = changed
     yield (
-        f"it fits with {' '.join(words)}: {_gib(found.answer['memory']['total'])} GiB, a step of at least "
-        f"{_ms(found.step_s)}, at most {found.per_s:,.0f} {found.answer['unit']}/s"
+        f"it fits with {' '.join(arguments)}: {_gib(estimate.answer['memory']['total'])} GiB, a step of at least "
+        f"{_ms(estimate.step_s)}, at most {estimate.per_s:,.0f} {estimate.answer['unit']}/s"
     )
 
 
 def table(places: Sequence[Place], estimates: Sequence[Estimate | str]) -> Table:
     """Return a row for each slice: whether it fits, the estimate, and what a million costs."""
     measures = ("GiB", "step at least", "at most a second", "MFU", "USD a million", "spot")
-    made = output.table("slice", "fits", *measures, right=measures)
-    made.columns[0].no_wrap = True
-    for place, found in zip(places, estimates, strict=True):
-        made.add_row(place.name, *_row(found))
-    return made
+    table = output.table("slice", "fits", *measures, right=measures)
+    table.columns[0].no_wrap = True
+    for place, estimate in zip(places, estimates, strict=True):
+        table.add_row(place.name, *_row(estimate))
+    return table
 
 
-def _row(found: Estimate | str) -> list[str]:
-    if isinstance(found, str):
+def _row(estimate: Estimate | str) -> list[str]:
+    if isinstance(estimate, str):
         return ["–"]
-    memory = f"{_gib(found.answer['memory']['total'])} of {_gib(found.memory_limit)}"
-    if not found.fits:
+    memory = f"{_gib(estimate.answer['memory']['total'])} of {_gib(estimate.memory_limit)}"
+    if not estimate.fits:
         return ["no", memory]
-    mfu = "–" if found.mfu is None else f"{100 * found.mfu:.0f} %"
-    costs = [found.usd_per_million(capacity) for capacity in CAPACITIES]
+    mfu = "–" if estimate.mfu is None else f"{100 * estimate.mfu:.0f} %"
+    costs = [estimate.usd_per_million(capacity) for capacity in CAPACITIES]
     shown = ["–" if usd is None else _usd(usd) for usd in costs]
-    return ["yes", memory, _ms(found.step_s), f"{found.per_s:,.0f} {found.answer['unit']}", mfu, *shown]
+    return [
+        "yes",
+        memory,
+        _ms(estimate.step_s),
+        f"{estimate.per_s:,.0f} {estimate.answer['unit']}",
+        mfu,
+        *shown,
+    ]
 
 
 def _as_json(
-    estimates: Sequence[Estimate | str], places: Sequence[Place], changed: tuple[Words, Estimate] | None
+    estimates: Sequence[Estimate | str], places: Sequence[Place], changed: tuple[Arguments, Estimate] | None
 ) -> dict[str, Any]:
     listed = [
-        {"slice": place.name, "problem": found} if isinstance(found, str) else found.as_json()
-        for place, found in zip(places, estimates, strict=True)
+        {"slice": place.name, "problem": estimate} if isinstance(estimate, str) else estimate.as_json()
+        for place, estimate in zip(places, estimates, strict=True)
     ]
     fitting = None if changed is None else {"options": [*changed[0]], **changed[1].as_json()}
     return {"is_estimate": True, "slices": listed, "fits_with": fitting}

@@ -118,7 +118,7 @@ def require_job(request: Request) -> None:
         )
 
 
-def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:
+def job_arguments(arguments: str, after_dashes: Sequence[str]) -> list[str]:
     """Return the job's own options: those of --args, which is split as a shell would, or those after `--`.
 
     Raises:

@@ -46,14 +46,15 @@ TOKEN = "serve-token"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """address, port: where to listen on this machine; None: loopback, and PORT. token_file: None: one that is created
-    if a token is needed. in_image: in the framework's image, with Docker. words: the server's own options."""
+    if a token is needed. in_image: in the framework's image, with Docker. server_arguments: the server's own options.
+    """
 
     address: str | None = None
     port: int | None = None
     token_file: str | None = None
     in_image: bool = False
     detach: bool = False
-    words: Sequence[str] = ()
+    server_arguments: Sequence[str] = ()
 
 
 def serve(target: Target, name: str, options: Options) -> int:
@@ -117,13 +118,13 @@ def _request(target: Target, run: Run, options: Options) -> Request:
         server_options |= _listening(options)
     elif options.port:
         raise RequestError(f"--port {options.port}: through a tunnel it is a free one; leave it out")
-    words = [
+    server_arguments = [
         word for name, value in server_options.items() for word in (f"--{name.replace('_', '-')}", value)
     ]
     return Request(
         job=jobs.SERVER,
         framework=framework,
-        arguments=(*words, *options.words),
+        arguments=(*server_arguments, *options.server_arguments),
         name=None,
         resume=None,
         runtime="docker" if options.in_image else None,

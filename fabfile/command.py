@@ -25,8 +25,8 @@ from contracts.errors import (
     RequestError,
     exit_code_for,
 )
-from fabfile.options import Words, declared, declared_words, read
-from fabfile.where import opened
+from fabfile.options import Positionals, declared, declared_positionals, read
+from fabfile.selector import opened
 
 if TYPE_CHECKING:
     from launch.targets import Target
@@ -46,7 +46,7 @@ class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
     ) -> None:
         super().__init__(function, name=function.__name__.replace("_", "-"), positional=())
         self.options: type = inspect.get_annotations(function, eval_str=True)["args"]
-        self.words: Words | None = declared_words(self.options)
+        self.positionals: Positionals | None = declared_positionals(self.options)
         self.examples = tuple(examples)
         self.outlives_signals = outlives_signals
 
@@ -92,13 +92,17 @@ class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
         """How it is typed: "fab recover RUN [--options]"."""
         places = [str(argument.name).upper() for argument in self.parser_context.positional_args]
         places += [f"[{self.optional_argument.upper()}]"] if self.optional_argument else []
-        words = [self.words.usage] if self.words else []
-        last = ["[--options]", *words] if self.words and self.words.needs is None else [*words, "[--options]"]
+        usages = [self.positionals.usage] if self.positionals else []
+        last = (
+            ["[--options]", *usages]
+            if self.positionals and self.positionals.needs is None
+            else [*usages, "[--options]"]
+        )
         return " ".join(["fab", str(self.name), *places, *last])
 
-    def read(self, typed: Mapping[str, Any], words: Sequence[str]) -> Any:
+    def read(self, typed: Mapping[str, Any], positionals: Sequence[str]) -> Any:
         """Return its options. Raises RequestError: with every value that is wrong."""
-        return read(self.options, typed, words if self.words else ())
+        return read(self.options, typed, positionals if self.positionals else ())
 
     def __call__(self, _context: object, args: Any) -> None:
         """Carry it out, and end the process unless that went well."""

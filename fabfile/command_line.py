@@ -49,12 +49,12 @@ def main() -> NoReturn:
     fab(sys.argv[1:])
 
 
-def fab(words: Sequence[str]) -> NoReturn:
+def fab(tokens: Sequence[str]) -> NoReturn:
     """Carry out a command line and end: 2 where it is wrong, 130 interrupted, else the command's own exit code."""
 
     def carry_out() -> int:
         try:
-            _carry_out(words)
+            _carry_out(tokens)
         except ParseError as error:
             raise RequestError(str(error)) from None
         except Exit as end:
@@ -77,29 +77,29 @@ def own_options() -> ParserContext:
     )  # fmt: skip
 
 
-def _carry_out(words: Sequence[str]) -> None:
+def _carry_out(tokens: Sequence[str]) -> None:
     """Check the whole command line, then carry it out."""
-    words = ["--help", *words[1:2]] if words[:1] == ["help"] else [*words]
+    tokens = ["--help", *tokens[1:2]] if tokens[:1] == ["help"] else [*tokens]
     own = own_options()
-    parsed = Parser(initial=own, ignore_unknown=True).parse_argv(words)
+    parsed = Parser(initial=own, ignore_unknown=True).parse_argv(tokens)
     options = parsed[0].args
     if options.complete.value:
         _complete(parsed, own)
-    after = words[words.index("--") + 1 :] if "--" in words else []
+    after = tokens[tokens.index("--") + 1 :] if "--" in tokens else []
     line = Line(parsed.unparsed, after, COMMANDS, options_after_dashes)
     line.check()
-    help_of = line.help_of or options.help.value
+    help_text = line.help_command or options.help.value
     if options.version.value:
         import importlib.metadata  # slow, and only needed here
 
         print(f"tpu-stack {importlib.metadata.version('tpu-stack')}, {CHECKOUT}")
     elif options["print-completion-script"].value:
         print_completion_script(shell=options["print-completion-script"].value, names=["fab"])
-    elif isinstance(help_of, str):
-        _show_command(help_of)
+    elif isinstance(help_text, str):
+        _show_command(help_text)
     elif options.list.value:
         _show_commands()
-    elif help_of or not parsed.unparsed:
+    elif help_text or not parsed.unparsed:
         print("Usage: fab COMMAND [--options]\n")
         _show_commands()
         _print_columns(own.help_tuples())

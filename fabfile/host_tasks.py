@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fabfile.command import task
-from fabfile.options import argument, flag, group, option, options, seconds, whole, words
+from fabfile.options import argument, flag, group, option, options, positionals, seconds, whole
+from fabfile.selector import Selector
 from fabfile.train_tasks import ACCESS, RUNTIME
-from fabfile.where import Where
 
 
 @options
 class Deploy:
-    where: Where = group(
-        Where,
+    selector: Selector = group(
+        Selector,
         "stack",
         "slice",
         "hosts",
@@ -27,7 +27,7 @@ def deploy(args: Deploy) -> int:
     """Prepare every host for runs, and report changes."""
     from backends.vm import deploy as deployment
 
-    target = args.where.target().require("deploy")
+    target = args.selector.target().require("deploy")
     return deployment.deploy(target, with_comforts=args.comforts, runtime=args.runtime)
 
 
@@ -36,7 +36,7 @@ class Verify:
     framework: str = option(
         "the framework whose devices and collectives are tested: jax, pytorch, …", default="jax"
     )
-    where: Where = group(Where, "stack", "slice", "hosts", "platform", "python")
+    selector: Selector = group(Selector, "stack", "slice", "hosts", "platform", "python")
     runtime: str | None = option(RUNTIME)
     container_access: str | None = option(ACCESS)
 
@@ -46,13 +46,13 @@ def verify(args: Verify) -> int:
     """Test on all hosts: devices, a matmul, an all-reduce."""
     from console.hosts import verify as verification
 
-    target = args.where.target().require("verify")
+    target = args.selector.target().require("verify")
     return verification.verify(target, args.framework, args.runtime, args.container_access)
 
 
 @options
 class Doctor:
-    where: Where = group(Where, "stack", "slice", "hosts")
+    selector: Selector = group(Selector, "stack", "slice", "hosts")
     json: bool = flag("print every finding as JSON")
     first_day: bool = flag("print facts that only real hosts can provide, for a bug report")
 
@@ -63,14 +63,16 @@ def doctor(args: Doctor) -> int:
     from console.doctor import doctor as visit
 
     if args.first_day:
-        return visit.first_day(args.where.target())
-    return visit.doctor(args.where.target, wants_stack=args.where.stack_name != "local", as_json=args.json)
+        return visit.first_day(args.selector.target())
+    return visit.doctor(
+        args.selector.target, wants_stack=args.selector.stack_name != "local", as_json=args.json
+    )
 
 
 @options
 class Trust:
     host: str | None = option("which hosts, such as 0 or 0-3,5 (default: all)")
-    where: Where = group(Where, "stack", "slice")
+    selector: Selector = group(Selector, "stack", "slice")
     instance: str | None = option("the name of the host's VM, if it has published none")
     fingerprint: str | None = option("the fingerprint SHA256:…, already compared; replaces the question")
 
@@ -81,10 +83,10 @@ def trust(args: Trust) -> int:
     from backends.resolve import keys_file, resolve
     from console.hosts import trust as trusting
 
-    wanted = args.where.wanted()
+    request = args.selector.request()
     return trusting.trust(
-        resolve(wanted).require("trust"),
-        keys_file(wanted),
+        resolve(request).require("trust"),
+        keys_file(request),
         hosts=args.host,
         instance=args.instance,
         fingerprint=args.fingerprint,
@@ -94,10 +96,10 @@ def trust(args: Trust) -> int:
 @options
 class Run:
     command: str = option("a line for the hosts' sh, instead of words after --", default="")
-    where: Where = group(Where, "stack", "slice", "hosts")
+    selector: Selector = group(Selector, "stack", "slice", "hosts")
     group: bool = flag("print at the end, and print equal output of several hosts once")
     timeout: float | None = option("seconds after which the command is ended (default: none)", seconds(1))
-    words: tuple[str, ...] = words("-- COMMAND …")
+    positionals: tuple[str, ...] = positionals("-- COMMAND …")
 
 
 @task("fab run --stack dev -- df -h /")
@@ -105,8 +107,10 @@ def run(args: Run) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
     from console.hosts import execute
 
-    argv = execute.argv_of(args.words, args.command)
-    return execute.run(args.where.target().require("run"), argv, grouped=args.group, timeout_s=args.timeout)
+    argv = execute.argv_of(args.positionals, args.command)
+    return execute.run(
+        args.selector.target().require("run"), argv, grouped=args.group, timeout_s=args.timeout
+    )
 
 
 @options
@@ -115,7 +119,7 @@ class Put:
     target: str = argument(
         "the path on the hosts; an existing folder receives the copy, otherwise the copy gets this name"
     )
-    where: Where = group(Where, "stack", "slice", "hosts")
+    selector: Selector = group(Selector, "stack", "slice", "hosts")
     force: bool = flag("replace an existing folder")
 
 
@@ -124,14 +128,14 @@ def put(args: Put) -> int:
     """Copy a file or folder to all hosts."""
     from console.hosts import copies
 
-    return copies.put(args.where.target().require("put"), args.source, args.target, force=args.force)
+    return copies.put(args.selector.target().require("put"), args.source, args.target, force=args.force)
 
 
 @options
 class Get:
     source: str = argument("a file or folder of the hosts")
     target: str = argument("the path on this machine; several hosts each get a folder with their index in it")
-    where: Where = group(Where, "stack", "slice", "hosts")
+    selector: Selector = group(Selector, "stack", "slice", "hosts")
     force: bool = flag("replace an existing folder")
 
 
@@ -140,13 +144,13 @@ def get(args: Get) -> int:
     """Copy a file or folder from all hosts."""
     from console.hosts import copies
 
-    return copies.get(args.where.target().require("get"), args.source, args.target, force=args.force)
+    return copies.get(args.selector.target().require("get"), args.source, args.target, force=args.force)
 
 
 @options
 class Ssh:
     host: int | None = option("which host, by index (default: the first)", whole(0))
-    where: Where = group(Where, "stack", "slice", "hosts")
+    selector: Selector = group(Selector, "stack", "slice", "hosts")
     run: str | None = argument(
         "in a cluster: the run whose pod it is (default: the one that is active)", default=None
     )
@@ -157,12 +161,12 @@ def ssh(args: Ssh) -> int:
     """Open a shell on a host."""
     from console.hosts import shells
 
-    return shells.open_shell(args.where.target(), args.host, args.run)
+    return shells.open_shell(args.selector.target(), args.host, args.run)
 
 
 @options
 class SshConfig:
-    where: Where = group(Where, "stack", "slice", "hosts")
+    selector: Selector = group(Selector, "stack", "slice", "hosts")
     write: bool = flag("write it to ~/.ssh, where ssh and VS Code find it")
 
 
@@ -171,12 +175,14 @@ def ssh_config(args: SshConfig) -> int:
     """Print a configuration of the hosts for ssh and VS Code."""
     from backends.vm import ssh_config as configuration
 
-    return configuration.show_config(args.where.target().require("ssh-config"), write=args.write)
+    return configuration.show_config(args.selector.target().require("ssh-config"), write=args.write)
 
 
 @options
 class Jupyter:
-    where: Where = group(Where, "stack", "slice", "hosts", "python", python="the interpreter on the host")
+    selector: Selector = group(
+        Selector, "stack", "slice", "hosts", "python", python="the interpreter on the host"
+    )
     module: str = option("the server's Python module", default="jupyterlab")
     browser: bool = flag("open the notebooks in a browser on this machine")
 
@@ -186,4 +192,4 @@ def jupyter(args: Jupyter) -> int:
     """Serve notebooks from the first host, for this machine only."""
     from console.hosts import notebook
 
-    return notebook.serve(args.where.target().require("jupyter"), args.module, browser=args.browser)
+    return notebook.serve(args.selector.target().require("jupyter"), args.module, browser=args.browser)

@@ -6,7 +6,7 @@ import os
 
 from fabfile.command import task
 from fabfile.options import flag, group, option, options
-from fabfile.where import REHEARSAL, Where
+from fabfile.selector import REHEARSAL, Selector
 
 PLATFORM = "tpu, or cpu for rehearsals and this machine (default: tpu)"
 
@@ -34,8 +34,8 @@ def build(args: Build) -> int:
 @options
 class Push:
     framework: str = option("frameworks, as jax,pytorch (default: all that are built)", default="")
-    where: Where = group(
-        Where, "stack", stack="the Pulumi stack whose repository it is, or rehearsal (default: $TPU_STACK)"
+    selector: Selector = group(
+        Selector, "stack", stack="the Pulumi stack whose repository it is, or rehearsal (default: $TPU_STACK)"
     )
     platform: str = option(PLATFORM, default="tpu")
 
@@ -45,15 +45,15 @@ def push(args: Push) -> int:
     """Push images to a stack's repository, by digest."""
     from images import push as pushing
 
-    stack = args.where.stack_name
+    stack = args.selector.stack_name
     if stack == REHEARSAL:
-        args.where.target()  # its environment has the `pulumi` that knows it
+        args.selector.target()  # its environment has the `pulumi` that knows it
     return pushing.push(stack=stack, framework=args.framework, platform=args.platform, environ=os.environ)
 
 
 @options
 class Images:
-    where: Where = group(Where, "stack")
+    selector: Selector = group(Selector, "stack")
     prune: bool = flag("remove old images from this machine")
 
 
@@ -64,6 +64,6 @@ def images(args: Images) -> int:
 
     if args.prune:
         return local_images.prune(environ=os.environ)
-    target = args.where.target()
+    target = args.selector.target()
     references = target.inventory.images if target.capabilities.is_billed else None
     return local_images.show(folder=target.runs, references=references, environ=os.environ)

@@ -6,8 +6,8 @@ import dataclasses
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import argument, flag, group, option, options, port, words
-from fabfile.where import JSON, RUN, Where
+from fabfile.options import argument, flag, group, option, options, port, positionals
+from fabfile.selector import JSON, RUN, Selector
 
 DONE_RUN = RUN + "; latest:JOB: the latest of a job that is done"
 
@@ -19,8 +19,10 @@ class Predict:
         "the second text of a pair, or what the questions are about (@FILE: the text of a file)"
     )
     json: bool = flag(JSON)
-    where: Where = group(Where, "stack", "slice", "runs")
-    inputs: tuple[str, ...] = words("INPUT …", needs="INPUT (a text, a question, or the path of a picture)")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
+    inputs: tuple[str, ...] = positionals(
+        "INPUT …", needs="INPUT (a text, a question, or the path of a picture)"
+    )
 
 
 @task('fab predict latest "The <mask> of the list."')
@@ -31,7 +33,9 @@ def predict(args: Predict) -> int:
     """
     from console import predict
 
-    return predict.predict(args.where.target(), args.run, args.inputs, second=args.second, as_json=args.json)
+    return predict.predict(
+        args.selector.target(), args.run, args.inputs, second=args.second, as_json=args.json
+    )
 
 
 @options
@@ -46,10 +50,10 @@ class Serve:
     )
     image: bool = flag("in the framework's image, with Docker")
     detach: bool = flag("return when the server has started")
-    where: Where = group(
-        Where, hosts="which host, by index (default: the first)", python="the interpreter on the host"
+    selector: Selector = group(
+        Selector, hosts="which host, by index (default: the first)", python="the interpreter on the host"
     )
-    words: tuple[str, ...] = words("[-- OPTIONS OF THE SERVER]", of="server")
+    positionals: tuple[str, ...] = positionals("[-- OPTIONS OF THE SERVER]", owner="server")
 
 
 @task("fab serve latest --port 8000")
@@ -62,19 +66,19 @@ def serve(args: Serve) -> int:
     from console import status as status_command
     from launch import jobs
 
-    if {"-h", "--help"} & {*args.words}:
+    if {"-h", "--help"} & {*args.positionals}:
         return status_command.list_jobs(jobs.SERVER)
-    one = "1" if args.where.stack_name == "local" else "0"
-    target = dataclasses.replace(args.where, hosts=args.where.hosts or one).target()
+    one = "1" if args.selector.stack_name == "local" else "0"
+    target = dataclasses.replace(args.selector, hosts=args.selector.hosts or one).target()
     if len(target.hosts) > 1:
-        raise RequestError(f"--hosts {args.where.hosts}: a server is one process on one host; name one")
+        raise RequestError(f"--hosts {args.selector.hosts}: a server is one process on one host; name one")
     how = serve.Options(
         address=args.address,
         port=args.port,
         token_file=args.token_file,
         in_image=args.image,
         detach=args.detach,
-        words=args.words,
+        server_arguments=args.positionals,
     )
     return serve.serve(target, args.run, how)
 
@@ -84,7 +88,7 @@ class Export:
     run: str = argument(DONE_RUN)
     to: str | None = option("a folder of this machine, or a URL such as gs://…")
     force: bool = flag("replace an export that is there")
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab export latest --to exported/")
@@ -94,4 +98,4 @@ def export(args: Export) -> int:
 
     if not args.to:
         raise RequestError("--to: say where to, a folder or a URL such as gs://…")
-    return export.export(args.where.target(), args.run, args.to, force=args.force)
+    return export.export(args.selector.target(), args.run, args.to, force=args.force)

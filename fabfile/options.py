@@ -43,15 +43,15 @@ class Option:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Words:
+class Positionals:
     """What a command takes without options: the words after `--`.
 
-    usage: how they are typed. of: whose options they are, if they are options. needs: of words that may stand before
+    usage: how they are typed. owner: whose options they are, if they are options. needs: of words that may stand before
     `--` as well, what at least one has to be; "": none has to be there. unless: the option that replaces them.
     """
 
     usage: str
-    of: Literal["", "job", "server"] = ""
+    owner: Literal["", "job", "server"] = ""
     needs: str | None = None
     unless: str = ""
 
@@ -96,9 +96,9 @@ def group(cls: type, *names: str, **help: str) -> Any:
     return dataclasses.field(default_factory=cls, metadata={"group": Group(cls=cls, names=names, help=help)})
 
 
-def words(usage: str, **more: Any) -> Any:
+def positionals(usage: str, **more: Any) -> Any:
     """Declare that a command takes words after `--`; `more` as `Words` has it."""
-    return dataclasses.field(default=(), metadata={"words": Words(usage=usage, **more)})
+    return dataclasses.field(default=(), metadata={"positionals": Positionals(usage=usage, **more)})
 
 
 def declared(
@@ -115,11 +115,13 @@ def declared(
             )
 
 
-def declared_words(cls: type) -> Words | None:
+def declared_positionals(cls: type) -> Positionals | None:
     """Return what a class says of the words after `--`; None: there are to be none."""
     inner = (field.metadata["group"].cls for field in dataclasses.fields(cls) if "group" in field.metadata)
-    own = (field.metadata["words"] for field in dataclasses.fields(cls) if "words" in field.metadata)
-    return next(own, None) or next(filter(None, map(declared_words, inner)), None)
+    own = (
+        field.metadata["positionals"] for field in dataclasses.fields(cls) if "positionals" in field.metadata
+    )
+    return next(own, None) or next(filter(None, map(declared_positionals, inner)), None)
 
 
 def read[T](cls: type[T], typed: Mapping[str, Any], after: Sequence[str] = ()) -> T:
@@ -142,7 +144,7 @@ def _read[T](
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a class of `options`
         if inner := field.metadata.get("group"):
             values[field.name] = _read(inner.cls, typed, after, inner.names, mistakes)
-        elif "words" in field.metadata:
+        elif "positionals" in field.metadata:
             values[field.name] = tuple(after)
         elif typed.get(field.name) and (not names or field.name in names):
             try:

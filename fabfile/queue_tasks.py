@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
-from fabfile.options import flag, group, option, options, seconds, several, whole, words
+from fabfile.options import flag, group, option, options, positionals, seconds, several, whole
+from fabfile.selector import JSON, Selector
 from fabfile.train_tasks import Training, prints_help
-from fabfile.where import JSON, Where
 
 if TYPE_CHECKING:
     from keeper.queue_commands import Wishes
@@ -34,8 +34,8 @@ class Queued:
         """Return the targets that it may run on. Raises RequestError: none of them has a queue."""
         from backends.resolve import inventory_of, of_each, resolve, with_expected_hosts
 
-        wanted = self.run.place(request).wanted()
-        targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]
+        place = self.run.place(request).request()
+        targets = of_each(with_expected_hosts(inventory_of(place)), place) or [resolve(place)]
         able = [target for target in targets if "submit" not in target.capabilities.instead]
         return able or [target.require("submit") for target in targets]
 
@@ -43,9 +43,9 @@ class Queued:
         from keeper.queue_commands import Wishes
 
         place = dataclasses.asdict(self.run.place(request))
-        where = {name: text for name, text in place.items() if text and name not in ("stack", "slice")}
+        selector = {name: text for name, text in place.items() if text and name not in ("stack", "slice")}
         restarts = self.run.max_restarts or 0
-        return Wishes(where=where, priority=self.priority, restarts=restarts, track=self.run.track)
+        return Wishes(where=selector, priority=self.priority, restarts=restarts, track=self.run.track)
 
 
 @options
@@ -100,8 +100,8 @@ class Queue:
     grace: float = option(
         "with cancel: seconds for saving a checkpoint (default: 120)", seconds(0), default=120.0
     )
-    where: Where = group(Where, "stack", "slice", "runs")
-    words: tuple[str, ...] = words("[WORDS]", needs="")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
+    positionals: tuple[str, ...] = positionals("[WORDS]", needs="")
 
 
 @task("fab queue", "fab queue work", "fab queue cancel 3", "fab queue move 3 first")
@@ -115,20 +115,20 @@ def queue(args: Queue) -> int:
     from keeper import queue_commands
     from keeper.stack import documents_for
 
-    action, *words = args.words or ("show",)
+    action, *names = args.positionals or ("show",)
     # A queue is there whether the stack has hosts or not.
-    stack = args.where.wanted()
+    stack = args.selector.request()
     entries = documents_for(dataclasses.replace(stack, slice=None))
-    if action == "show" and not words:
+    if action == "show" and not names:
         return queue_commands.show(entries, everything=args.all, as_json=args.json)
-    if action == "work" and not words:
+    if action == "work" and not names:
         return queue_commands.work(entries, stack, stay=args.stay)
-    if action == "cancel" and words:
-        return queue_commands.cancel(entries, stack, words, grace_s=args.grace)
-    if action == "move" and 1 <= len(words) <= 2:
-        number = whole(1)("fab queue move", words[0])
-        return queue_commands.move(entries, number, "".join(words[1:]), priority=args.priority)
+    if action == "cancel" and names:
+        return queue_commands.cancel(entries, stack, names, grace_s=args.grace)
+    if action == "move" and 1 <= len(names) <= 2:
+        number = whole(1)("fab queue move", names[0])
+        return queue_commands.move(entries, number, "".join(names[1:]), priority=args.priority)
     raise RequestError(
-        f"fab queue {' '.join([action, *words])}: write fab queue, fab queue work, fab queue cancel ENTRY …, or fab "
+        f"fab queue {' '.join([action, *names])}: write fab queue, fab queue work, fab queue cancel ENTRY …, or fab "
         "queue move ENTRY first (or last, before:N, --priority P)"
     )

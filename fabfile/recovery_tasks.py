@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from contracts.errors import RequestError
 from fabfile.command import task
 from fabfile.options import argument, flag, group, option, options, seconds
+from fabfile.selector import RUN, Selector
 from fabfile.train_tasks import KeepLimits
-from fabfile.where import RUN, Where
 
 if TYPE_CHECKING:
     from launch.targets import Target
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @options
 class Recover:
     run: str = argument(RUN)
-    where: Where = group(Where, "stack", "slice", "hosts", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "hosts", "runs")
     detach: bool = flag("return when the run has started")
 
 
@@ -28,14 +28,14 @@ def recover(args: Recover) -> int:
     """Restore the slice of a run, then resume the run."""
     from console import follow
 
-    return follow.go_on(args.where.target, args.run, detach=args.detach)
+    return follow.go_on(args.selector.target, args.run, detach=args.detach)
 
 
 @options
 class Keep:
     run: str = argument(RUN)
     limits: KeepLimits = group(KeepLimits)
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab keep latest --stack dev --keep-hours 48")
@@ -44,15 +44,15 @@ def keep(args: Keep) -> int:
     from keeper import commands
 
     def on(name: str) -> Target:
-        return dataclasses.replace(args.where, slice=args.where.slice or name).target()
+        return dataclasses.replace(args.selector, slice=args.selector.slice or name).target()
 
-    return commands.keep(args.where.any_target(), on, args.run, args.limits.hand_over())
+    return commands.keep(args.selector.any_target(), on, args.run, args.limits.hand_over())
 
 
 @options
 class Unkeep:
     run: str = argument(RUN)
-    where: Where = group(Where, "stack", "runs")
+    selector: Selector = group(Selector, "stack", "runs")
 
 
 @task("fab unkeep latest --stack dev")
@@ -61,7 +61,7 @@ def unkeep(args: Unkeep) -> int:
     from keeper import commands
     from keeper.stack import documents_for
 
-    return commands.unkeep(documents_for(args.where.wanted()), args.run)
+    return commands.unkeep(documents_for(args.selector.request()), args.run)
 
 
 @options
@@ -71,7 +71,7 @@ class Keeper:
     )
     every: float = option("with `run`: a pass every so many seconds, until Ctrl-C", seconds(1), default=0.0)
     here: bool = flag("with `install`: put it on this machine, as a timer of this user")
-    where: Where = group(Where, "stack", "runs")
+    selector: Selector = group(Selector, "stack", "runs")
 
 
 @task("fab keeper status --stack dev")
@@ -82,10 +82,10 @@ def keeper(args: Keeper) -> int:
     from keeper.stack import documents_for
 
     if args.action == "install":
-        return install.install(args.where.inventory(), on_this_machine=args.here)
+        return install.install(args.selector.inventory(), on_this_machine=args.here)
     if args.action not in ("status", "run"):
         raise RequestError(f'"{args.action}" is none of status, run, install')
-    documents = documents_for(args.where.wanted())
+    documents = documents_for(args.selector.request())
     if args.action == "status":
         return commands.status(documents)
     return watch(documents, functools.partial(print, flush=True), every_s=args.every)

@@ -7,8 +7,19 @@ import functools
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import argument, flag, group, option, options, port, seconds, trackers, whole, words
-from fabfile.where import JSON, RUN, STACK, Where
+from fabfile.options import (
+    argument,
+    flag,
+    group,
+    option,
+    options,
+    port,
+    positionals,
+    seconds,
+    trackers,
+    whole,
+)
+from fabfile.selector import JSON, RUN, STACK, Selector
 
 YES = "ask nothing"
 
@@ -17,7 +28,7 @@ YES = "ask nothing"
 class Runs:
     all: bool = flag("every run (default: the latest 20)")
     json: bool = flag(JSON)
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab runs --stack dev")
@@ -25,15 +36,15 @@ def runs(args: Runs) -> int:
     """List the runs: state, step, metrics, age."""
     from console import status as status_command
 
-    return status_command.list_runs(args.where.target(), limit=None if args.all else 20, as_json=args.json)
+    return status_command.list_runs(args.selector.target(), limit=None if args.all else 20, as_json=args.json)
 
 
 @options
 class Compare:
     sweep: str | None = option("a sweep of `fab sweep`, over its seeds")
     json: bool = flag(JSON)
-    where: Where = group(Where, "stack", "slice", "runs")
-    runs: tuple[str, ...] = words("RUN …", needs="RUNs to compare", unless="sweep")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
+    runs: tuple[str, ...] = positionals("RUN …", needs="RUNs to compare", unless="sweep")
 
 
 @task("fab compare latest latest:jax_hello", "fab compare --sweep rates")
@@ -42,19 +53,19 @@ def compare(args: Compare) -> int:
     from console import status as status_command
 
     if not args.sweep:
-        return status_command.compare(args.where.target(), args.runs, as_json=args.json)
+        return status_command.compare(args.selector.target(), args.runs, as_json=args.json)
     if args.runs:
         raise RequestError(f"--sweep {args.sweep}: compares all its runs; leave {' '.join(args.runs)} out")
     from keeper import queue_commands
 
-    return queue_commands.compare(args.where.any_target(), args.sweep, as_json=args.json)
+    return queue_commands.compare(args.selector.any_target(), args.sweep, as_json=args.json)
 
 
 @options
 class Dashboard:
     port: int = option("the port on 127.0.0.1; 0: any that is free (default: 8760)", port, default=8760)
-    where: Where = group(
-        Where,
+    selector: Selector = group(
+        Selector,
         "stack",
         "slice",
         "runs",
@@ -69,9 +80,9 @@ def dashboard(args: Dashboard) -> int:
     from console.dashboard import server
 
     places = [
-        dataclasses.replace(args.where, stack=stack, runs=folder)
-        for stack in (args.where.stack or "").split(",")
-        for folder in (args.where.runs or "").split(",")
+        dataclasses.replace(args.selector, stack=stack, runs=folder)
+        for stack in (args.selector.stack or "").split(",")
+        for folder in (args.selector.runs or "").split(",")
     ]
     return server.serve([place.target() for place in places], port=args.port)
 
@@ -87,7 +98,7 @@ class Track:
         seconds(0),
         default=60.0,
     )
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab track latest --to mlflow")
@@ -95,7 +106,7 @@ def track(args: Track) -> int:
     """Mirror a run to MLflow or Weights & Biases."""
     from console import track as tracking
 
-    return tracking.track(args.where.target(), args.run, args.to, limit_s=args.limit)
+    return tracking.track(args.selector.target(), args.run, args.to, limit_s=args.limit)
 
 
 @options
@@ -115,7 +126,7 @@ def notify(args: Notify) -> int:
 class Rm:
     run: str = argument(RUN)
     yes: bool = flag(YES)
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab rm latest")
@@ -124,8 +135,8 @@ def rm(args: Rm) -> int:
     from console import removal
     from keeper import commands
 
-    target = args.where.target()
-    mark = functools.partial(commands.remove, target, args.where.wanted())
+    target = args.selector.target()
+    mark = functools.partial(commands.remove, target, args.selector.request())
     return removal.remove(target, args.run, yes=args.yes, mark=mark)
 
 
@@ -133,7 +144,7 @@ def rm(args: Rm) -> int:
 class Prune:
     keep: int = option("how many runs to keep (default: 20)", whole(0), default=20)
     yes: bool = flag(YES)
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab prune --keep 5")
@@ -142,14 +153,14 @@ def prune(args: Prune) -> int:
     from console import removal
     from keeper import commands
 
-    target = args.where.target()
+    target = args.selector.target()
     return removal.prune(target, keep=args.keep, yes=args.yes, resumed_by=commands.resumed_by(target))
 
 
 @options
 class Stacks:
     run: str = argument(RUN, default="latest")
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab stacks latest")
@@ -157,4 +168,4 @@ def stacks(args: Stacks) -> int:
     """Show where the processes of a run are now."""
     from console import live
 
-    return live.stacks(args.where.target(), args.run)
+    return live.stacks(args.selector.target(), args.run)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import flag, group, option, options, whole, words
+from fabfile.options import flag, group, option, options, positionals, whole
 from fabfile.run_tasks import YES
-from fabfile.where import JSON, Where
+from fabfile.selector import JSON, Selector
 
 
 @options
@@ -40,7 +40,7 @@ class Fit:
     compare: str | None = option("other types, such as v6e-8,v5p-8: a table of all of them")
     keep: bool = flag("keep the program: `fab train` of the same code, options and slice takes it along")
     json: bool = flag(JSON)
-    words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB, or a script]", of="job")
+    positionals: tuple[str, ...] = positionals("[-- OPTIONS OF THE JOB, or a script]", owner="job")
 
 
 @task(
@@ -57,16 +57,19 @@ def fit(args: Fit) -> int:
     from console import status as status_command
     from launch import jobs
 
-    if {"-h", "--help"} & {*args.words}:
+    if {"-h", "--help"} & {*args.positionals}:
         return status_command.list_jobs(args.job)
-    words = follow.words(args.args, args.words)
-    is_script = args.job is None and bool(words) and not words[0].startswith("-")
-    for name, value in (("--job", words[0] if is_script else args.job), ("--accelerator", args.accelerator)):
+    arguments = follow.job_arguments(args.args, args.positionals)
+    is_script = args.job is None and bool(arguments) and not arguments[0].startswith("-")
+    for name, value in (
+        ("--job", arguments[0] if is_script else args.job),
+        ("--accelerator", args.accelerator),
+    ):
         if value is None:
             raise RequestError(f"{name}: is needed; as in: fab fit --job flax_mlm --accelerator v5litepod-16")
     return fit.fit(
-        fit.Script(path=words[0]) if is_script else jobs.find(args.job or ""),
-        words[1:] if is_script else words,
+        fit.Script(path=arguments[0]) if is_script else jobs.find(args.job or ""),
+        arguments[1:] if is_script else arguments,
         args.accelerator or "",
         slices=args.slices,
         compare=[name for name in (args.compare or "").split(",") if name],
@@ -77,7 +80,7 @@ def fit(args: Fit) -> int:
 
 @options
 class Capacity:
-    where: Where = group(Where, "stack")
+    selector: Selector = group(Selector, "stack")
     days: int | None = option("how far back (default: 30)", whole(1))
     json: bool = flag("for programs: every hour that is known")
 
@@ -89,12 +92,12 @@ def capacity(args: Capacity) -> int:
     from launch.output import terminal
 
     days = args.days or capacities.DAYS
-    return capacities.capacity(terminal(), args.where.wanted(), days=days, as_json=args.json)
+    return capacities.capacity(terminal(), args.selector.request(), days=days, as_json=args.json)
 
 
 @options
 class Zombies:
-    where: Where = group(Where, "stack")
+    selector: Selector = group(Selector, "stack")
     remove: bool = flag("remove those of the stack that neither Pulumi nor the inventory knows of")
     yes: bool = flag(YES)
 
@@ -104,4 +107,4 @@ def zombies(args: Zombies) -> int:
     """List all TPUs of the project, and those left over."""
     from keeper import zombies
 
-    return zombies.command(args.where.wanted(), remove=args.remove, yes=args.yes)
+    return zombies.command(args.selector.request(), remove=args.remove, yes=args.yes)

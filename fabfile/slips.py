@@ -37,19 +37,19 @@ def unknown_command(word: str, commands: Commands) -> RequestError:
 class Line:
     """A command line, out of which words are taken until Invoke's parser takes the others.
 
-    words: from the first command on. after: what commands are given besides, inputs and what follows `--`. calls: the
-    commands as they are parsed. help_of: the command whose help is asked for. strays: words that `command` does not
-    take; is_lost: the first of them is no option, and nobody knows what those behind it are.
+    tokens: from the first command on. after: what commands are given besides, inputs and what follows `--`. calls: the
+    commands as they are parsed. help_command: the command whose help is asked for. strays: words that
+    `command` does not take; is_lost: the first of them is no option, and nobody knows what those behind it are.
     """
 
     def __init__(
-        self, words: Sequence[str], after: Sequence[str], commands: Commands, options_of: OptionsOf
+        self, tokens: Sequence[str], after: Sequence[str], commands: Commands, options_by_owner: OptionsOf
     ) -> None:
-        self.words, self.after, self.help_of = [*words], [*after], ""
+        self.tokens, self.after, self.help_command = [*tokens], [*after], ""
         self.calls: list[ParserContext] = []
         self.strays: list[str] = []
         self.is_lost = False
-        self._commands, self._options_of, self._behind_dashes = commands, options_of, after
+        self._commands, self._options_by_owner, self._behind_dashes = commands, options_by_owner, after
         self._inputs: list[str] = []
         self._mistakes: list[str] = []
 
@@ -59,19 +59,21 @@ class Line:
         Raises:
             RequestError: with every word that is unknown, missing or out of place; the message says what was meant.
         """
-        if not self.words:
+        if not self.tokens:
             return
-        input_place = next((place for place, word in enumerate(self.words) if self._takes_inputs(word)), None)
+        input_place = next(
+            (place for place, word in enumerate(self.tokens) if self._takes_inputs(word)), None
+        )
         until = None if input_place is None else input_place + 1
-        named = [name for name in self._commands if name in self.words[:until]]
+        named = [name for name in self._commands if name in self.tokens[:until]]
         self._contexts = [self._commands[name].parser_context for name in named]
-        if copied := next(filter(None, map(copied_character, self.words[:until])), None):
+        if copied := next(filter(None, map(copied_character, self.tokens[:until])), None):
             raise RequestError(copied)
-        self.command = self._first(self.words[0])
+        self.command = self._first(self.tokens[0])
         while self._step():
             pass
         self.after = [*self._inputs, *self._behind_dashes]
-        if self.help_of:
+        if self.help_command:
             return
         strays = [self._lost_word()] if self.is_lost else self._stray_options()
         mistakes = [*strays, *self._mistakes, *self._lacking(), *self._after_dashes()]
@@ -79,15 +81,15 @@ class Line:
             raise RequestError("\n".join(mistakes))
 
     def _takes_inputs(self, name: str | None) -> bool:
-        words = self._commands[name].words if name and name in self._commands else None
-        return words is not None and words.needs is not None
+        positionals = self._commands[name].positionals if name and name in self._commands else None
+        return positionals is not None and positionals.needs is not None
 
     def _first(self, word: str) -> Command:
         if word in self._commands:
             return self._commands[word]
         if not word.startswith("-"):
             raise unknown_command(word, self._commands)
-        named = next((each for each in self.words if each in self._commands), None)
+        named = next((name for name in self.tokens if name in self._commands), None)
         if named and word.partition("=")[0] in self._commands[named].parser_context.flags:
             raise RequestError(f"{word}: the command comes first, its options after it: fab {named} {word} …")
         raise RequestError(f"`fab` has no option {word}; `fab help` lists those it has")
@@ -96,12 +98,12 @@ class Line:
 
     def _step(self) -> bool:
         """Parse the line, and take out of it the first word that is in the way; return whether there was one."""
-        for place, word in enumerate(self.words):  # -job, which would be -j with the value "ob"
+        for place, word in enumerate(self.tokens):  # -job, which would be -j with the value "ob"
             if re.match(r"-[^\d-].", word) and f"-{word.partition('=')[0]}" in self._options:
                 self._take_stray(place)
                 return True
         try:
-            parsed = Parser(contexts=self._contexts, ignore_unknown=True).parse_argv([*self.words])
+            parsed = Parser(contexts=self._contexts, ignore_unknown=True).parse_argv([*self.tokens])
         except ParseError as error:
             self._mistakes.append(self._without_value(error))
             return False
@@ -109,57 +111,57 @@ class Line:
         for call in parsed:
             for argument in call.positional_args:
                 if OPTION.match(str(argument.value)):
-                    places = enumerate(self.words)
+                    places = enumerate(self.tokens)
                     return self._take(
                         call, next(place for place, word in places if word.startswith(argument.value))
                     )
         if not parsed.unparsed:
             return False
         # The last words are as they were typed; the first may be a part of one, as 200 is of --steps=200.
-        pairs = zip(reversed(self.words), reversed(parsed.unparsed), strict=False)
+        pairs = zip(reversed(self.tokens), reversed(parsed.unparsed), strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        place = len(self.words) - same - (same < len(parsed.unparsed))
+        place = len(self.tokens) - same - (same < len(parsed.unparsed))
         return self._take(parsed[-1], place)
 
     def _take(self, call: ParserContext, place: int) -> bool:
         """Take out the word at a place, or move it to where it belongs; return whether to parse again."""
-        word, command = self.words[place], self._commands[str(call.name)]
+        word, command = self.tokens[place], self._commands[str(call.name)]
         name, equals, _ = word.partition("=")
-        option = name if equals else self.words[place - 1]
+        option = name if equals else self.tokens[place - 1]
         argument = command.optional_argument
         if word in HELP:
-            self.help_of = str(call.name)
+            self.help_command = str(call.name)
             return False
         if OPTION.match(word) and name not in call.flags:
             self.command = command
             self._take_stray(place)
         elif option in call.flags and call.flags[option].takes_value:
             self._mistakes.append(f"{option}: is given twice; leave one out")
-            del self.words[place if equals else place - 1 : place + 1]
+            del self.tokens[place if equals else place - 1 : place + 1]
         elif OPTION.match(word):
             self._mistakes.append(f"{word}: {name} has no value; leave it out")
-            del self.words[place]
+            del self.tokens[place]
         elif self._takes_inputs(call.name):
-            self._inputs.append(self.words.pop(place))
+            self._inputs.append(self.tokens.pop(place))
         elif argument and not call.args[argument].got_value:
-            self.words.insert(place, f"--{argument}")
+            self.tokens.insert(place, f"--{argument}")
         elif self.strays:
-            self.strays.append(self.words.pop(place))
+            self.strays.append(self.tokens.pop(place))
         elif (args := self._value("args")).startswith("-") and " " not in args:
-            self.strays = [args, self.words.pop(place)]
+            self.strays = [args, self.tokens.pop(place)]
         else:
-            self.command, self.strays, self.is_lost = command, self.words[place:], True
-            del self.words[place:]
+            self.command, self.strays, self.is_lost = command, self.tokens[place:], True
+            del self.tokens[place:]
         return True
 
     def _take_stray(self, place: int) -> None:
         """Take out an option that the command does not have, and the next word if that may be its value."""
-        word, flags = self.words.pop(place), self.command.parser_context.flags
+        word, flags = self.tokens.pop(place), self.command.parser_context.flags
         self.strays.append(word)
         meant = flags.get(suggestion(word, flags) or "")
         has_value = "=" not in word and (meant is None or meant.takes_value)
-        if has_value and place < len(self.words) and not OPTION.match(self.words[place]):
-            self.strays.append(self.words.pop(place))
+        if has_value and place < len(self.tokens) and not OPTION.match(self.tokens[place]):
+            self.strays.append(self.tokens.pop(place))
 
     def _without_value(self, error: ParseError) -> str:
         """Return what is missing where Invoke's parser gave up: an argument, or the value of an option."""
@@ -168,7 +170,7 @@ class Line:
         if missing := call.missing_positional_args:
             needs = " and ".join(f"{str(argument.name).upper()} ({argument.help})" for argument in missing)
             return f"`fab {name}` needs {needs}: {self._commands[name].usage}"
-        for word, following in itertools.pairwise([*self.words, "--help"]):
+        for word, following in itertools.pairwise([*self.tokens, "--help"]):
             option = word if word.startswith("--") else f"-{word[-1:]}"
             waits = OPTION.match(word) and option in call.flags and call.flags[option].takes_value
             if waits and (following in call.flags or following in HELP):
@@ -184,16 +186,17 @@ class Line:
 
     @property
     def _trains(self) -> bool:
-        return self.command.words is not None and self.command.words.of == "job"
+        return self.command.positionals is not None and self.command.positionals.owner == "job"
 
     @property
     def _owners(self) -> Mapping[str, Collection[str]]:
         """The options that come after `--`, by whose they are: the job that is named, or all jobs; the server."""
-        words = self.command.words
-        if words is None or not words.of or self._value("workdir"):
+        positionals = self.command.positionals
+        if positionals is None or not positionals.owner or self._value("workdir"):
             return {}
-        owners, job = self._options_of(words.of), self._value("job")
-        own = {*self.command.parser_context.flags, "--job", "--export"} if words.of == "server" else set()
+        owners, job = self._options_by_owner(positionals.owner), self._value("job")
+        is_server = positionals.owner == "server"
+        own = {*self.command.parser_context.flags, "--job", "--export"} if is_server else set()
         return {
             name: {*options} - own
             for name, options in owners.items()
@@ -208,22 +211,22 @@ class Line:
 
     def _moved(self, strays: Sequence[str], more: Sequence[str] = ()) -> str:
         """Return the command line with the strays behind `--`."""
-        name, *words = self.words
-        return f"fab {shlex.join([name, *words, *more])} -- {shlex.join([*strays, *self._behind_dashes])}"
+        name, *tokens = self.tokens
+        return f"fab {shlex.join([name, *tokens, *more])} -- {shlex.join([*strays, *self._behind_dashes])}"
 
     def _stray_options(self) -> Iterator[str]:
         flags = self.command.parser_context.flags
         if self.strays[:1] == [self._value("args")]:
-            names = [word.partition("=")[0] for word in self.words]
+            names = [word.partition("=")[0] for word in self.tokens]
             place = names.index("--args" if "--args" in names else "-a")
-            del self.words[place : place + (1 if "=" in self.words[place] else 2)]
+            del self.tokens[place : place + (1 if "=" in self.tokens[place] else 2)]
             yield (
                 "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
                 + self._moved(self.strays)
             )
             return
         moved: list[str] = []
-        known: list[str] = []
+        corrected: list[str] = []
         group, theirs, job = moved, "", ""
         for word in self.strays:
             name = word.partition("=")[0]
@@ -234,7 +237,7 @@ class Line:
             near = suggestion(name, self._options - ({"--runs"} if name == "--run" else set()))
             owners = [owner for owner, options in self._owners.items() if near in options]
             is_theirs = bool(owners) and near not in flags
-            group = known if near and not is_theirs else moved
+            group = corrected if near and not is_theirs else moved
             group.append(f"{near or name}{word[len(name) :]}")
             no_option = f"`fab {self.command.name}` has no option {name}"
             if " " in name:
@@ -250,21 +253,21 @@ class Line:
             named = not self._trains or self._value("job") or self._value("resume")
             yield (
                 f"{theirs}, and {'a job' if self._trains else 'the server'}'s options come after --:\n  "
-                + self._moved(moved, [*known, *(() if named else ("--job", job))])
+                + self._moved(moved, [*corrected, *(() if named else ("--job", job))])
             )
 
     def _lost_word(self) -> str:
         word, name = self.strays[0], self.command.name
         message = f'"{word}" is not a command, nor an argument of `fab {name}`'
-        options = {each.partition("=")[0] for each in [*self.words, *self.strays]}
-        if "--job" in self.command.parser_context.flags and word in self._options_of("job"):
+        options = {name.partition("=")[0] for name in [*self.tokens, *self.strays]}
+        if "--job" in self.command.parser_context.flags and word in self._options_by_owner("job"):
             return f"{message}; did you mean --job {word}?"
         if "--resume" in self.command.parser_context.flags and word.partition(":")[0] == "latest":
             return f"{message}; did you mean --resume {word}?"
         if name == "run" or (self._trains and not {"--job", "--resume"} & options):
-            whose = "of your own" if self._trains else "for the hosts"
+            owner = "of your own" if self._trains else "for the hosts"
             folder = ("--workdir", ".") if self._trains and "--workdir" not in options else ()
-            return f"{message}; a command {whose} comes after --:\n  {self._moved(self.strays, folder)}"
+            return f"{message}; a command {owner} comes after --:\n  {self._moved(self.strays, folder)}"
         if self.command.optional_argument:
             return f"{word}: `fab {name}` takes one RUN, and another one is named: {self.command.usage}"
         if near := suggestion(word, self._commands):
@@ -273,17 +276,19 @@ class Line:
 
     def _lacking(self) -> Iterator[str]:
         for call in self.calls:
-            words = self._commands[str(call.name)].words
-            is_replaced = words and words.unless and call.args[words.unless].got_value
-            if words and words.needs and not self.after and not is_replaced:
-                yield f"`fab {call.name}` needs {words.needs}: {self._commands[str(call.name)].usage}"
+            positionals = self._commands[str(call.name)].positionals
+            is_replaced = positionals and positionals.unless and call.args[positionals.unless].got_value
+            if positionals and positionals.needs and not self.after and not is_replaced:
+                yield f"`fab {call.name}` needs {positionals.needs}: {self._commands[str(call.name)].usage}"
 
     def _after_dashes(self) -> Iterator[str]:
         """Return what is wrong with the words after `--`."""
         after = self._behind_dashes
-        if after and not any(self._commands[str(call.name)].words for call in self.calls):
-            *others, last = (f"`fab {name}`" for name, command in self._commands.items() if command.words)
-            yield f"-- {shlex.join(after)}: only {', '.join(others)} and {last} take words after --"
+        if after and not any(self._commands[str(call.name)].positionals for call in self.calls):
+            *earlier, last = (
+                f"`fab {name}`" for name, command in self._commands.items() if command.positionals
+            )
+            yield f"-- {shlex.join(after)}: only {', '.join(earlier)} and {last} take words after --"
         elif after and after[0].startswith("-") and self._owners:
             theirs = {option for options in self._owners.values() for option in options}
             names = {word.partition("=")[0] for word in after if word.startswith("--")}

@@ -16,14 +16,14 @@ from fabfile.options import (
     long,
     option,
     options,
+    positionals,
     seconds,
     several,
     trackers,
     usd,
     whole,
-    words,
 )
-from fabfile.where import JSON, RUN, Where
+from fabfile.selector import JSON, RUN, Selector
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
@@ -41,7 +41,7 @@ class Training:
     args: str = option(
         'the job\'s own options in one word ("--steps 2000 --model small"), instead of after --', default=""
     )
-    where: Where = group(Where, "stack", "slice", "hosts", "platform", "python")
+    selector: Selector = group(Selector, "stack", "slice", "hosts", "platform", "python")
     runtime: str | None = option(RUNTIME)
     container_access: str | None = option(ACCESS)
     workdir: str | None = option("the folder of a command of your own, which comes after --")
@@ -87,7 +87,7 @@ class Training:
     secret_file: tuple[str, ...] = several(
         "a file of lines NAME=VALUE that are secrets; may be given several times"
     )
-    words: tuple[str, ...] = words("[-- OPTIONS OF THE JOB]", of="job")
+    positionals: tuple[str, ...] = positionals("[-- OPTIONS OF THE JOB]", owner="job")
 
     def request(
         self, *, resume: str | None = None, queue: str | None = None, wait_s: float | None = None
@@ -97,7 +97,7 @@ class Training:
         from launch import run_environment
         from launch.run_request import Request
 
-        arguments, command = follow.words(self.args, self.words), None
+        arguments, command = follow.job_arguments(self.args, self.positionals), None
         is_option = not arguments or arguments[0].startswith("-")
         if not self.job and not resume and (self.workdir or not is_option):
             arguments, command = [], self._command(arguments)
@@ -125,21 +125,21 @@ class Training:
             secrets=run_environment.read_secrets(self.secret, self.secret_file, os.environ),
         )
 
-    def place(self, request: Request) -> Where:
+    def place(self, request: Request) -> Selector:
         """Return where it is to run. The interpreter of an own command is the command's, and not the target's."""
-        python = None if request.command else self.where.python
-        return dataclasses.replace(self.where, python=python, runs=self.runs)
+        python = None if request.command else self.selector.python
+        return dataclasses.replace(self.selector, python=python, runs=self.runs)
 
-    def _command(self, words: Sequence[str]) -> Command:
+    def _command(self, arguments: Sequence[str]) -> Command:
         from launch.run_request import asked_for
 
         return asked_for(
-            words,
+            arguments,
             workdir=self.workdir or "",
             framework=self.framework or "",
             processes_per_host=self.processes_per_host or "",
             progress=self.progress or "",
-            python=self.where.python or "",
+            python=self.selector.python or "",
             send=self.send,
         )
 
@@ -269,7 +269,7 @@ def jobs(args: Jobs) -> int:
 class Status:
     run: str | None = argument(RUN + " (default: all that are active, else the latest)", default=None)
     json: bool = flag(JSON)
-    where: Where = group(Where, "stack", "slice", "hosts", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "hosts", "runs")
 
 
 @task("fab status latest")
@@ -277,7 +277,7 @@ def status(args: Status) -> int:
     """Show what a run is doing, host by host."""
     from console import status as status_command
 
-    return status_command.status(args.where.target(), args.run, as_json=args.json)
+    return status_command.status(args.selector.target(), args.run, as_json=args.json)
 
 
 @options
@@ -286,7 +286,7 @@ class Logs:
     host: int | None = option("one host's log, by index (default: all hosts)", whole(0))
     follow: bool = flag("continue to print until the run ends")
     lines: int = option("how many of the last lines to print first (0: all)", whole(0), default=40)
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab logs latest --host 0 --follow")
@@ -294,7 +294,7 @@ def logs(args: Logs) -> int:
     """Print the logs of all hosts, or one."""
     from console import logs
 
-    return logs.logs(args.where.target(), args.run, host=args.host, follow=args.follow, lines=args.lines)
+    return logs.logs(args.selector.target(), args.run, host=args.host, follow=args.follow, lines=args.lines)
 
 
 @options
@@ -303,7 +303,7 @@ class Stop:
     grace: float = option(
         "seconds for saving a checkpoint before the processes are killed", seconds(0), default=120.0
     )
-    where: Where = group(Where, "stack", "slice", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "runs")
 
 
 @task("fab stop latest --grace 60")
@@ -311,7 +311,7 @@ def stop(args: Stop) -> int:
     """Write a checkpoint of a run, then stop it."""
     from console import status as status_command
 
-    target = args.where.target()
+    target = args.selector.target()
 
     def by_keeper(run_id: str) -> bool:
         from keeper import commands  # most stacks have none

@@ -25,7 +25,7 @@ from keeper.stack import is_noted, note_look, stack_of, store_at
 from keeper.world import REFUSALS, World
 from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
 from launch.store import Store
-from launch.targets import LOCAL, Wanted
+from launch.targets import LOCAL, TargetRequest
 
 STORE = "TPU_STACK_KEEPER"
 
@@ -59,7 +59,7 @@ def one_pass(documents: Documents, say: Say) -> int:
     return max(codes)
 
 
-def reconcile(store: Store, world: World, say: Say, asked: Wanted | None = None) -> None:
+def reconcile(store: Store, world: World, say: Say, asked: TargetRequest | None = None) -> None:
     """Bring about what people want, as far as that can be done now. asked: as `World` has it.
 
     Raises:

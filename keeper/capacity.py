@@ -28,7 +28,7 @@ LEGEND = (
 )
 
 
-def capacity(console: Console, wanted: targets.Wanted, *, days: int, as_json: bool) -> int:
+def capacity(console: Console, wanted: targets.TargetRequest, *, days: int, as_json: bool) -> int:
     """Print it, the zone that served most often first; as_json: every hour that is known.
 
     Raises:

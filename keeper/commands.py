@@ -14,12 +14,12 @@ from keeper.stack import neglected, store_at, store_of
 from keeper.world import World
 from launch import control, runs
 from launch.control import Attempt, Limits
-from launch.control import Run as Wanted
+from launch.control import Run as TargetRequest
 from launch.output import printable, say, table, terminal
 from launch.run_environment import require_references
 from launch.runs import Run
 from launch.targets import Target
-from launch.targets import Wanted as AskedFor
+from launch.targets import TargetRequest as AskedFor
 
 SHOWN_LINES = 3
 MOST_ENDED = 30
@@ -82,7 +82,7 @@ class HandOver:
             now_s = store.now_s()
             deadline_s = None if self.hours is None else now_s + HOUR_S * self.hours
 
-            def change(before: Wanted | None) -> Wanted:
+            def change(before: TargetRequest | None) -> TargetRequest:
                 if before is not None and before.desired == "removed":
                     raise RequestError(f"{run.run_id} is being removed, and cannot be kept")
                 limits = Limits(attempts=control.KEEP_ATTEMPTS)
@@ -99,7 +99,7 @@ class HandOver:
                 attempt = Attempt(
                     number=run.attempt, created=target.slice.created or "", checkpoint=NOTHING_RESTORED
                 )
-                return Wanted(
+                return TargetRequest(
                     run_id=run.run_id,
                     stack=target.inventory.stack,
                     runs_url=target.runs_url,
@@ -142,7 +142,7 @@ def unkeep(documents: Documents, name: str) -> int:
     kept_runs = [run for run in _kept_runs(documents) if run.desired in ("running", "stopped")]
     run_id = _find(kept_runs, name)
 
-    def change(now: Wanted | None) -> Wanted | None:
+    def change(now: TargetRequest | None) -> TargetRequest | None:
         is_over = now is None or now.end is not None or now.project is None
         return None if now is None or is_over else now.to_be("unmanaged")
 
@@ -152,14 +152,14 @@ def unkeep(documents: Documents, name: str) -> int:
     return DONE
 
 
-def _kept_runs(documents: Documents) -> list[Wanted]:
+def _kept_runs(documents: Documents) -> list[TargetRequest]:
     """Return the runs that are kept, and those that were kept and ended last, the oldest first."""
     all_runs = sorted(store_at(documents).read().runs.values(), key=lambda run: run.added_s)
     ended = [run.run_id for run in all_runs if run.end is not None][:-MOST_ENDED]
     return [run for run in all_runs if run.submission is None and run.run_id not in ended]
 
 
-def _find(kept_runs: Sequence[Wanted], name: str) -> str:
+def _find(kept_runs: Sequence[TargetRequest], name: str) -> str:
     """Return the id of the run that is meant, of those that are kept with the oldest first.
 
     wanted: an id, the beginning or end of one, a name, "latest", which is the one that was handed over last, or
@@ -276,7 +276,7 @@ def status(documents: Documents) -> int:
     return DONE
 
 
-def _state(run: Wanted) -> str:
+def _state(run: TargetRequest) -> str:
     if run.desired == "removed":
         return "removing"
     if run.end is not None:

@@ -34,7 +34,7 @@ from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable, say, table, terminal
 from launch.run_request import Request, work_out
-from launch.targets import Target, Wanted
+from launch.targets import Target, TargetRequest
 
 POLL_S = 3.0
 BUCKET_POLL_S = 15.0
@@ -190,7 +190,7 @@ def _what(submitted: Submitted) -> str:
     return next((word for word in words if word.endswith((".py", ".sh"))), words[0]).rpartition("/")[2]
 
 
-def work(documents: Documents, wanted: Wanted, *, stay: bool) -> int:
+def work(documents: Documents, wanted: TargetRequest, *, stay: bool) -> int:
     """Bring about what is wanted, until no submitted run waits or runs; with `stay` until Ctrl-C.
 
     FAILED if a run ended otherwise than done.
@@ -305,7 +305,7 @@ def _age(added: str) -> str:
     return spoken(max(0.0, time.time() - runs.parse_time(added)), units=1)
 
 
-def cancel(documents: Documents, stack: Wanted, entries: Sequence[str], *, grace_s: float) -> int:
+def cancel(documents: Documents, stack: TargetRequest, entries: Sequence[str], *, grace_s: float) -> int:
     """Take runs out of the queue; one that has started is stopped, with a checkpoint.
 
     Raises:

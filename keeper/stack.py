@@ -32,7 +32,7 @@ from launch import targets
 from launch.inventories import with_kept
 from launch.store import Content, Store
 from launch.targets import Target
-from launch.targets import Wanted as AskedFor
+from launch.targets import TargetRequest as AskedFor
 
 LOOKED = "looked.json"
 NOTED_EVERY_S, NOTED_WITHIN_S = 15 * MINUTE_S, 2 * MINUTE_S
@@ -80,15 +80,15 @@ def store_of(target: Target) -> Documents:
     return _documents_of(target.inventory, target.name)
 
 
-def documents_for(wanted: AskedFor) -> Documents:
+def documents_for(request: AskedFor) -> Documents:
     """Return the documents of the stack that is asked for, or of this machine; no host is needed.
 
     Raises:
         RequestError: there is no such stack, or as `store_of`.
     """
-    if wanted.stack == targets.LOCAL:
-        return store_of(resolve(wanted))
-    return _documents_of(inventory_of(wanted), wanted.stack)
+    if request.stack == targets.LOCAL:
+        return store_of(resolve(request))
+    return _documents_of(inventory_of(request), request.stack)
 
 
 def _documents_of(inventory: Inventory, stack: str) -> Documents:

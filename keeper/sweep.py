@@ -17,7 +17,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import Metric
 from launch import jobs, runs
-from launch.control import Run as Wanted
+from launch.control import Run as TargetRequest
 from launch.output import printable, say, table, terminal
 from launch.run_request import Request
 from launch.runs import Run
@@ -232,7 +232,7 @@ def _of_run(run: Run, state: str) -> MemberResult:
     return MemberResult(options=of_run(run)["options"], state=state, overview=summary, reason=reason)
 
 
-def _of_submitted(run: Wanted) -> MemberResult:
+def _of_submitted(run: TargetRequest) -> MemberResult:
     assert run.submission is not None
     options = run.submission.request["sweep"]["options"]
     state = run.end.outcome if run.end is not None else "waiting"

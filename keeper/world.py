@@ -64,7 +64,7 @@ class World:
         say: Callable[[str], None],
         *,
         program: str,
-        asked: targets.Wanted | None = None,
+        asked: targets.TargetRequest | None = None,
         backoff: Backoff | None = None,
         client: Callable[[], Client] | None = None,
     ) -> None:
@@ -180,7 +180,7 @@ class World:
         name = name or run.slice or ""
         where = dict(run.submission.where) if run.submission else {}
         if run.project is None and (self._asked is None or self._asked.stack == targets.LOCAL):
-            place = targets.Wanted(**{**where, "runs": run.runs_url})  # type: ignore[arg-type]  # texts alone
+            place = targets.TargetRequest(**{**where, "runs": run.runs_url})  # type: ignore[arg-type]  # texts alone
             before = runs.read(resolve(place).runs.directory(run.run_id))
             return resolve(place, before) if before else resolve(place)
         if self._asked is not None:
@@ -238,7 +238,7 @@ class World:
         """Return a run's directory as this machine sees it without hosts; None where it does not."""
         if not is_url(run.runs_url) and not Path(run.runs_url).is_dir():
             return None
-        return resolve(targets.Wanted(runs=run.runs_url)).runs.directory(run.run_id)
+        return resolve(targets.TargetRequest(runs=run.runs_url)).runs.directory(run.run_id)
 
     def examine(self, run: Run, content: Content, *, has_hosts: bool) -> RunObserved | None:
         self._content = content
@@ -359,7 +359,7 @@ def on(stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
             python=stack.python or targets.PYTHON,
             stand_in_devices=stack.stand_in_devices or (),
         )
-    asked = targets.Wanted(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
+    asked = targets.TargetRequest(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
     return of_inventory(inventory, asked)
 
 

@@ -24,7 +24,7 @@ from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from launch import costs, inventories
 from launch.output import say, table, terminal
-from launch.targets import LOCAL, Wanted
+from launch.targets import LOCAL, TargetRequest
 
 Ownership = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
 
@@ -252,7 +252,7 @@ def _value(quota: Json, zone: str) -> str | None:
     return next((str(entry["details"]["value"]) for entry in own + shared), None)
 
 
-def command(target: Wanted, *, remove: bool, yes: bool) -> int:
+def command(target: TargetRequest, *, remove: bool, yes: bool) -> int:
     """List what the project holds. remove: also remove the zombies, after a question unless `yes`; FAILED if one stays.
 
     Raises:

@@ -78,7 +78,7 @@ class Job:
             )
         return kind(**stored)
 
-    def words(self, config: Any) -> list[str]:
+    def arguments(self, config: Any) -> list[str]:
         """Return command-line words that make this Config."""
         defaults = self.config_module().Config()
         return [

@@ -161,7 +161,7 @@ def work_out(request: Request, target: Target) -> Planned:
     python = python or target.interpreter(job.framework, in_container=box is not None)
     code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
     bundles, note = [code], None
-    arguments = tuple(job.words(config)) if isinstance(job, Job) else job.arguments
+    arguments = tuple(job.arguments(config)) if isinstance(job, Job) else job.arguments
     step = Step.on(target, job.name, arguments, code) if command is None and job.framework == "jax" else None
     compiled = _compiled(request, target, step)
     if compiled is not None:

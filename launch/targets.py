@@ -221,7 +221,7 @@ class Given:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TargetRequest:
     """A target as a user asks for it; None: the default.
 
     hosts: on this machine how many, else which ("0-3,5"). runs: a folder on the hosts or a URL, for runs.

@@ -26,7 +26,7 @@ from launch.targets import (
     PodOptions,
     Require,
     Target,
-    Wanted,
+    TargetRequest,
 )
 
 SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
@@ -147,7 +147,7 @@ class PodBackend:
 
 
 def target_of(
-    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: Wanted
+    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: TargetRequest
 ) -> Target:
     """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""
     if inventory.cluster is None:

@@ -17,7 +17,7 @@ from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
 from launch.hosts import Agent, GoneLink, Transport, address_and_port
 from launch.remote_files import Buckets, HostFiles
-from launch.targets import CACHE_DIR, PYTHON, Capabilities, Target, Wanted
+from launch.targets import CACHE_DIR, PYTHON, Capabilities, Target, TargetRequest
 
 CAPABILITIES = Capabilities(
     shares_files=False,
@@ -80,27 +80,27 @@ def _open_shell(target: Target, index: int | None, run_id: str | None) -> int:  
 
 
 def target_of(
-    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: Wanted
+    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, request: TargetRequest
 ) -> Target:
     """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
-    given = wanted.given
+    given = request.given
     transports = transports_of(inventory, one_slice, [host.index for host in hosts])
     agents = tuple(
         Agent(host=host.name, link=transport, root=AGENT_ROOT)
         for host, transport in zip(hosts, transports, strict=True)
     )
-    pulumi_stack = None if inventories.is_file(wanted.stack) else inventory.stack
+    pulumi_stack = None if inventories.is_file(request.stack) else inventory.stack
     return Target(
-        name=wanted.stack,
+        name=request.stack,
         pulumi_stack=pulumi_stack,
         inventory=inventory,
         slice=one_slice,
         hosts=hosts,
-        platform=wanted.platform or (given.platform if given else "tpu"),
+        platform=request.platform or (given.platform if given else "tpu"),
         transports=transports,
         agents=agents,
-        python=wanted.python or (given.python if given else PYTHON),
-        python_is_given=wanted.python is not None,
+        python=request.python or (given.python if given else PYTHON),
+        python_is_given=request.python is not None,
         runs_url=runs_url,
         files=Buckets() if is_url(runs_url) else HostFiles(agents),
         agent_root=AGENT_ROOT,

@@ -23,7 +23,7 @@ from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles
 from launch.run_request import Request
 from launch.runs import Run
-from launch.targets import Given, Target, Wanted
+from launch.targets import Given, Target, TargetRequest
 from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice
 
 HOSTS = [make_host(index, reach="direct") for index in range(4)]
@@ -33,7 +33,7 @@ STACK = make_inventory(MAIN, storage=SHARE)
 
 
 def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
-    return of_inventory(inventory, Wanted(stack="dev", **wanted))
+    return of_inventory(inventory, TargetRequest(stack="dev", **wanted))
 
 
 def refused(inventory: Inventory = STACK, **wanted: Any) -> str:
@@ -150,7 +150,7 @@ def test_what_cannot_be_had_is_refused_with_what_there_is(
 )
 def test_of_this_machine_what_it_cannot_be_is_refused(wanted: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as error:
-        resolve(Wanted(**wanted))
+        resolve(TargetRequest(**wanted))
     assert str(error.value).startswith(said)
 
 
@@ -170,11 +170,11 @@ def test_a_stack_that_looks_like_a_path_is_the_inventory_in_that_file(
     if text is not None:
         path.write_text(text)
     if said is None:
-        found = resolve(Wanted(stack=str(path)))
+        found = resolve(TargetRequest(stack=str(path)))
         assert (found.inventory, found.pulumi_stack) == (STACK, None)
         return
     with pytest.raises(RequestError) as error:
-        resolve(Wanted(stack=str(path)))
+        resolve(TargetRequest(stack=str(path)))
     assert str(path) in str(error.value)
     assert said in str(error.value)
 

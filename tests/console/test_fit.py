@@ -159,7 +159,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     given: list[tuple[str, list[str]]] = []
 
     def measure(job: jobs.Job, config: Any, where: Place, **_: Any) -> Estimate:
-        given.append((where.name, job.words(config)))
+        given.append((where.name, job.arguments(config)))
         memory = {
             "parameters": GIB,
             "optimizer": GIB,

@@ -269,7 +269,7 @@ def checked(typed: str) -> Line:
     ],
 )
 def test_what_is_right_is_not_taken_for_a_slip(typed: str) -> None:
-    assert not checked(typed).help_of
+    assert not checked(typed).help_command
 
 
 def test_all_words_behind_the_run_of_predict_are_inputs_even_the_names_of_commands() -> None:

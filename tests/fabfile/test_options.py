@@ -18,13 +18,13 @@ from fabfile.options import (
     option,
     options,
     port,
+    positionals,
     read,
     several,
     usd,
     whole,
-    words,
 )
-from fabfile.where import Where
+from fabfile.selector import Selector
 
 
 @pytest.mark.parametrize("text", ["-1", "2", "two", "3.5", "³", " 3", "3_0", "9" * 5000])
@@ -66,8 +66,8 @@ class Sample:
     all: bool = flag("all of them")
     send: tuple[str, ...] = several("files")
     limits: Limits = group(Limits)
-    where: Where = group(Where, "stack", "runs", runs="a folder")
-    words: tuple[str, ...] = words("[-- WORDS]")
+    selector: Selector = group(Selector, "stack", "runs", runs="a folder")
+    positionals: tuple[str, ...] = positionals("[-- WORDS]")
 
 
 @Command
@@ -90,7 +90,12 @@ def test_a_class_has_its_groups_options_and_what_was_typed_becomes_its_value() -
     assert "slice" not in dict(declared(Sample))
     given = typed("x", "--lines", "0", "--send", "a", "--send=b", "--max-usd=", "-t", "dev", "--all")
     assert read(Sample, given, ["w"]) == Sample(
-        run="x", all=True, send=("a", "b"), limits=Limits(lines=0), where=Where(stack="dev"), words=("w",)
+        run="x",
+        all=True,
+        send=("a", "b"),
+        limits=Limits(lines=0),
+        selector=Selector(stack="dev"),
+        positionals=("w",),
     )
     assert read(Sample, typed("x")) == Sample(run="x"), "what is not typed is its default, of its own type"
 
@@ -113,6 +118,6 @@ def test_every_command_reads_frozen_options_each_with_its_help() -> None:
 
 def test_where_is_what_the_backends_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_STACK", "dev")
-    wanted = Where(slice="", hosts="0-3").wanted()
+    wanted = Selector(slice="", hosts="0-3").request()
     assert (wanted.stack, wanted.slice, wanted.hosts) == ("dev", None, "0-3")
-    assert dataclasses.replace(Where(), stack="local").wanted().stack == "local"
+    assert dataclasses.replace(Selector(), stack="local").request().stack == "local"

@@ -15,7 +15,7 @@ from contracts.errors import RequestError
 from infra.documents import Documents, stock_outs
 from infra.documents.stock_outs import Hours, ZoneOffer
 from keeper.capacity import capacity, capacity_table
-from launch.targets import Wanted
+from launch.targets import TargetRequest
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
 
 NOW = datetime.datetime(2026, 11, 23, 14, 30, tzinfo=datetime.UTC)
@@ -53,14 +53,14 @@ def test_what_requests_have_found_is_shown_of_a_stack_that_has_no_hosts(
     file = tmp_path / "stack.json"
     file.write_text(inventory.to_json(plain))
     with pytest.raises(RequestError, match="stock-outs, are noted in its bucket, and it has none"):
-        capacity(Console(), Wanted(stack=str(file)), days=30, as_json=False)
+        capacity(Console(), TargetRequest(stack=str(file)), days=30, as_json=False)
     with pytest.raises(RequestError, match="this machine asks for no TPUs"):
-        capacity(Console(), Wanted(), days=30, as_json=False)
+        capacity(Console(), TargetRequest(), days=30, as_json=False)
 
     store = tmp_path / "control"
     storage = dataclasses.replace(NO_STORAGE, bucket_url=str(tmp_path))
     file.write_text(inventory.to_json(dataclasses.replace(plain, storage=storage)))
-    wanted = Wanted(stack=str(file))
+    wanted = TargetRequest(stack=str(file))
     assert capacity(Console(width=120), wanted, days=30, as_json=False) == 0
     assert "no request has been noted yet" in capsys.readouterr().out
     now = datetime.datetime.now(datetime.UTC)

@@ -43,7 +43,7 @@ def test_no_host_is_needed_and_no_slice_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "stack.json"
     storage = dataclasses.replace(INVENTORY.storage, bucket_url=str(tmp_path))
     file.write_text(inventory.to_json(dataclasses.replace(INVENTORY, slices=several, storage=storage)))
-    assert stack.documents_for(targets.Wanted(stack=str(file))).url == f"{tmp_path}/control"
+    assert stack.documents_for(targets.TargetRequest(stack=str(file))).url == f"{tmp_path}/control"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_run_that_may_be_started_again_is_removed_once_that_is_over_and_nobody
     target = dataclasses.replace(
         target, inventory=dataclasses.replace(target.inventory, has_keeper=has_keeper)
     )
-    asked, documents = targets.Wanted(runs=str(tmp_path)), stack.store_of(target)
+    asked, documents = targets.TargetRequest(runs=str(tmp_path)), stack.store_of(target)
     store, checkpoint = Store(documents), tmp_path / "kept" / "checkpoints" / "5"
     checkpoint.mkdir(parents=True)
     assert commands.remove(target, asked, "kept") is None, "nobody starts it again, and it is the caller's"

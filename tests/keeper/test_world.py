@@ -27,7 +27,7 @@ from launch.policy import Standing
 from launch.remote_files import HostFiles
 from launch.run_request import Request, work_out
 from launch.store import Content
-from launch.targets import Wanted
+from launch.targets import TargetRequest
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props
 from tests.keeper import lab as labs
 from tests.keeper.lab import RUN_ID, ZONES, Lab
@@ -136,7 +136,7 @@ def test_what_was_asked_for_is_given_back_once_no_run_wants_it(
         commands.unkeep(lab.documents, RUN_ID)
     else:
         monkeypatch.setattr(queue_commands, "World", lambda *_, **__: lab.world())
-        assert queue_commands.cancel(lab.documents, Wanted(), ["1"], grace_s=1.0) == 0
+        assert queue_commands.cancel(lab.documents, TargetRequest(), ["1"], grace_s=1.0) == 0
     lab.cloud.control.cut_off(ZONE)
     lab.later()
     assert lab.states() == {ZONE: WAITS} or how == "cancel"

@@ -18,7 +18,7 @@ from infra.cloud_tpu.retry import Backoff
 from keeper import zombies
 from keeper.zombies import limits, parse_export
 from launch import inventories
-from launch.targets import Wanted
+from launch.targets import TargetRequest
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.launch.test_costs import MAIN
 
@@ -76,13 +76,13 @@ def make(api: TpuApi) -> Callable[..., None]:
 
 
 @pytest.fixture
-def stack(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Wanted]:
-    def made(exported: str) -> Wanted:
+def stack(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TargetRequest]:
+    def made(exported: str) -> TargetRequest:
         def ask(words: list[str], *_: object, **__: object) -> str:
             return exported if words == ["stack", "export"] else "grant\n"
 
         monkeypatch.setattr(inventories, "ask", ask)
-        return Wanted(stack="dev")
+        return TargetRequest(stack="dev")
 
     return made
 
@@ -95,7 +95,7 @@ def ids(api: TpuApi) -> set[str]:
 def test_what_nobody_knows_of_is_removed_and_nothing_else(
     api: TpuApi,
     make: Callable[..., None],
-    stack: Callable[..., Wanted],
+    stack: Callable[..., TargetRequest],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,7 +126,10 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
 
 
 def test_a_stack_without_an_inventory_is_known_by_its_state_and_one_without_a_state_by_its_configuration(
-    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted], capsys: pytest.CaptureFixture[str]
+    api: TpuApi,
+    make: Callable[..., None],
+    stack: Callable[..., TargetRequest],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     make("left")
     make("far", OTHER_ZONE)
@@ -143,7 +146,7 @@ def test_a_stack_without_an_inventory_is_known_by_its_state_and_one_without_a_st
 
 
 def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_that_was_direct_is(
-    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted]
+    api: TpuApi, make: Callable[..., None], stack: Callable[..., TargetRequest]
 ) -> None:
     make("many", **MULTI)
     api.control.advance(3600)
@@ -160,7 +163,7 @@ def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_tha
 
 
 def test_nothing_is_removed_while_an_update_goes_on_or_was_interrupted_or_without_an_owner(
-    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted]
+    api: TpuApi, make: Callable[..., None], stack: Callable[..., TargetRequest]
 ) -> None:
     make("left")
     with pytest.raises(RequestError, match="an update of dev is under way or was interrupted"):
@@ -170,7 +173,7 @@ def test_nothing_is_removed_while_an_update_goes_on_or_was_interrupted_or_withou
     with pytest.raises(RequestError, match="printed no state of a stack"):
         zombies.command(stack("warning: nothing"), remove=True, yes=True)
     with pytest.raises(RequestError, match="Pulumi did not make it"):
-        zombies.command(Wanted(stack="./inventory.json"), remove=True, yes=True)
+        zombies.command(TargetRequest(stack="./inventory.json"), remove=True, yes=True)
     assert len(ids(api)) >= 1
 
 

@@ -115,8 +115,8 @@ def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_tod
     }
     resumed = job.parse([], base=job.config_of("r", stored))
     assert dataclasses.asdict(resumed) == stored
-    assert job.parse(job.words(resumed)) == resumed
-    assert job.words(resumed) == [
+    assert job.parse(job.arguments(resumed)) == resumed
+    assert job.arguments(resumed) == [
         *("--tokenizer", "my.json"),
         *("--learning-rate", "0.001"),
         *("--mask-share", "0.15"),
@@ -140,7 +140,7 @@ def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_tod
 def test_every_config_survives_the_way_through_words(options: dict[str, Any]) -> None:
     job = jobs.find("flax_mlm")
     config = Config(**options)
-    assert job.parse(job.words(config)) == config
+    assert job.parse(job.arguments(config)) == config
 
 
 def test_a_run_of_an_older_checkout_is_resumed_where_its_options_are_still_known() -> None:

@@ -40,11 +40,11 @@ TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3
 
 def train(*, hosts: str | None = None, platform: str | None = None, **changed: Any) -> int:
     def open_target(like: Run | None) -> Target:
-        return resolve(targets.Wanted(hosts=hosts, platform=platform), like)
+        return resolve(targets.TargetRequest(hosts=hosts, platform=platform), like)
 
     asked = Request(
         job=changed.pop("job", "flax_mlm") or "",
-        arguments=tuple(follow.words(changed.pop("arguments", ""), ())),
+        arguments=tuple(follow.job_arguments(changed.pop("arguments", ""), ())),
         name=changed.pop("name", None),
         resume=None,
     )

@@ -35,7 +35,7 @@ from launch.hosts import HostError, HostsError
 from launch.launching import run_record
 from launch.run_request import Planned, Request, asked_for, work_out
 from launch.runs import AtWorkError, Run
-from launch.targets import Plan, Target, Wanted
+from launch.targets import Plan, Target, TargetRequest
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
 
 NAMESPACE = "train"
@@ -86,7 +86,7 @@ def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
             stack="dev", project="p", images=dict.fromkeys(images, IMAGE), gateway=None, slices=(one,), cluster=cluster,
             storage=Storage(bucket_url=f"file://{tmp_path}", bucket_region=None, nfs_source=None, nfs_mount=None),
         )  # fmt: skip
-        return of_inventory(inventory, Wanted(stack="dev.json", platform=platform, hosts=hosts))
+        return of_inventory(inventory, TargetRequest(stack="dev.json", platform=platform, hosts=hosts))
 
     return target
 

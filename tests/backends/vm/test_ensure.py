@@ -21,7 +21,7 @@ from contracts.inventory import Slice, slices_from_json
 from infra.documents import Documents
 from infra.documents.lease import Lease
 from launch import inventories
-from launch.targets import Target, Wanted
+from launch.targets import Target, TargetRequest
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import PARENT, POOL, Cloud, wanted_props
 from tests.launch.slices import NFS, Program, make_host, make_inventory, make_slice
@@ -31,7 +31,7 @@ def on_a_stack(bucket_url: str | None) -> Target:
     """A slice of a stack without a keeper, whose runs are on its share."""
     storage = dataclasses.replace(NFS, bucket_url=bucket_url)
     inventory = make_inventory(make_slice((make_host(0),)), storage=storage)
-    return of_inventory(inventory, Wanted(stack="dev.json"))
+    return of_inventory(inventory, TargetRequest(stack="dev.json"))
 
 
 def test_a_launch_holds_the_lease_of_its_slice_and_a_second_one_is_refused(

@@ -50,7 +50,7 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     )  # fmt: skip
     run = write_run()
     write_export(Path(run.directory.path("export")))
-    assert serving.serve(stack, run.run_id, Options(detach=True, words=FEW_SHAPES)) == 0
+    assert serving.serve(stack, run.run_id, Options(detach=True, server_arguments=FEW_SHAPES)) == 0
     said = capsys.readouterr().out
     server = runs.find(stack.runs, re.findall(r"serve-\d{8}-\d{6}-\w{4}", said)[0])
     assert f"`fab serve --stack dev {server.run_id}` leads to it" in said

@@ -20,7 +20,7 @@ from contracts.inventory import Host, Inventory, to_json
 from launch import inventories
 from launch.hosts import HostError
 from launch.inventories import Trusted
-from launch.targets import Wanted
+from launch.targets import TargetRequest
 from tests.backends.vm.conftest import RELAY, Server
 from tests.launch.slices import make_host, make_inventory, make_slice
 
@@ -40,7 +40,7 @@ def inventory(hosts: Sequence[Host], project: str | None = None) -> Inventory:
 class Person:
     """Types `fab trust`, reads what it says, and answers. wanted: the inventory's file."""
 
-    wanted: Wanted
+    wanted: TargetRequest
     says: str | None = None
     read: list[str] = dataclasses.field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Person:
 def person(tmp_path: Path, found: Inventory) -> Person:
     path = tmp_path / "lab.json"
     path.write_text(to_json(found))
-    return Person(Wanted(stack=str(path)))
+    return Person(TargetRequest(stack=str(path)))
 
 
 def fingerprint(server: Server) -> str:

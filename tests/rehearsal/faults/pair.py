@@ -24,7 +24,7 @@ from launch import launching, runs
 from launch.hosts import stop_processes
 from launch.run_request import Request
 from launch.runs import Run
-from launch.targets import Given, Target, Wanted
+from launch.targets import Given, Target, TargetRequest
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines
 from tests.launch.slices import make_host, make_inventory, make_slice
@@ -91,7 +91,7 @@ class Pair:
                 python=PYTHON,
                 stand_in_devices=(DEVICE,),
             )
-            yield of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
+            yield of_inventory(self.inventory, TargetRequest(stack=str(self.inventory_path), given=given))
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""

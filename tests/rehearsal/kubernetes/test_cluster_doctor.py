@@ -16,7 +16,7 @@ from backends.resolve import of_inventory
 from console.doctor import doctor
 from console.doctor.workstation import Answer, Machine
 from contracts.inventory import Cluster, NodePool, Slice
-from launch.targets import Wanted
+from launch.targets import TargetRequest
 from rehearsal.kubernetes.cluster import on_page
 from rehearsal.kubernetes.control_plane import LocalControlPlane
 from tests.launch.slices import NO_STORAGE, make_inventory, make_slice
@@ -57,7 +57,7 @@ def findings(kubeconfig: Path, one_slice: Slice = SLICE) -> dict[str, tuple[str,
     storage = dataclasses.replace(NO_STORAGE, bucket_url="gs://none")
     inventory = make_inventory(one_slice, storage=storage, images={}, cluster=cluster)
     home = kubeconfig.parent
-    target = of_inventory(inventory, Wanted(stack="dev.json", runs=f"file://{home}/runs"))
+    target = of_inventory(inventory, TargetRequest(stack="dev.json", runs=f"file://{home}/runs"))
     here = Machine(environ={}, home=home, checkout=DOCS.parents[1], cache_dir=home, ask=silent)
     told = doctor.findings(here, lambda: target, wants_stack=False)
     return {each.name: (each.state, each.message) for each in told if each.area in ("cluster", "storage")}

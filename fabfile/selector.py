@@ -12,7 +12,7 @@ from fabfile.options import option, options
 if TYPE_CHECKING:
     from contracts.inventory import Inventory
     from launch.runs import Run
-    from launch.targets import Given, Target, Wanted
+    from launch.targets import Given, Target, TargetRequest
 
 JSON = "print one JSON object, for programs"
 RUN = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
@@ -24,7 +24,7 @@ opened: contextvars.ContextVar[dict[str, Target]] = contextvars.ContextVar("open
 
 
 @options
-class Where:
+class Selector:
     """The options about hosts and slices. A command has those of them that it names."""
 
     stack: str | None = option(STACK)
@@ -38,11 +38,11 @@ class Where:
     def stack_name(self) -> str:
         return self.stack or os.environ.get("TPU_STACK") or "local"
 
-    def wanted(self) -> Wanted:
+    def request(self) -> TargetRequest:
         """Return what is asked for, before anything is looked up. Raises RequestError: no rehearsal is up."""
-        from launch.targets import Wanted
+        from launch.targets import TargetRequest
 
-        return Wanted(
+        return TargetRequest(
             stack=self.stack_name,
             slice=self.slice or None,
             hosts=self.hosts or None,
@@ -60,7 +60,7 @@ class Where:
         """
         from backends.resolve import resolve
 
-        target = resolve(self.wanted(), like)
+        target = resolve(self.request(), like)
         if target.capabilities.is_billed and (stacks := opened.get(None)) is not None:
             stacks[target.name] = target
         return target
@@ -69,17 +69,17 @@ class Where:
         """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
         from backends.resolve import inventory_of, of_each, resolve
 
-        wanted = self.wanted()
-        return next(iter(of_each(inventory_of(wanted), wanted)), None) or resolve(wanted)
+        request = self.request()
+        return next(iter(of_each(inventory_of(request), request)), None) or resolve(request)
 
     def inventory(self) -> Inventory:
         """Return the stack's inventory, whether it has hosts or not. Raises RequestError: there is no such stack."""
         from launch import inventories
 
-        wanted = self.wanted()
-        if wanted.stack == "local":
+        request = self.request()
+        if request.stack == "local":
             raise RequestError("this machine by itself has no inventory; say --stack as well")
-        return wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
+        return request.given.inventory if request.given else inventories.read(request.stack)
 
 
 def _rehearsal() -> Given:
