@@ -43,6 +43,10 @@ REQUIRE_PERIOD_S = 10.0
 IN_USE = ("device", "lockfile", "leftovers")
 """Checks that fail of a host that is at work, which is no fault of the host."""
 MOST_NAMED = 4
+BUNDLES = ("code", "folder", "packages")
+"""What a run has sent to its hosts, in this order."""
+STAGE_LIMIT_S = 900.0
+"""A gigabyte of packages, to many hosts at once."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -200,7 +204,7 @@ class HostLauncher:
                 ask_all(agents, "remove", requests, timeout_s=REMOVE_LIMIT_S)
             raise
         name = " and ".join(
-            ["code " + code.sha256[:12], *("folder " + folder.sha256[:12] for folder in folders)]
+            f"{title} {bundle.sha256[:12]}" for title, bundle in zip(BUNDLES, bundles, strict=False)
         )
         is_there = "are there" if folders else "is there"
         say(f"preflight passed on {_named(plan.target)}, {name} {'sent' if sent else is_there}")
@@ -276,7 +280,8 @@ def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
     # Hosts that share one directory (the local target's) need it once.
     missing = list({(agent.root, agent.link): agent for agent in missing}.values())
     request = {"sha256": bundle.sha256, "archive_base64": bundle.text}
-    all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
+    answers = ask_all(missing, "stage", [request] * len(missing), timeout_s=STAGE_LIMIT_S)
+    all_or_error("the code could not be sent:", answers)
     return len(missing)
 
 

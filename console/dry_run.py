@@ -38,10 +38,11 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     yield f"image {image}"
     if plan.command is None:
         yield f"job {plan.job} on {plan.framework}, {counted(plan.ranks_per_host, 'process')} a host"
-    if planned.note is not None:
-        yield planned.note
+    yield from planned.notes
     for title, bundle in zip(TITLES, planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
+    for bundle in planned.bundles[2:]:
+        yield f"your packages: {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
     yield from left_out_lines(planned.bundles)
     if documents:
         yield from yaml.dump_all(documents, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()

@@ -97,7 +97,7 @@ def train(
         from console import dry_run as showing  # a launch does without
         from console import fit
 
-        planned = work_out(request, target)
+        planned = work_out(request, target, say(console))
         for line in itertools.chain(showing.lines(planned, target), fit.dry_run_lines(planned, target)):
             console.print(line, soft_wrap=True)
         return DONE

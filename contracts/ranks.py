@@ -54,7 +54,8 @@ class Spec:
     which write their own heartbeat and result. work: the copy of it that the command runs in, which stays from one
     attempt to the next. python: the interpreter that "python" means; None: the one on PATH. layer: the folder of the
     environment over that interpreter's which the command gets (`jobs.runtime.command_environment`), as lasting as the
-    copy; None: it gets none. progress: FROM_LOG, or a file whose growth is progress; None: the command is never taken
+    copy; None: it gets none. packages: a folder of packages that come before the framework's in it; None: none do.
+    progress: FROM_LOG, or a file whose growth is progress; None: the command is never taken
     for hung. secrets: name → the secret of Secret Manager that the host reads.
     """
 
@@ -64,6 +65,7 @@ class Spec:
     work: str | None = None
     python: str | None = None
     layer: str | None = None
+    packages: str | None = None
     progress: str | None = None
     secrets: dict[str, str] = dataclasses.field(default_factory=dict)
 

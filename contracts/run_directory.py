@@ -158,6 +158,11 @@ def log(attempt: int, process_id: int) -> str:
     return f"{LOGS}/{attempt}/host-{process_id}.log"
 
 
+def packages(run_dir: str, sha256: str) -> str:
+    """The bundle of the packages that a command of the user's own needs, beside all runs of its place."""
+    return f"{run_dir.rpartition('/')[0]}/.packages/{sha256}.tar.gz.base64"
+
+
 def stacks(attempt: int, process_id: int) -> str:
     """The file with the stack traces of one process of a hung attempt, relative to the run directory."""
     return f"{STACKS}/{attempt}/host-{process_id}.txt"

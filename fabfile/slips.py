@@ -141,7 +141,7 @@ class Line:
         elif OPTION.match(word):
             self._mistakes.append(f"{word}: {name} has no value; leave it out")
             del self.tokens[place]
-        elif self._takes_inputs(call.name):
+        elif self._takes_inputs(call.name) or self._is_script(command, word):
             self._inputs.append(self.tokens.pop(place))
         elif argument and not call.args[argument].got_value:
             self.tokens.insert(place, f"--{argument}")
@@ -153,6 +153,17 @@ class Line:
             self.command, self.strays, self.is_lost = command, self.tokens[place:], True
             del self.tokens[place:]
         return True
+
+    def _is_script(self, command: Command, word: str) -> bool:
+        """Whether a word is a script to train with, whose folder or job nobody names."""
+        trains = command.positionals is not None and command.positionals.owner == "job"
+        names = {each.partition("=")[0] for each in self.tokens}
+        return (
+            trains
+            and word.endswith(".py")
+            and not self._inputs
+            and not names & {"--workdir", "--job", "--resume"}
+        )
 
     def _take_stray(self, place: int) -> None:
         """Take out an option that the command does not have, and the next word if that may be its value."""
@@ -192,7 +203,7 @@ class Line:
     def _owners(self) -> Mapping[str, Collection[str]]:
         """The options that come after `--`, by whose they are: the job that is named, or all jobs; the server."""
         positionals = self.command.positionals
-        if positionals is None or not positionals.owner or self._value("workdir"):
+        if positionals is None or not positionals.owner or self._value("workdir") or self._inputs:
             return {}
         owners, job = self._options_by_owner(positionals.owner), self._value("job")
         is_server = positionals.owner == "server"

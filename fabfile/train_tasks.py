@@ -87,6 +87,10 @@ class Training:
     secret_file: tuple[str, ...] = several(
         "a file of lines NAME=VALUE that are secrets; may be given several times"
     )
+    no_install: bool = flag("do not install what your folder or script says that it needs")
+    from_source: tuple[str, ...] = several(
+        "a package of those that has no wheel, and may be built on this machine; may be given several times"
+    )
     positionals: tuple[str, ...] = positionals("[-- OPTIONS OF THE JOB]", owner="job")
 
     def request(
@@ -141,6 +145,8 @@ class Training:
             progress=self.progress or "",
             python=self.selector.python or "",
             send=self.send,
+            installs=not self.no_install,
+            from_source=self.from_source,
         )
 
     def _refuse_what_is_fixed(self, resume: str | None) -> None:
@@ -153,6 +159,7 @@ class Training:
             "--workdir": self.workdir,
             "--send": " ".join(self.send),
             "--progress": self.progress,
+            "--from-source": " ".join(self.from_source),
         }
         new_run_options = {"--framework": self.framework, "--processes-per-host": self.processes_per_host}
         fixed = {**command_options, **(new_run_options if resume else {})}
@@ -218,6 +225,7 @@ class Train:
 @task(
     "fab train --job flax_mlm -- --steps 2000",
     "fab train --workdir ~/my-project -- python train.py",
+    "fab train script.py",
     outlives_signals=True,
 )
 def train(args: Train) -> int:

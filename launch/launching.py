@@ -32,7 +32,7 @@ from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import UNDECLARED, finite
 from launch import control, costs, jobs, policy, precompiled, runs
 from launch import plan as plans
-from launch.bundles import left_out_lines
+from launch.bundles import Bundle, left_out_lines
 from launch.control import Limits
 from launch.costs import price_of
 from launch.hosts import STOP_NOW_S, HostError, HostsError
@@ -83,7 +83,7 @@ def launch(
         HostsError: hosts failed the preflight (nothing was started) or a start (all was stopped again).
         LaunchFailed: the processes did not form a group; all was stopped again.
     """
-    planned = work_out(request, target)
+    planned = work_out(request, target, say)
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
     target = plan.target
     if planned.needs_environment:
@@ -92,7 +92,7 @@ def launch(
     with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
-        for line in (*filter(None, [planned.note]), *left_out_lines(planned.bundles)):
+        for line in (*planned.notes, *left_out_lines(planned.bundles)):
             say(line)
         if plan.budget is not None:
             say(plan.budget.text)
@@ -121,6 +121,8 @@ def launch(
         # Also where run.json names the same: a launcher that was killed between the two has left others.
         for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), planned.bundles, strict=False):
             directory.write_text(name, bundle.text)
+        for bundle in planned.bundles[2:]:
+            _keep_packages(directory, bundle)
         directory.write_json(run_directory.RUN, described)
         require()
         run = Run(directory=directory, described=described, result=None, heartbeats=())
@@ -149,6 +151,14 @@ def ending_line(one: Slice, now_s: float) -> str | None:
         f"{one.name} ({one.capacity}) is taken back in {spoken(left_s)}: the run saves and leaves before that, and "
         "goes on once the slice is made again"
     )
+
+
+def _keep_packages(directory: RunDirectory, bundle: Bundle) -> None:
+    """Put the packages of a run beside the runs, unless they are there, for its pods and whoever resumes it."""
+    path = run_directory.packages(directory.url, bundle.sha256)
+    folder, _, name = path.rpartition("/")
+    if name not in directory.files.list(folder):
+        directory.files.write(path, bundle.text.encode())
 
 
 def submitted(planned: Planned) -> Submitted:

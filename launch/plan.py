@@ -231,6 +231,9 @@ def _module(plan: Plan, process_id: int) -> list[str]:
             folder=plan.at_home(process_id, _bundle(plan, plan.command.folder_sha256)),
             work=plan.at_home(process_id, _work(plan, process_id)),
             layer=plan.at_home(process_id, _layer(plan, process_id)) if plan.command.has_layer else None,
+            packages=plan.at_home(process_id, _bundle(plan, packages))
+            if (packages := plan.command.packages_sha256)
+            else None,
             progress=plan.command.progress,
         )
     return ["jobs.runtime.rank_supervisor", spec.encoded()]
@@ -271,7 +274,7 @@ def _container(plan: Plan, process_id: int) -> dict[str, Any]:
         mounts.append(_work(plan, process_id))
         if plan.command.has_layer:
             mounts.append(_layer(plan, process_id))
-        code.append(_bundle(plan, plan.command.folder_sha256))
+        code += [_bundle(plan, sha256) for sha256 in plan.command.bundles]
     return {
         "container": {
             "image": plan.container.image,

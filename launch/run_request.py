@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from contracts import run_directory
+from contracts.aliases import Say
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch import costs, jobs, precompiled, remote_files, run_environment, runs
+from launch import costs, dependencies, jobs, precompiled, remote_files, run_environment, runs
 from launch import plan as plans
-from launch.bundles import Bundle, bundle_folder, named_in
+from launch.bundles import Bundle, archive, bundle_folder, is_secret, named_in
+from launch.dependencies import Source
 from launch.framework_launchers import unwrap
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
@@ -102,6 +104,11 @@ def as_it_was(run: Run) -> Submitted | None:
     complete = tuple(bundle for bundle in bundles if bundle is not None)
     if len(complete) < len(hashes):
         return None
+    if sha256 := (run.described["config"].get("packages") or {}).get("sha256"):
+        packages = packages_of(run, sha256)
+        if packages is None:
+            return None
+        complete += (packages,)
     return Submitted(
         name=run.described["job"],
         framework=run.described["stack"],
@@ -114,13 +121,22 @@ def as_it_was(run: Run) -> Submitted | None:
     )
 
 
+def packages_of(run: Run, sha256: str) -> Bundle | None:
+    """Return the packages that a run has, from this machine or from beside the run; None where neither has them."""
+    if (bundle := dependencies.bundle_here(sha256)) is not None:
+        return bundle
+    (content,) = run.directory.files.read([run_directory.packages(run.directory.url, sha256)])
+    return Bundle.of_text(content.decode() if content else None, sha256)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
     """A request worked out, before any host was asked.
 
-    bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
-    environment has to be made where it is missing. processes_per_host: as it was asked for when the run began.
-    step: what can be compiled beforehand of it. precompiled: the note of its program, which the code has with it.
+    bundles: what the hosts need: our code, the folder of a command, its packages. notes: what to say of them.
+    needs_environment: whether the framework's environment has to be made where it is missing. processes_per_host: as it
+    was asked for when the run began. step: what can be compiled beforehand of it. precompiled: the note of its program,
+    which the code has with it.
     """
 
     plan: Plan
@@ -128,15 +144,15 @@ class Planned:
     config: Any
     bundles: tuple[Bundle, ...]
     directory: RunDirectory
-    note: str | None = None
+    notes: tuple[str, ...] = ()
     needs_environment: bool = False
     processes_per_host: str | None = None
     step: Step | None = None
     precompiled: Note | None = None
 
 
-def work_out(request: Request, target: Target) -> Planned:
-    """Check a request and return its plan; nothing is asked of the hosts.
+def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Planned:
+    """Check a request and return its plan; nothing is asked of the hosts. say: of what takes long.
 
     Raises:
         RequestError: it cannot be carried out.
@@ -160,16 +176,19 @@ def work_out(request: Request, target: Target) -> Planned:
     needs_environment = python is None and box is None
     python = python or target.interpreter(job.framework, in_container=box is not None)
     code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
-    bundles, note = [code], None
+    bundles, notes = [code], list[str | None]()
     arguments = tuple(job.arguments(config)) if isinstance(job, Job) else job.arguments
     step = Step.on(target, job.name, arguments, code) if command is None and job.framework == "jax" else None
     compiled = _compiled(request, target, step)
     if compiled is not None:
         bundles = [precompiled.add_to_code(code, compiled)]
-        note = f"the training step was compiled beforehand: {compiled['url']}"
+        notes.append(f"the training step was compiled beforehand: {compiled['url']}")
     if command is not None:
         folder, note = command.folder_again(resume) if resume else (command.folder(), command.note)
-        bundles.append(folder)
+        command, packages, line = command.with_packages(target, resume, say, in_container=box is not None)
+        config = command.config
+        notes += [note, line]
+        bundles += [folder, *([packages] if packages else [])]
     now = datetime.datetime.now(datetime.UTC)
     run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
     directory = resume.directory if resume else target.runs.directory(run_id)
@@ -201,7 +220,7 @@ def work_out(request: Request, target: Target) -> Planned:
         config=config,
         bundles=tuple(bundles),
         directory=directory,
-        note=note,
+        notes=tuple(filter(None, notes)),
         needs_environment=needs_environment,
         processes_per_host=requested_processes,
         step=step,
@@ -253,7 +272,7 @@ def _own_command(request: Request) -> Command | None:
     job = submitted.name if submitted else resume.described["job"] if resume else request.job
     if config is None or job != run_directory.OWN_COMMAND:
         return request.command
-    return of_run(config, submitted.bundles[1] if submitted else None)
+    return of_run(config, submitted.bundles[1:] if submitted else ())
 
 
 def _container(
@@ -357,7 +376,9 @@ class Config:
     one, which is not told its rank where it is the only process. progress: LOG, or a file of the folder or elsewhere on
     the hosts whose growth is progress; None: hangs are not looked for. python: the interpreter on the hosts that
     "python" means; None: the framework's. send: names and patterns of files of the folder that are sent although they
-    may hold secrets, or git ignores them.
+    may hold secrets, or git ignores them. installs: whether what the folder or the script says that it needs is
+    installed. from_source: packages that may be built for that. packages: `launch.dependencies.Packages.record` of what
+    is. is_script_alone: the script that the words name is all that is sent.
     """
 
     words: tuple[str, ...]
@@ -367,6 +388,18 @@ class Config:
     progress: str | None = None
     python: str | None = None
     send: tuple[str, ...] = ()
+    installs: bool = True
+    from_source: tuple[str, ...] = ()
+    packages: Mapping[str, Any] | None = None
+    is_script_alone: bool = False
+
+    @property
+    def script(self) -> str | None:
+        """The Python script of the folder that the words start, if they start one."""
+        if self.words[0] not in PYTHONS:
+            return None
+        name = next((word for word in self.words[1:] if not word.startswith("-")), "")
+        return name if name.endswith(".py") and not name.startswith("/") else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -376,8 +409,10 @@ class Command:
     config: Config
     name: str = OWN_COMMAND
     metrics: Metrics = UNDECLARED
-    kept: Bundle | None = None
-    """Its folder as it was submitted, whatever it holds by now."""
+    kept: tuple[Bundle, ...] = ()
+    """Its folder as it was submitted, whatever it holds by now, and its packages, if it has any."""
+    source: Source | None = None
+    """What says which packages it needs, where they are still to be resolved."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What the launcher that it was typed with would have set."""
     note: str | None = None
@@ -392,7 +427,53 @@ class Command:
         Raises:
             RequestError: there is no such folder, or it is too large.
         """
-        return self.kept or bundle_folder(Path(self.config.workdir), self.config.send)
+        if self.kept:
+            return self.kept[0]
+        workdir, script = Path(self.config.workdir), self.config.script
+        if not self.config.is_script_alone or script is None:
+            return bundle_folder(workdir, self.config.send)
+        content = (workdir / script).read_bytes()
+        if is_secret(script, content):
+            raise RequestError(f"{workdir / script}: may hold a secret, and is sent to hosts; take it out")
+        return archive({script: content})
+
+    def with_packages(
+        self, target: Target, run: Run | None, say: Say, *, in_container: bool
+    ) -> tuple[Command, Bundle | None, str | None]:
+        """Return the command with what is recorded of its packages, these, and what to say of them.
+
+        run: the one that is resumed, whose packages stay.
+
+        Raises:
+            RequestError: as of `launch.dependencies.ensure`; or they are no longer to be had.
+        """
+        packages = self.config.packages
+        interpreter = dependencies.interpreter_on(
+            is_here=target.capabilities.shares_files, in_container=in_container
+        )
+        if packages is None and self.source is not None:
+            framework = dependencies.framework_on(self.framework, target.platform, in_container=in_container)
+            made = dependencies.ensure(
+                self.source, framework, interpreter, self.config.from_source, os.environ, say
+            )
+            config = dataclasses.replace(self.config, packages=made.record)
+            return dataclasses.replace(self, config=config), made.bundle, made.line
+        if packages is None or packages["sha256"] is None:
+            return self, None, None
+        if packages["python"] != interpreter.version:
+            raise RequestError(
+                f"{packages['source']}: its packages are for Python {packages['python']}, and the hosts have "
+                f"{interpreter.version} now; start a new run"
+            )
+        kept = next(iter(self.kept[1:]), None)
+        if kept is None and run is not None:
+            kept = packages_of(run, packages["sha256"])
+        if kept is None:
+            raise RequestError(
+                f"{packages['source']}: the packages of the run ({packages['sha256'][:12]}) are neither on this "
+                "machine nor beside the run any more; start a new run"
+            )
+        return self, kept, None
 
     def folder_again(self, run: Run) -> tuple[Bundle, str | None]:
         """Return the folder that a resumed run is sent, and what to say of it.
@@ -402,10 +483,10 @@ class Command:
         Raises:
             RequestError: as of `folder`; or the run directory does not have it either.
         """
-        if self.kept is not None:
-            return self.kept, None
+        if self.kept:
+            return self.kept[0], None
         before, workdir = run.described["code"]["folder"], self.config.workdir
-        if Path(workdir).is_dir():
+        if Path(workdir, (self.config.is_script_alone and self.config.script) or ".").exists():
             now = self.folder()
             changed = f"{workdir} has changed: its files replace those of the copies on the hosts"
             return now, None if now.sha256 == before else changed
@@ -431,6 +512,7 @@ class Command:
             python=python,
             progress=self.config.progress,
             has_layer=self.config.python is None,
+            packages_sha256=(self.config.packages or {}).get("sha256"),
             is_ranked=self.config.processes_per_host is not None,
         )
 
@@ -447,10 +529,10 @@ class Command:
             )
 
 
-def of_run(config: Mapping[str, Any], kept: Bundle | None = None) -> Command:
+def of_run(config: Mapping[str, Any], kept: Sequence[Bundle] = ()) -> Command:
     """Return the command of a run whose run.json has this `config`."""
-    lists = {name: tuple(config.get(name, ())) for name in ("words", "send")}
-    return Command(config=Config(**{**config, **lists}), kept=kept)
+    lists = {name: tuple(config.get(name, ())) for name in ("words", "send", "from_source")}
+    return Command(config=Config(**{**config, **lists}), kept=tuple(kept))
 
 
 def asked_for(
@@ -462,8 +544,12 @@ def asked_for(
     progress: str,
     python: str,
     send: Sequence[str] = (),
+    installs: bool = True,
+    from_source: Sequence[str] = (),
 ) -> Command:
     """Return the command that the options of `fab train` mean; an empty option was not given.
+
+    A script without a folder is all there is of the project, and says itself what it needs.
 
     Raises:
         RequestError: a word or a folder is missing, or there is no such framework.
@@ -477,6 +563,8 @@ def asked_for(
         raise RequestError(
             f"--workdir {workdir}: say what to run there, as in: fab train --workdir {workdir} -- python …"
         )
+    if is_script_alone := not workdir and words[0].endswith(".py"):
+        words, workdir = _script_alone(words, send)
     if not workdir:
         raise RequestError(
             f"-- {shlex.join(words)}: say in which folder it runs with --workdir, or name a --job"
@@ -498,19 +586,44 @@ def asked_for(
         words, framework = unwrapped.words, framework or "pytorch"
         processes_per_host = processes_per_host or given or "1"
         note = f"{unwrapped.launcher}: its ranks are started as {shlex.join(words)}, {processes_per_host} on each host"
+    config = Config(
+        words=tuple(words),
+        workdir=str(folder),
+        framework=framework,
+        processes_per_host=processes_per_host or None,
+        progress=progress or None,
+        python=python or None,
+        send=named_in(folder, send),
+        installs=installs and not python,
+        from_source=tuple(from_source),
+        is_script_alone=is_script_alone,
+    )
+    source = dependencies.find(folder, config.script) if config.installs else None
+    if source is None and is_script_alone and config.installs:
+        raise RequestError(
+            f"{words[1]}: does not say what it needs (PEP 723); name the folder that it needs: fab train --workdir "
+            f"{shlex.quote(str(folder))} -- {shlex.join(words)}"
+        )
+    framework = framework or (source and dependencies.framework_of(source)) or "jax"
     return Command(
-        config=Config(
-            words=tuple(words),
-            workdir=str(folder),
-            framework=framework or "jax",
-            processes_per_host=processes_per_host or None,
-            progress=progress or None,
-            python=python or None,
-            send=named_in(folder, send),
-        ),
+        config=dataclasses.replace(config, framework=framework),
         env={} if unwrapped is None else unwrapped.env,
         note=note,
+        source=source,
     )
+
+
+def _script_alone(words: Sequence[str], send: Sequence[str]) -> tuple[list[str], str]:
+    """Return the command that runs a script, and the script's folder. Raises RequestError: there is no such script."""
+    script = Path(words[0]).expanduser().absolute()
+    if not script.is_file():
+        raise RequestError(f"{words[0]}: there is no such script here")
+    if send:
+        raise RequestError(
+            f"--send {send[0]}: a script by itself is all that is sent; name its folder with --workdir, as in: "
+            f"--workdir {shlex.quote(str(script.parent))} -- python {shlex.join([script.name, *words[1:]])}"
+        )
+    return ["python", script.name, *words[1:]], str(script.parent)
 
 
 def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_container: bool) -> list[str]:
@@ -518,9 +631,7 @@ def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_
     program = config.words[0]
     mistakes = []
     if program in PYTHONS:
-        script = next((word for word in config.words[1:] if not word.startswith("-")), None)
-        if script is not None and script.endswith(".py") and not script.startswith("/"):
-            mistakes += _missing(script, config, folder)
+        mistakes += _missing(config.script, config, folder) if config.script is not None else []
     elif "/" in program and not program.startswith("/"):
         mistakes += _missing(program, config, folder)
         there = Path(config.workdir) / program

@@ -260,14 +260,21 @@ class OwnCommand:
     """What a plan has to say of a user's own command, whose words are the plan's arguments.
 
     folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them. has_layer: whether
-    it gets an environment over that interpreter's. is_ranked: whether it is told its rank where it is the only one.
+    it gets an environment over that interpreter's. packages_sha256: the bundle of what is installed in that; None:
+    nothing is. is_ranked: whether it is told its rank where it is the only one.
     """
 
     folder_sha256: str
     python: str
     progress: str | None
     has_layer: bool = True
+    packages_sha256: str | None = None
     is_ranked: bool = True
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The hashes of what the hosts need besides our code."""
+        return tuple(filter(None, [self.folder_sha256, self.packages_sha256]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from contracts.aliases import Say
 from contracts.durations import DAY_S, spoken
 from contracts.errors import WRONG_REQUEST, RequestError
 from jobs.runtime.cache import user_cache_dir
+from launch.dependencies import uv as _uv
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable
@@ -219,10 +220,6 @@ def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
 
 def _pip(home: Path) -> list[str]:
     return [_uv(), "pip", "install", "--quiet", "--python", str(home / "bin" / "python")]
-
-
-def _uv() -> str:
-    return str(Path(sys.executable).with_name("uv"))
 
 
 def _lock(framework: str) -> Path:

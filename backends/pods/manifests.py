@@ -27,7 +27,7 @@ from backends.pods.pods import (
 )
 from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
-from contracts.run_directory import CODE, FOLDER
+from contracts.run_directory import CODE, FOLDER, packages
 from contracts.variables import SECRETS_FILE
 from launch import plan as plans
 from launch.targets import Plan
@@ -310,8 +310,10 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
     secret_mounts, secret_volumes = _secret_mounts(plan, name)
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
-    code = [CODE, plan.bundle_sha256]
-    code += [FOLDER, plan.command.folder_sha256] if plan.command is not None else []
+    code = [f"{plan.run_dir}/{CODE}", plan.bundle_sha256]
+    code += [f"{plan.run_dir}/{FOLDER}", plan.command.folder_sha256] if plan.command is not None else []
+    if plan.command is not None and (sha256 := plan.command.packages_sha256) is not None:
+        code += [packages(plan.run_dir, sha256), sha256]
     agent = ["python", "-S", "-E", f"{plan.code_dir}/{AGENT}"]
     return {
         "restartPolicy": "Never",
@@ -326,7 +328,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
             {
                 "name": "code",
                 "image": plan.container.image,
-                "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", plan.run_dir, *code],
+                "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", *code],
                 "env": environment,
                 "resources": {"requests": LEAST},
                 "volumeMounts": mounts,
@@ -483,9 +485,8 @@ FETCH = """\
 import base64, hashlib, io, os, sys, tarfile, time
 import fsspec
 
-folder, run_dir, *wanted = sys.argv[1:]
-for name, sha256 in zip(wanted[::2], wanted[1::2]):
-    url = f"{run_dir}/{name}"
+folder, *wanted = sys.argv[1:]
+for url, sha256 in zip(wanted[::2], wanted[1::2]):
     for pause_s in (1, 2, 4, 8, 16, None):
         try:
             with fsspec.open(url, "rb") as file:
@@ -504,5 +505,5 @@ for name, sha256 in zip(wanted[::2], wanted[1::2]):
         tar.extractall(path + ".part", filter="data")
     os.rename(path + ".part", path)
 """
-"""Puts each bundle of a run directory, by its name and hash, under its hash in a folder. Code that could do it is not
+"""Puts each bundle, by its URL and hash, under its hash in a folder. Code that could do it is not
 there yet, so it is a program for the image's Python."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from backends.vm.steps import APT_IS_FREE, Step, at_home
 from contracts.errors import RequestError
+from launch.dependencies import LOCK_OF_PLATFORM, PYTHON
 from launch.hosts import Agent, HostError, ask_all
 from launch.targets import Target
 
 OURS = "~/.local/share/tpu-stack/venv"
 """The environment that deployment makes; an interpreter anywhere else is somebody else's and only looked at."""
-VERSION = "3.12"
+VERSION = PYTHON
 LIMIT_S = 1800.0
-LOCK_OF_PLATFORM = {"cpu": "jobs", "gpu": "gpu", "tpu": "tpu"}
 INSTALLER_LOCK = "uv"
 STAMP = "tpu-stack-lock"
 

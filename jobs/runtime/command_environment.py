@@ -4,7 +4,8 @@ It is a virtual environment in which the framework's packages are importable, wi
 `pip`, and those of the framework's packages. What a command installs or removes changes the layer only. A run has one
 on each host, beside the copy of its workdir; it stays from one attempt to the next.
 
-As a program it is run by the interpreter that the layer is made for: `python -I command_environment.py LAYER`.
+As a program it is run by the interpreter that the layer is made for: `python -I command_environment.py LAYER`, with a
+folder of packages that come before the framework's as another argument (`launch.dependencies`).
 Standard library only.
 """
 
@@ -39,13 +40,15 @@ def interpreter(layer: str) -> str:
     return os.path.join(layer, "bin", "python")
 
 
-def ensure(layer: str, python: str) -> None:
+def ensure(layer: str, python: str, own_packages: str | None = None) -> None:
     """Make a layer over the environment of `python`, unless it is there.
+
+    own_packages: a folder of packages, and of their programs in `bin`, that come before those of that environment.
 
     Raises:
         OSError: it cannot be made.
     """
-    command = [python, "-I", os.path.abspath(__file__), layer]
+    command = [python, "-I", os.path.abspath(__file__), layer, *([own_packages] if own_packages else [])]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
@@ -64,14 +67,15 @@ def variables(layer: str, python: str, path: str) -> dict[str, str]:
     return {"PATH": os.pathsep.join(folders), "VIRTUAL_ENV": layer}
 
 
-def make(layer: str) -> None:
-    """Make a layer over this interpreter's environment, unless it is there."""
+def make(layer: str, *dependencies: str) -> None:
+    """Make a layer over this interpreter's environment, unless it is there. dependencies: folders, as of `ensure`."""
     places = [*sysconfig.get_paths().values(), *sys.path]
     packages = [
         place
         for place in dict.fromkeys(places)
         if os.path.basename(place) in ("site-packages", "dist-packages") and os.path.isdir(place)
     ]
+    packages = [*dependencies, *packages]
     made_for = {"python": os.path.abspath(sys.executable), "version": sys.version, "packages": packages}
     try:
         with open(os.path.join(layer, STAMP), encoding="utf-8") as file:
@@ -82,7 +86,8 @@ def make(layer: str) -> None:
         return
     if before is not None:
         print(
-            f"tpu-stack: {layer} is made again, without what was installed in it: the interpreter is another one"
+            f"tpu-stack: {layer} is made again, without what was installed in it: the interpreter is another one, or "
+            "the packages are others"
         )
     shutil.rmtree(layer, ignore_errors=True)
     venv.EnvBuilder(symlinks=True).create(layer)
@@ -90,6 +95,8 @@ def make(layer: str) -> None:
     own_packages = sysconfig.get_path("purelib", scheme, {"base": layer, "platbase": layer})
     with open(os.path.join(own_packages, "framework.pth"), "w", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in _path_lines(packages)))
+    for place in dependencies:
+        _copy_programs(os.path.join(place, "bin"), os.path.join(layer, "bin"))
     _make_programs(os.path.join(layer, "bin"))
     with open(os.path.join(layer, STAMP), "w", encoding="utf-8") as file:
         json.dump(made_for, file)
@@ -104,6 +111,13 @@ def _path_lines(packages: list[str]) -> list[str]:
         # The wheel that Python brings along can be imported as it is.
         lines += glob.glob(os.path.join(os.path.dirname(ensurepip.__file__), "_bundled", "pip-*.whl"))
     return lines
+
+
+def _copy_programs(folder: str, to: str) -> None:
+    """Copy programs that are run by the interpreter beside them, and replace none."""
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if not os.path.lexists(os.path.join(to, name)):
+            shutil.copy(os.path.join(folder, name), os.path.join(to, name))
 
 
 def _make_programs(folder: str) -> None:
@@ -134,4 +148,4 @@ def _write_program(path: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    make(os.path.abspath(sys.argv[1]))
+    make(*map(os.path.abspath, sys.argv[1:]))

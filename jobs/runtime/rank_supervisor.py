@@ -88,7 +88,7 @@ def main(text: str) -> int:
             sampler.start(environment)
             lay_out(spec)
             if spec.layer is not None:
-                command_environment.ensure(spec.layer, spec.python or sys.executable)
+                command_environment.ensure(spec.layer, spec.python or sys.executable, spec.packages)
             return _carry_out(run, spec, stop_requested)
         except Superseded as error:  # the agent ends the ranks with this process
             print(error, flush=True)

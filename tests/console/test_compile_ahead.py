@@ -78,7 +78,7 @@ def test_a_step_is_compiled_beside_the_wait_and_each_machine_that_starts_the_run
     sent = work_out(HELLO, target)
     note = sent.precompiled
     assert note is not None
-    assert sent.note == f"the training step was compiled beforehand: {note['url']}"
+    assert sent.notes == (f"the training step was compiled beforehand: {note['url']}",)
     assert sent.bundles[0].names == planned.bundles[0].names | {f"executables/{note['key']}.json"}
     there = Path(note["url"].removeprefix("file://")).read_bytes()
     assert hashlib.sha256(there).hexdigest() == note["sha256"]

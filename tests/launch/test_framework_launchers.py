@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from contracts.errors import RequestError
 from launch.framework_launchers import Unwrapped, unwrap
 from launch.run_request import asked_for
 
-OPTIONS = {"framework": "", "processes_per_host": "", "progress": "", "python": ""}
+OPTIONS: dict[str, Any] = {"framework": "", "processes_per_host": "", "progress": "", "python": ""}
 
 
 @pytest.mark.parametrize(

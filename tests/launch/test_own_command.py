@@ -36,7 +36,13 @@ from launch.runs import Run
 from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_plan, make_target
 
-OPTIONS = {"workdir": "", "framework": "", "processes_per_host": "", "progress": "", "python": ""}
+OPTIONS: dict[str, Any] = {
+    "workdir": "",
+    "framework": "",
+    "processes_per_host": "",
+    "progress": "",
+    "python": "",
+}
 STACK = make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 2)
 
 
@@ -156,6 +162,26 @@ def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() 
         RequestError, match=r"its environment is for CPUs only; name an interpreter .* the GPU"
     ):
         on_this_machine(hosts="1", platform="gpu").interpreter("pytorch", in_container=False)
+
+
+def test_a_script_that_says_what_it_needs_is_all_that_is_sent(folder: Path) -> None:
+    script = folder / "train.py"
+    script.write_text('# /// script\n# dependencies = ["torch"]\n# ///\n')
+    alone = asked_for([str(script), "--lr", "3"], **OPTIONS)
+    assert (alone.config.words, alone.config.workdir) == (("python", "train.py", "--lr", "3"), str(folder))
+    assert alone.config.framework == "pytorch"
+    assert alone.folder().names == {"train.py"}
+    chosen = asked_for([str(script)], **{**OPTIONS, "framework": "jax"}, installs=False)
+    assert (chosen.config.framework, chosen.source) == ("jax", None)
+    for words, message in (
+        (
+            [str(folder / "sub" / "part.py"), "-v"],
+            "does not say what it needs (PEP 723); name the folder that it needs",
+        ),
+        ([str(folder / "none.py")], "none.py: there is no such script here"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(message)):
+            asked_for(words, **OPTIONS)
 
 
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -35,7 +36,7 @@ def launch(
     secrets: Mapping[str, Secret] | None = None,
     **named: str,
 ) -> Run:
-    options = {
+    options: dict[str, Any] = {
         "framework": "",
         "processes_per_host": "",
         "progress": "log",

@@ -14,7 +14,7 @@ from launch.targets import Container, OwnCommand, Plan
 from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
-CODE, FOLDER = "ab" * 32, "cd" * 32
+CODE, FOLDER, PACKAGES = "ab" * 32, "cd" * 32, "ef" * 32
 NO_CLUSTER: Any = None
 """Nothing of it is asked."""
 CLUSTER = Cluster(
@@ -65,7 +65,7 @@ def a_plan(
 OWN: dict[str, Any] = {
     "job": "command",
     "arguments": ("python", "train.py", "--name", "a b"),
-    "command": OwnCommand(folder_sha256=FOLDER, python="python", progress=None),
+    "command": OwnCommand(folder_sha256=FOLDER, packages_sha256=PACKAGES, python="python", progress=None),
 }
 TABLE: dict[str, tuple[Plan, Options]] = {
     "one host": (a_plan(nodes=1), Options()),

@@ -24,7 +24,7 @@ from contracts.run_directory import RunDirectory
 from launch import jobs
 from launch.run_request import Planned
 from launch.targets import Secret
-from tests.backends.pods.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
+from tests.backends.pods.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, PACKAGES, TABLE, a_plan
 
 NODE = "cloud.google.com/"
 
@@ -105,7 +105,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
         "name": "code", "image": IMAGE, "env": [bucket], "volumeMounts": [root], "securityContext": safe,
         "command": [
             *["python", "-c", manifests.FETCH, "/tpu-stack/agent/bundles"],
-            *["gs://b/runs/flax_mlm-20261123-120000-abcd", "code.tar.gz.base64", CODE],
+            *["gs://b/runs/flax_mlm-20261123-120000-abcd/code.tar.gz.base64", CODE],
         ],
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
     }  # fmt: skip
@@ -217,14 +217,19 @@ def test_several_slices_are_a_jobset_that_fails_whole_and_tells_each_its_number(
     assert plan.target.hosts[5].internal_address == f"{name}-slice-1-1.{name}"
 
 
-def test_an_own_command_finds_its_folder_and_every_rank_of_the_others() -> None:
+def test_an_own_command_finds_its_folder_its_packages_and_every_rank_of_the_others() -> None:
     job = made("own command")
-    fetched = pod_of(job)["initContainers"][0]["command"][5:]
-    assert fetched == ["code.tar.gz.base64", CODE, "folder.tar.gz.base64", FOLDER]
+    fetched = pod_of(job)["initContainers"][0]["command"][4:]
+    run = "gs://b/runs/flax_mlm-20261123-120000-abcd"
+    assert fetched == [
+        *[f"{run}/code.tar.gz.base64", CODE, f"{run}/folder.tar.gz.base64", FOLDER],
+        *[f"gs://b/runs/.packages/{PACKAGES}.tar.gz.base64", PACKAGES],
+    ]
     found = told(job)
     spec = decoded(found["start"]["argv"][-1])
     assert spec.words == ("python", "train.py", "--name", "a b")
     assert (spec.folder, spec.python) == (f"/tpu-stack/agent/bundles/{FOLDER}", None)
+    assert spec.packages == f"/tpu-stack/agent/bundles/{PACKAGES}"
     name = "flax-mlm-20261123-120000-abcd"
     assert spec.layer == "/tpu-stack/agent/runs/flax_mlm-20261123-120000-abcd/venv-0"
     assert spec.ranks.addresses() == [f"{name}-{index}.{name}:8580" for index in range(4)]
@@ -261,7 +266,7 @@ def test_the_code_is_unpacked_under_its_hash_and_refused_where_it_is_not_that(tm
     into.mkdir()
 
     def fetch(sha256: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", manifests.FETCH, str(into), f"file://{tmp_path}", file.name, sha256]
+        command = [sys.executable, "-c", manifests.FETCH, str(into), f"file://{file}", sha256]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert fetch(bundle.sha256).returncode == 0

@@ -115,7 +115,7 @@ def own(tmp_path: Path) -> Request:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "train.py").write_text("print('hello')\n")
-    none = {"python": "", "processes_per_host": "", "progress": ""}
+    none: dict[str, Any] = {"python": "", "processes_per_host": "", "progress": ""}
     command = asked_for(["python", "train.py"], workdir=str(folder), framework="pytorch", **none)
     return dataclasses.replace(BASIC, job="", command=command, arguments=())
 

@@ -1,0 +1,634 @@
+"""The packages that a user's own project needs besides the framework's: resolved by uv and packed here, once.
+
+What is packed is unpacked beside the code on every host, and comes before the framework's packages on the path of the
+command's layer. Hosts, images and pods need neither uv nor a package index, and no credential of one leaves this
+machine. The framework's versions are constraints: a package that the framework has stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from contracts.aliases import Say
+from contracts.durations import spoken
+from contracts.errors import RequestError, Unreachable
+from jobs.runtime.cache import remove_unused, user_cache_dir
+from launch.bundles import Bundle
+from launch.jobs import CHECKOUT
+from launch.output import counted, printable
+
+LARGEST_BYTES = 2**30
+"""Of the files of all packages: they are sent to every host."""
+LIMIT_S = 1800.0
+UNUSED_DAYS = 30
+FOLDER = "packages"
+LOCK_OF_PLATFORM = {"cpu": "jobs", "gpu": "gpu", "tpu": "tpu"}
+"""Of the environment that `fab deploy` makes: requirements/NAME.txt."""
+PYTHON = "3.12"
+"""On hosts and in images."""
+OLDEST_LIBC = "manylinux_2_28"
+"""What wheels for hosts and images may ask for: Ubuntu 20.04's glibc is 2.31, that of the images 2.36."""
+OF_FRAMEWORK = {
+    "jax": ("jax", "jaxlib", "flax", "optax"),
+    "pytorch": ("torch", "torchvision", "torchaudio", "accelerate", "lightning", "pytorch-lightning"),
+    "pytorch_xla": ("torch-xla",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-keras"),
+}
+"""Packages that only a project of that framework asks for."""
+PIP_VARIABLES = {
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+    "PIP_CERT": "SSL_CERT_FILE",
+    "PIP_PROXY": "ALL_PROXY",
+}
+"""pip's variables about where packages come from → uv's."""
+INDEX_VARIABLES = (
+    *(
+        "UV_DEFAULT_INDEX",
+        "UV_INDEX_URL",
+        "UV_INDEX",
+        "UV_EXTRA_INDEX_URL",
+        "UV_FIND_LINKS",
+        "UV_TORCH_BACKEND",
+    ),
+    *("UV_EXCLUDE_NEWER", "UV_PRERELEASE", "UV_RESOLUTION", "UV_INDEX_STRATEGY"),
+)
+"""Variables that uv's choice depends on."""
+
+SCRIPT = re.compile(r"(?m)^# /// script\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+"""As in PEP 723."""
+NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
+INCLUDE = re.compile(r"(?:-r|-c|--requirements?|--constraints?)[ \t=]*(\S+)")
+PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)[ \t]*(?:;[ \t]*([^\\\n]*))?")
+USER = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s@:\"']+)(?::(?P<password>[^/\s@\"']*))?@")
+"""Of a URL: who it is read as."""
+ELSEWHERE = re.compile(r"sys_platform == '(?!linux)|platform_system == '(?!Linux)")
+"""A marker of packages that no Linux machine has."""
+AWAY = re.compile(
+    r"error sending request|Failed to fetch|client error|dns error|Could not resolve host|timed out"
+    r"|network was disabled|Network connectivity is disabled|HTTP status server error",
+    re.IGNORECASE,
+)
+REMEDIES = (
+    (re.compile(r"Wheels are required for `([^`]+)`|[Bb]uilding source distributions is disabled"), "source"),
+    (
+        re.compile(r"no wheels with a matching|doesn't have a wheel|not supported wheel|is not compatible"),
+        "wheel",
+    ),
+    (re.compile(r"(\S+) was not found in the package registry"), "unknown"),
+)
+SHEBANG = '#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"\n\' \'\'\'\n'
+"""Runs a program by the interpreter beside it, as a layer has it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """What says which packages a project needs.
+
+    path: a script with a PEP 723 block, a pyproject.toml or a requirements.txt. texts: its content, that of the files
+    it includes, and of a lock, by their paths. names: of the packages that it asks for. has_lock: a uv.lock is beside
+    it.
+    """
+
+    path: Path
+    texts: Mapping[str, str]
+    names: frozenset[str]
+    has_lock: bool = False
+
+    @property
+    def name(self) -> str:
+        return "uv.lock" if self.has_lock else self.path.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """What packages are for. version: of Python. platform: as uv names it; None: this machine."""
+
+    version: str
+    platform: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework as a host has it. lock: its packages with their versions. overrides: what they ask for in vain."""
+
+    name: str
+    lock: Path
+    overrides: Path | None = None
+
+    def pins(self) -> dict[str, str]:
+        """Return the versions of its packages on Linux."""
+        return {
+            normal(name): version
+            for name, version, marker in PIN.findall(self.lock.read_text(encoding="utf-8"))
+            if not ELSEWHERE.search(marker)
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packages:
+    """What was resolved. record: of run.json (source, python, requirements, lock_sha256, sha256 of the bundle). bundle:
+    the packages; None: the framework has all that is needed. changed: what has another version than the lock says."""
+
+    record: Mapping[str, Any]
+    bundle: Bundle | None = None
+    changed: str = ""
+
+    @property
+    def line(self) -> str:
+        """What to say of them."""
+        requirements = self.record["requirements"]
+        shown = ", ".join(requirements[:12]) + (
+            f" and {len(requirements) - 12} more" if requirements[12:] else ""
+        )
+        text = f"{counted(len(requirements), 'package')} besides the framework's: {shown}"
+        return f"{self.record['source']}: {text if requirements else 'the framework has all of it'}{self.changed}"
+
+
+def normal(name: str) -> str:
+    """Return the normalized name of a package."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# --- what a project says --------------------------------------------------------------------------------------------
+
+
+def find(workdir: Path, script: str | None = None) -> Source | None:
+    """Return what says which packages a project needs: the script's own block, else uv.lock, requirements.txt or
+    pyproject.toml of the folder. None: nothing does.
+
+    script: a file of the folder.
+
+    Raises:
+        RequestError: it cannot be read, or has a password in it.
+    """
+    places = {name: workdir / name for name in ("uv.lock", "requirements.txt", "pyproject.toml")}
+    source = _of_script(workdir / script) if script is not None else None
+    if source is None and places["uv.lock"].is_file():
+        source = _of_project(places["pyproject.toml"], places["uv.lock"])
+    if source is None and places["requirements.txt"].is_file():
+        texts = dict(_with_included(places["requirements.txt"], set()))
+        lines = [line for text in texts.values() for line in text.splitlines()]
+        source = Source(path=places["requirements.txt"], texts=texts, names=_names(lines))
+    if source is None and places["pyproject.toml"].is_file():
+        source = _of_project(places["pyproject.toml"], None)
+    for path, text in source.texts.items() if source is not None else ():
+        for number, line in enumerate(text.splitlines(), 1):
+            if _has_password(line):
+                raise RequestError(
+                    f"{path}, line {number}: a URL with a user or password in it, which would be sent to the hosts "
+                    "with the folder; name the index by UV_INDEX or UV_DEFAULT_INDEX in this shell, or write ${NAME} "
+                    "for a variable"
+                )
+    return source
+
+
+def _has_password(line: str) -> bool:
+    """Whether a URL in a line has a password or token in it, and not only the name of a variable: ${TOKEN}."""
+    for url in USER.finditer(line):
+        secret = url["password"] or (url["user"] if "http" in url["scheme"] else "")
+        if secret and not secret.startswith("${"):
+            return True
+    return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8"
+        raise RequestError(f"{path}: cannot be read: {reason}; correct it, or add --no-install") from None
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"{path}: is no TOML: {error}; correct it, or add --no-install") from None
+
+
+def _of_script(path: Path) -> Source | None:
+    if not path.is_file():
+        return None
+    blocks = [*SCRIPT.finditer(_read(path))]
+    if not blocks:
+        return None
+    if len(blocks) > 1:
+        raise RequestError(f"{path}: has {len(blocks)} blocks `# /// script`; PEP 723 allows one")
+    lines = blocks[0]["content"].splitlines(keepends=True)
+    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    block = _toml(path, content)
+    return Source(path=path, texts={str(path): content}, names=_names(block.get("dependencies", ())))
+
+
+def _of_project(path: Path, lock: Path | None) -> Source | None:
+    if not path.is_file():
+        return None
+    text = _read(path)
+    project = _toml(path, text).get("project", {})
+    if "dependencies" not in project:  # a file of tools' settings; or only a build would tell
+        return None
+    texts = {str(path): text, **({str(lock): _read(lock)} if lock is not None else {})}
+    return Source(path=path, texts=texts, names=_names(project["dependencies"]), has_lock=lock is not None)
+
+
+def _with_included(path: Path, before: set[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the path and content of a requirements file and of those that it includes."""
+    text = _read(path)
+    yield str(path), text
+    before.add(path)
+    for line in text.splitlines():
+        included = INCLUDE.match(line.strip())
+        place = path.parent / included[1] if included and "://" not in included[1] else path
+        if place not in before:
+            yield from _with_included(place, before)
+
+
+def _names(requirements: Collection[str]) -> frozenset[str]:
+    return frozenset(normal(match[0]) for line in requirements if (match := NAME.match(line.strip())))
+
+
+def framework_of(source: Source) -> str | None:
+    """Return the framework whose packages a project asks for; None: it asks for none's.
+
+    Raises:
+        RequestError: it asks for those of several.
+    """
+    named = {name: sorted(source.names & {*packages}) for name, packages in OF_FRAMEWORK.items()}
+    frameworks = [name for name, packages in named.items() if packages]
+    if "pytorch_xla" in frameworks:
+        frameworks = [name for name in frameworks if name != "pytorch"]
+    if len(frameworks) > 1:
+        both = " and ".join(f"{named[name][0]} ({name})" for name in frameworks)
+        raise RequestError(
+            f"{source.name}: asks for {both}; say which one the command runs in with --framework"
+        )
+    return frameworks[0] if frameworks else None
+
+
+# --- what hosts have ------------------------------------------------------------------------------------------------
+
+
+def framework_on(name: str, device: str, *, in_container: bool) -> Framework:
+    """Return a framework as hosts have it. device: their platform.
+
+    Raises:
+        RequestError: there is no lock of it.
+    """
+    image = CHECKOUT / "images" / name
+    bare = CHECKOUT / "requirements" / f"{LOCK_OF_PLATFORM[device]}.txt"
+    locks = [image / "requirements-cpu.txt", image / "requirements.txt"]
+    if in_container and device != "cpu":
+        locks = locks[1:]
+    if not in_container and name == "jax":
+        locks = [bare]
+    lock = next((lock for lock in locks if lock.exists()), None)
+    if lock is None:
+        raise RequestError(f"--framework {name}: {image} has no lock; `make lock` makes it")
+    overrides = image / "overrides.in"
+    return Framework(name=name, lock=lock, overrides=overrides if overrides.exists() else None)
+
+
+def interpreter_on(*, is_here: bool, in_container: bool) -> Interpreter:
+    """Return what packages are for. is_here: the hosts are this machine."""
+    if is_here and not in_container:
+        return Interpreter(version=f"{sys.version_info[0]}.{sys.version_info[1]}", platform=None)
+    machine = platform.machine() if is_here else "x86_64"
+    return Interpreter(
+        version=PYTHON, platform=f"{'aarch64' if machine == 'arm64' else machine}-{OLDEST_LIBC}"
+    )
+
+
+# --- resolved and packed ----------------------------------------------------------------------------------------------
+
+
+def ensure(
+    source: Source,
+    framework: Framework,
+    interpreter: Interpreter,
+    from_source: Collection[str],
+    environ: Mapping[str, str],
+    say: Say,
+) -> Packages:
+    """Return a project's packages; they are resolved, fetched and packed where this machine does not have them.
+
+    from_source: names of packages that may be built here. environ: this process's variables.
+
+    Raises:
+        RequestError: they cannot be installed together with the framework's, on that platform, or at all.
+        Unreachable: no package index answers.
+    """
+    home = user_cache_dir(environ) / FOLDER
+    home.mkdir(parents=True, exist_ok=True)
+    place = home / f"{key(source, framework, interpreter, from_source, environ)}.json"
+    if (packages := _kept(place)) is not None:
+        return packages
+    try:
+        with FileLock(f"{place}.lock", timeout=LIMIT_S):
+            if (packages := _kept(place)) is not None:
+                return packages
+            say(f"{source.name}: resolving what it needs besides the packages of {framework.name} …")
+            began_s = time.monotonic()
+            made = _resolved(source, framework, interpreter, from_source, environ, home)
+            place.write_text(json.dumps(made))
+            remove_unused(home, UNUSED_DAYS)
+            say(f"{source.name}: resolved and packed in {spoken(time.monotonic() - began_s)}")
+    except Timeout:
+        raise RequestError(f"{place}: another process has been making it for {spoken(LIMIT_S)}") from None
+    packages = _kept(place)
+    assert packages is not None, "it has just been made"
+    return packages
+
+
+def key(
+    source: Source,
+    framework: Framework,
+    interpreter: Interpreter,
+    from_source: Collection[str],
+    environ: Mapping[str, str],
+) -> str:
+    """Return the hash of all that a resolution depends on but the state of the index."""
+    variables = with_pip_variables(environ)
+    facts = [
+        [source.name, *source.texts.values()],
+        [path.read_text() for path in (framework.lock, framework.overrides) if path is not None],
+        dataclasses.asdict(interpreter),
+        sorted(from_source),
+        [_masked(variables.get(name, "")) for name in INDEX_VARIABLES],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def with_pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables in which uv finds what pip's say of where packages come from."""
+    result = dict(environ)
+    for pip, uv_name in PIP_VARIABLES.items():
+        is_given = uv_name == "UV_DEFAULT_INDEX" and "UV_INDEX_URL" in environ
+        if environ.get(pip) and not is_given:
+            result.setdefault(uv_name, environ[pip])
+    return result
+
+
+def _kept(place: Path) -> Packages | None:
+    """Return the packages of an earlier resolution; None where there is none, or its bundle is gone."""
+    try:
+        made = json.loads(place.read_text())
+        sha256 = made["record"]["sha256"]
+        bundle = None if sha256 is None else bundle_here(sha256, place.parent)
+    except (OSError, ValueError, KeyError):
+        return None
+    if sha256 is not None and bundle is None:
+        return None
+    os.utime(place)
+    return Packages(record=made["record"], bundle=bundle, changed=made["changed"])
+
+
+def bundle_here(sha256: str, home: Path | None = None) -> Bundle | None:
+    """Return packed packages by their hash; None where this machine does not have them."""
+    path = (home or user_cache_dir(os.environ) / FOLDER) / f"{sha256}.tar.gz"
+    try:
+        archive = path.read_bytes()
+        os.utime(path)
+    except OSError:
+        return None
+    return Bundle(sha256=sha256, archive=archive)
+
+
+def _resolved(
+    source: Source,
+    framework: Framework,
+    interpreter: Interpreter,
+    from_source: Collection[str],
+    environ: Mapping[str, str],
+    home: Path,
+) -> dict[str, Any]:
+    pins = framework.pins()
+    variables = with_pip_variables(environ)
+    where = ["--python", sys.executable, "--python-version", interpreter.version, "--only-binary", ":all:"]
+    where += ["--python-platform", interpreter.platform] if interpreter.platform else []
+    where += [word for name in sorted(from_source) for word in ("--no-binary", name)]
+    with tempfile.TemporaryDirectory(dir=home, prefix=".making-") as temporary:
+        folder, lock = Path(temporary), Path(temporary) / "lock.txt"
+        constraints = folder / "framework.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        words = ["pip", "compile", str(source.path), "--constraints", str(constraints), *where]
+        words += ["--output-file", str(lock), "--generate-hashes", "--no-header", "--no-annotate"]
+        words += ["--overrides", str(framework.overrides)] if framework.overrides else []
+        locked = _exported(source, variables) if source.has_lock else ""
+        lock.write_text(locked)  # which uv keeps to where it can
+        done = _uv(words, source.path.parent, variables)
+        if done.returncode:
+            raise refusal(source, framework, interpreter, pins, done.stderr)
+        lines = lock.read_text()
+        if differing := _differing(locked, lines):
+            differing = f"; not as in uv.lock, beside the framework: {differing}"
+        needed = own_entries(lines, pins, source)
+        requirements = [_masked(entry.split(" \\")[0].split(" ;")[0].strip()) for entry in needed]
+        record = {
+            "source": source.name,
+            "python": interpreter.version,
+            "requirements": requirements,
+            "lock_sha256": hashlib.sha256(lines.encode()).hexdigest(),
+            "sha256": None,
+        }
+        if needed:
+            lock.write_text("".join(needed))
+            tree = folder / "tree"
+            words = [
+                "pip",
+                "install",
+                "--target",
+                str(tree),
+                "--no-deps",
+                "--requirements",
+                str(lock),
+                *where,
+            ]
+            done = _uv(words, source.path.parent, variables)
+            if done.returncode:
+                raise refusal(source, framework, interpreter, pins, done.stderr)
+            _check_size(source, tree)
+            archive = folder / "packages.tar.gz"
+            with archive.open("wb") as file:
+                pack(tree, file)
+            record["sha256"] = hashlib.sha256(archive.read_bytes()).hexdigest()
+            archive.rename(home / f"{record['sha256']}.tar.gz")
+    return {"record": record, "changed": differing}
+
+
+def _exported(source: Source, variables: Mapping[str, str]) -> str:
+    """Return the versions that a project's uv.lock has."""
+    words = [
+        "export",
+        "--frozen",
+        "--no-emit-project",
+        "--no-dev",
+        "--no-hashes",
+        "--no-annotate",
+        "--no-header",
+    ]
+    done = _uv([*words, "--python", sys.executable], source.path.parent, variables)
+    if done.returncode:
+        raise RequestError(
+            f"uv.lock: cannot be read: {_masked(done.stderr.strip())}; `uv lock` makes it anew"
+        )
+    return done.stdout
+
+
+def _differing(locked: str, lines: str) -> str:
+    """Return the packages that have another version than a lock says, as text."""
+    versions = {normal(name): version for name, version, _ in PIN.findall(lines)}
+    before: dict[str, set[str]] = {}
+    for name, version, _ in PIN.findall(locked):
+        before.setdefault(normal(name), set()).add(version)
+    pairs = [(name, now) for name, now in versions.items() if name in before and now not in before[name]]
+    return ", ".join(f"{name} {now} for {' or '.join(sorted(before[name]))}" for name, now in pairs)
+
+
+def own_entries(lines: str, pins: Mapping[str, str], source: Source) -> list[str]:
+    """Return the entries of a lock that the framework does not have, without the project itself.
+
+    Raises:
+        RequestError: one is a folder, which is no package that could be sent.
+    """
+    entries = re.findall(r"^\S.*\n(?:[ \t].*\n)*", lines, re.MULTILINE)
+    result = []
+    for entry in entries:
+        text = entry.split(" \\")[0].strip()
+        place = re.sub(r"^(-e|--editable)\s+|^\S+ @ ", "", text).removeprefix("file://")
+        is_folder = "://" not in place and (source.path.parent / place).is_dir()
+        if is_folder and (source.path.parent / place).resolve() == source.path.parent.resolve():
+            continue  # the folder that the command runs in
+        if is_folder:
+            raise RequestError(
+                f"{source.name}: {text} is a folder, and packages are installed from wheels; leave it out and name its "
+                "code by --env PYTHONPATH=FOLDER, or build its wheel and name that"
+            )
+        name = NAME.match(text)
+        if name is None or normal(name[0]) not in pins:
+            result.append(entry)
+    return result
+
+
+def _check_size(source: Source, tree: Path) -> None:
+    sizes: dict[str, int] = {}
+    for path in tree.rglob("*"):
+        if path.is_file():
+            top = path.relative_to(tree).parts[0]
+            sizes[top] = sizes.get(top, 0) + path.stat().st_size
+    if (total := sum(sizes.values())) > LARGEST_BYTES:
+        largest = ", ".join(
+            f"{name} ({sizes[name] / 2**20:,.0f} MiB)"
+            for name in sorted(sizes, key=lambda name: -sizes[name])[:3]
+        )
+        raise RequestError(
+            f"{source.name}: its packages have {total / 2**20:,.0f} MiB, and at most {LARGEST_BYTES / 2**20:,.0f} MiB "
+            f"are sent to hosts; the largest are {largest}. Choose the --framework that has them, or let the "
+            "command install them: --no-install -- sh -c 'pip install … && python …'"
+        )
+
+
+def pack(tree: Path, file: IO[bytes]) -> None:
+    """Write a tar.gz of installed packages; the same files give the same bytes."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mtime = member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+        return member
+
+    for program in (tree / "bin").glob("*"):
+        text = program.read_bytes()
+        if text.startswith(b"#!") and b"python" in text.partition(b"\n")[0]:
+            program.write_bytes(SHEBANG.encode() + text.partition(b"\n")[2])
+    with (
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, dereference=True) as archive,
+    ):
+        for path in sorted(tree.rglob("*")):
+            if path.is_file() and path != tree / ".lock" and "__pycache__" not in path.parts:
+                archive.add(path, str(path.relative_to(tree)), filter=plain)
+
+
+def refusal(
+    source: Source, framework: Framework, interpreter: Interpreter, pins: Mapping[str, str], text: str
+) -> RequestError:
+    """Return what is wrong with a project's packages, from what uv said."""
+    text = printable_lines(_masked(text))
+    if AWAY.search(text):
+        return Unreachable(
+            f"{source.name}: no package index can be reached to install what it needs:\n{text}\n"
+            "check the network, HTTPS_PROXY, UV_OFFLINE, and the index (UV_DEFAULT_INDEX), or add --no-install"
+        )
+    kind, match = next(
+        ((kind, match) for pattern, kind in REMEDIES if (match := pattern.search(text))), ("", None)
+    )
+    where = f"{interpreter.platform or sys.platform} with Python {interpreter.version}"
+    if kind == "unknown" and match is not None:
+        remedy = (
+            f"no index has a package {match[1]}; correct its name, or name the index that has it (UV_INDEX)"
+        )
+    elif kind == "source":
+        name = match[1] if match is not None and match[1] else "NAME"
+        remedy = f"it is only there as source; --from-source {name} builds it on this machine"
+    elif kind == "wheel":
+        remedy = f"choose a version that has a wheel for {where}"
+    else:
+        remedy = "change the requirement, or choose another --framework"
+    named = sorted(name for name in pins if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text))
+    stays = f", whose versions stay ({', '.join(f'{name} {pins[name]}' for name in named)})" if named else ""
+    return RequestError(
+        f"{source.name}: what it needs cannot be installed over the packages of {framework.name}{stays}:\n"
+        f"{text}\n{remedy}; --no-install leaves all of it out"
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return what uv said, without what only a developer of uv needs."""
+    lines = [re.sub(r"^(error|\s*cause): ", "  ", line.rstrip()) for line in text.strip().splitlines()]
+    return "\n".join(printable(line) for line in lines if line and "No solution found" not in line)[-2000:]
+
+
+def _masked(text: str) -> str:
+    return USER.sub(r"\g<scheme>://***@", text)
+
+
+def uv() -> str:
+    """Return the path of uv, which is in this checkout's environment."""
+    return str(Path(sys.executable).with_name("uv"))
+
+
+def _uv(words: Sequence[str], cwd: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [uv(), *words, "--quiet", "--color", "never", "--no-progress"],
+            cwd=cwd,
+            env={**variables, "UV_PYTHON_DOWNLOADS": "never"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise RequestError(f"{uv()} is not there; `make install` installs it, or add --no-install") from None
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"uv {words[0]}: took longer than {spoken(LIMIT_S)}; check the network") from None

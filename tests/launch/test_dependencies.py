@@ -1,0 +1,244 @@
+"""What a user's own project needs: read from its files, resolved by a real uv against an index of the test's own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import RequestError, Unreachable
+from jobs.runtime import command_environment
+from launch import dependencies
+from launch.dependencies import Framework, Interpreter, find, framework_of
+
+HERE = dependencies.interpreter_on(is_here=True, in_container=False)
+HOSTS = dependencies.interpreter_on(is_here=False, in_container=True)
+BLOCK = '# /// script\n# requires-python = ">=3.11"\n# dependencies = [\n#   "{}",\n# ]\n# ///\n'
+PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["greet", "numpy"]\n'
+
+
+def add_wheel(
+    index: Path, name: str, version: str, requires: str = "", tag: str = "py3-none-any", program: str = ""
+) -> None:
+    """Put a package of one module into an index, which is a folder."""
+    folder, info = index / name, f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as packed:
+        packed.writestr(f"{name}.py", f"version = {version!r}\ndef main(): print('hello from', __file__)\n")
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        packed.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
+        packed.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        if program:
+            packed.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{program} = {name}:main\n")
+        packed.writestr(f"{info}/RECORD", "")
+    list_files(folder)
+
+
+def list_files(folder: Path) -> None:
+    links = [
+        f'<a href="{path.name}">{path.name}</a>' for path in folder.iterdir() if path.name != "index.html"
+    ]
+    (folder / "index.html").write_text(f"<html><body>{''.join(links)}</body></html>")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    place = tmp_path / "index"
+    add_wheel(place, "greet", "1.0", program="greet-all")
+    add_wheel(place, "greet", "2.0", requires="numpy<2")
+    add_wheel(place, "numpy", "2.5.5")
+    add_wheel(place, "numpy", "1.26.0")
+    add_wheel(place, "elsewhere", "1.0", tag="cp312-cp312-win_amd64")
+    sources = place / "sourced"
+    sources.mkdir()
+    setup = b"from setuptools import setup\nsetup(name='sourced', version='1.0', py_modules=[])\n"
+    with tarfile.open(sources / "sourced-1.0.tar.gz", "w:gz") as packed:
+        for name, content in (("PKG-INFO", b"Name: sourced\nVersion: 1.0\n"), ("setup.py", setup)):
+            member = tarfile.TarInfo(f"sourced-1.0/{name}")
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    list_files(sources)
+    return place
+
+
+@pytest.fixture
+def environ(tmp_path: Path, index: Path) -> dict[str, str]:
+    """Variables of a machine whose only index is the test's, by pip's variable."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "UV_CACHE_DIR": str(tmp_path / "uv")}
+    return {**kept, **places, "PIP_INDEX_URL": index.as_uri(), "UV_HTTP_RETRIES": "0"}
+
+
+@pytest.fixture
+def framework(tmp_path: Path) -> Framework:
+    lock = tmp_path / "jax.txt"
+    lines = ["jax==0.12.0.1", "numpy==2.5.5 ; python_version > '3'", "greet-all==1 ; sys_platform == 'win32'"]
+    lock.write_text("".join(f"{line} \\\n    --hash=sha256:0\n" for line in lines))
+    return Framework(name="jax", lock=lock)
+
+
+def project(tmp_path: Path, files: Mapping[str, str]) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+SCRIPT = {"train.py": BLOCK.format("torch>=2")}
+REQUIREMENTS = {"requirements.txt": "# ours\n-r more.txt\nGreet_All[x]>=1 # yes\n", "more.txt": "flax\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "names", "framework"),
+    [
+        ({**SCRIPT, **REQUIREMENTS}, "train.py", {"torch"}, "pytorch"),
+        ({"train.py": "", **REQUIREMENTS, "pyproject.toml": PROJECT}, "requirements.txt", {"greet-all", "flax"}, "jax"),
+        ({"pyproject.toml": PROJECT, "uv.lock": "", **REQUIREMENTS}, "uv.lock", {"greet", "numpy"}, None),
+        ({"pyproject.toml": PROJECT}, "pyproject.toml", {"greet", "numpy"}, None),
+        ({"requirements.txt": "torch\ntorch_xla\n"}, "requirements.txt", {"torch", "torch-xla"}, "pytorch_xla"),
+    ],
+)  # fmt: skip
+def test_the_nearest_file_says_what_a_project_needs_and_of_which_framework(
+    tmp_path: Path, files: dict[str, str], name: str, names: set[str], framework: str | None
+) -> None:
+    source = find(project(tmp_path, files), "train.py")
+    assert source is not None
+    assert (source.name, {*source.names}, framework_of(source)) == (name, names, framework)
+
+
+def test_a_folder_that_needs_nothing_has_no_source(tmp_path: Path) -> None:
+    assert find(project(tmp_path, {"train.py": "", "pyproject.toml": "[tool.ruff]\n"}), "train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"requirements.txt": "jax\ntensorflow\n"}, "jax (jax) and tensorflow (tensorflow); say which"),
+        (
+            {"requirements.txt": "\n--index-url https://me:hunter22@host/simple\n"},
+            "requirements.txt, line 2: a URL",
+        ),
+        ({"requirements.txt": "x @ git+https://hunter22@host/x"}, "line 1: a URL with a user or password"),
+        ({"requirements.txt": "-r more.txt"}, "more.txt: cannot be read: No such file"),
+        ({"pyproject.toml": "[project"}, "pyproject.toml: is no TOML"),
+        ({"train.py": BLOCK.format("a") + "import a\n" + BLOCK.format("b")}, "has 2 blocks"),
+    ],
+)
+def test_what_is_refused_of_such_a_file_is_named_without_a_secret(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        framework_of(find(project(tmp_path, files), "train.py"))  # type: ignore[arg-type]
+    assert message in str(refused.value)
+    assert "hunter22" not in str(refused.value)
+
+
+def test_a_url_may_name_a_variable_or_a_user_of_ssh(tmp_path: Path) -> None:
+    text = "a @ https://me:${TOKEN}@host/a.whl\nb @ git+ssh://git@host/b\nc @ git+https://host/c@v1\n"
+    assert find(project(tmp_path, {"requirements.txt": text})) is not None
+
+
+def test_what_a_framework_lacks_is_packed_once_and_runs_over_it(
+    tmp_path: Path, environ: dict[str, str], framework: Framework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project(tmp_path, {"requirements.txt": "greet<2\nnumpy\n"})
+    said: list[str] = []
+
+    def ensure() -> dependencies.Packages:
+        source = find(folder)
+        assert source is not None
+        return dependencies.ensure(source, framework, HERE, (), environ, said.append)
+
+    packages = ensure()
+    assert packages.line == "requirements.txt: 1 package besides the framework's: greet==1.0"
+    assert packages.bundle is not None
+    assert packages.record["sha256"] == packages.bundle.sha256
+
+    monkeypatch.setattr(dependencies, "uv", lambda: "/nonexistent/uv")
+    began_s = time.monotonic()
+    assert ensure() == packages
+    assert time.monotonic() - began_s < 0.3
+    assert len(said) == 2
+    monkeypatch.undo()
+    (folder / "requirements.txt").write_text("numpy\n")
+    assert ensure().line == "requirements.txt: the framework has all of it"
+
+    installed, layer = tmp_path / "installed", tmp_path / "layer"
+    with tarfile.open(fileobj=io.BytesIO(packages.bundle.archive)) as packed:
+        packed.extractall(installed, filter="data")
+    command_environment.ensure(str(layer), sys.executable, str(installed))
+    for words in (["python", "-c", "import greet, pytest; greet.main()"], ["greet-all"]):
+        done = subprocess.run(
+            [layer / "bin" / words[0], *words[1:]], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"hello from {installed}/greet.py\n"
+
+
+def test_a_lock_holds_where_the_framework_has_nothing_else(
+    tmp_path: Path, environ: dict[str, str], framework: Framework
+) -> None:
+    folder = project(tmp_path, {"pyproject.toml": f"{PROJECT}requires-python = '>=3.12'\n"})
+    locked = subprocess.run(
+        [dependencies.uv(), "lock", "--quiet", "--python", sys.executable, "--upgrade-package", "greet==2.0"],
+        cwd=folder, env=dependencies.with_pip_variables(environ), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert locked.returncode == 0, locked.stderr
+    source = find(folder)
+    assert source is not None
+    packages = dependencies.ensure(source, framework, HOSTS, (), environ, lambda _: None)
+    assert packages.record["requirements"] == ["greet==1.0"]
+    assert packages.line.endswith(
+        "; not as in uv.lock, beside the framework: greet 1.0 for 2.0, numpy 2.5.5 for 1.26.0"
+    )
+
+
+AWAY = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+
+
+@pytest.mark.parametrize(
+    ("needed", "on", "more", "messages"),
+    [
+        ("numpy==1.26.0", HERE, {}, ("whose versions stay (numpy 2.5.5)", "numpy==1.26.0", "--no-install")),
+        ("greet==2.0", HERE, {}, ("whose versions stay (numpy 2.5.5)", "numpy<2")),
+        ("unheard-of", HERE, {}, ("no index has a package unheard-of; correct its name",)),
+        ("elsewhere", HOSTS, {}, ("win_amd64", "has a wheel for x86_64-manylinux_2_28 with Python 3.12")),
+        ("sourced", HERE, {}, ("--from-source sourced builds it on this machine",)),
+        ("??bad", HERE, {}, ("requirements.txt:1:1",)),
+        ("./lib", HERE, {}, ("./lib is a folder", "--env PYTHONPATH=FOLDER")),
+        ("greet", HERE, AWAY, ("no package index can be reached", "127.0.0.1:9", "--no-install")),
+        ("greet", HERE, {"UV_OFFLINE": "1", **AWAY}, ("no package index can be reached", "UV_OFFLINE")),
+        ("greet", HERE, {"PIP_INDEX_URL": "http://me:hunter22@127.0.0.1:9/s"}, ("no package index can be",)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_installed_is_one_message(
+    tmp_path: Path,
+    environ: dict[str, str],
+    framework: Framework,
+    needed: str,
+    on: Interpreter,
+    more: dict[str, str],
+    messages: tuple[str, ...],
+) -> None:
+    folder = project(tmp_path, {"requirements.txt": f"{needed}\n"})
+    (folder / "lib").mkdir()
+    (folder / "lib" / "pyproject.toml").write_text('[project]\nname = "lib"\nversion = "1"\n')
+    source = find(folder)
+    assert source is not None
+    with pytest.raises(RequestError) as refused:
+        dependencies.ensure(source, framework, on, (), {**environ, **more}, lambda _: None)
+    text = str(refused.value)
+    assert text.startswith("requirements.txt: ")
+    assert all(message in text for message in messages), text
+    assert "hunter22" not in text
+    assert isinstance(refused.value, Unreachable) == bool(more)
+    left = [path.name for path in (tmp_path / "cache" / "tpu-stack" / "packages").iterdir()]
+    assert [name for name in left if not name.endswith(".lock")] == []
