@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import math
 import platform
 import re
+import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from console.hosts.execute import ranges
 from contracts import run_directory
+from contracts.aliases import Say
+from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.variables import MOST_TRACED_STEPS
 from launch import bundles, runs
 from launch.bundles import Bundle
-from launch.hosts import HostError
+from launch.hosts import HostError, HostsError, all_or_error
 from launch.output import printable, say, terminal
 from launch.runs import Run
 from launch.targets import Target
 
 STACKS_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 15.0
+PACE_S = 1.0
+"""Over which the pace of the steps is measured."""
+LEAD_S = 4.0
+"""For all hosts to have heard which steps to trace before the first of them."""
+POLL_S = 1.0
+TAKING_STEPS = ("stepping", "saving")
 SIGNAL_LIMIT_S = 10.0
 HOSTS_PLATFORM = ("Linux", "x86_64")
 """What the program runs on that this machine has, and hosts are."""
@@ -141,3 +155,105 @@ def grouped(traces: Sequence[Trace]) -> Iterator[tuple[str, str]]:
             times = f" ({len(numbers)} times)" if len(numbers) > len(distinct) else ""
             texts += [f"{kind}{'s' * (len(distinct) > 1)} {ranges(distinct)}{times}"] if distinct else []
         yield f"{', '.join(texts)}: {thread}", frames
+
+
+def profile(target: Target, name: str, steps: int, *, limit_s: float) -> int:
+    """Have all ranks of a run trace their next steps, wait until the traces are written, and return the exit code.
+
+    Raises:
+        RequestError: there is no such run, or it takes no steps that could be traced.
+        HostsError: a host does not answer.
+    """
+    if steps > MOST_TRACED_STEPS:
+        raise RequestError(f"--steps {steps}: a trace holds at most {MOST_TRACED_STEPS} steps")
+    run = _active(target, name)
+    if run.is_own_command:
+        raise RequestError(
+            f"{run.run_id}: its steps are known to its own program alone, which can trace itself (docs/scripts.md); "
+            f"`fab stacks {run.run_id}` shows where it is now"
+        )
+    ask = functools.partial(_ask_profile, target, run, secrets.token_hex(8))
+    before, before_s = _steps(run, ask()), time.monotonic()
+    time.sleep(PACE_S)
+    now = _steps(run, ask())
+    pace = max(0.0, (max(now) - max(before)) / (time.monotonic() - before_s))
+    first = max(now) + math.ceil(pace * LEAD_S) + 2
+    if run.total_steps is not None and first > run.total_steps:
+        raise RequestError(f"{run.run_id}: is at step {max(now)} of {run.total_steps}, too close to its end")
+    ask(steps=steps, first=first)
+    tell = say(terminal())
+    tell(f"steps {first} to {first + steps - 1} will be traced; the run is at step {max(now)}")
+    try:
+        answers = _await_traces(run, ask, limit_s)
+    except BaseException:
+        with contextlib.suppress(HostsError):
+            ask(steps=0)
+        raise
+    return _tell_traces(run, answers, tell)
+
+
+def _ask_profile(target: Target, run: Run, request_id: str, **request: int) -> list[dict[str, Any]]:
+    answers = target.backend.ask(run, "profile", {"id": request_id, **request}, timeout_s=ANSWER_LIMIT_S)
+    return all_or_error(f"{run.run_id}: not every host answers:", answers)
+
+
+def _steps(run: Run, hosts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the step of each host. Raises RequestError: one takes none now."""
+    for index, host in enumerate(hosts):
+        beat = host["beat"] or {"state": "starting"}
+        if host["state"] != "running" or beat["state"] not in TAKING_STEPS:
+            activity = f" ({beat['message']})" if beat.get("message") else ""
+            state = beat["state"] if host["state"] == "running" else host["state"]
+            raise RequestError(
+                f"{run.run_id}: host {index} takes no steps now, it is {state}{activity}; try again when `fab status` "
+                "shows that it is stepping, and for what comes before see `fab stacks`"
+            )
+    return [int(host["beat"]["step"]) for host in hosts]
+
+
+def _await_traces(run: Run, ask: Callable[[], list[dict[str, Any]]], limit_s: float) -> list[dict[str, Any]]:
+    """Return what has become of a request at every rank.
+
+    Raises:
+        RequestError: the run has ended before, or it has not come to that within the limit.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        hosts = ask()
+        answers = [answer for host in hosts for answer in host["answers"]]
+        if all(host["answers"] and len(host["answers"]) == host["answers"][0]["ranks"] for host in hosts):
+            return answers
+        if any(host["state"] != "running" for host in hosts):
+            raise RequestError(
+                f"{run.run_id}: has ended before its traces were written; `fab status` says how"
+            )
+        if time.monotonic() > until_s:
+            at = max(int((host["beat"] or {}).get("step", 0)) for host in hosts)
+            raise RequestError(
+                f"{run.run_id}: is not traced within {spoken(limit_s)}, it is at step {at}, and the request is "
+                "withdrawn; --limit sets another time"
+            )
+        time.sleep(POLL_S)
+
+
+def _tell_traces(run: Run, answers: Sequence[Mapping[str, Any]], tell: Say) -> int:
+    problems = [answer["problem"] for answer in answers if "problem" in answer]
+    for problem in dict.fromkeys(problems):
+        print(
+            printable(f"{run.run_id}: {problem} ({problems.count(problem)} of {len(answers)} ranks)"),
+            file=sys.stderr,
+        )
+    traced = [answer for answer in answers if "files" in answer]
+    if not traced:
+        return 1
+    folder, names = (
+        run.directory.path(run_directory.PROFILE),
+        [name for answer in traced for name in answer["files"]],
+    )
+    steps = ", ".join(dict.fromkeys(answer["steps"] for answer in traced))
+    tell(f"steps {steps} of {len(traced)} rank{'s' * (len(traced) > 1)} are traced in {folder}")
+    if any(name.endswith(".xplane.pb") for name in names):
+        tell(f"`xprof --logdir {folder}` (pip install xprof), or TensorBoard with it, opens them")
+    if any(".perfetto." in name for name in names):
+        tell("ui.perfetto.dev opens the files *.perfetto.json.gz")
+    return 1 if problems else 0

@@ -92,6 +92,7 @@ HEARTBEATS = "heartbeats"
 HOSTS = "hosts"
 LOGS = "logs"
 STACKS = "stacks"
+PROFILE = "profile"
 ATTEMPTS = "attempts"
 UNFINISHED = ".unfinished"
 

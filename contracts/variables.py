@@ -1,5 +1,5 @@
-"""Names of environment variables that the launching side, the agent and the processes agree on; light enough for the
-agent to import."""
+"""Names of environment variables and files that the launching side, the agent and the processes agree on; light enough
+for the agent to import."""
 
 from __future__ import annotations
 
@@ -12,3 +12,13 @@ SHORTEST_SECRET = 6
 SET_BY_IMAGE = re.compile("HOME|PATH|LD_.*|DOCKER_.*")
 """Variables that a process in a container cannot be given: Docker's client takes the values of a container's variables
 from its own environment, and these would steer the client."""
+
+PROFILE_REQUEST = "profile-request.json"
+"""In the control directory of a process: which of its next steps its ranks are to trace."""
+MOST_TRACED_STEPS = 100
+"""A trace is kept in memory until it is written, and what opens it shows a million events; some ten steps tell all."""
+
+
+def profile_answer(local_rank: int) -> str:
+    """Beside it, what became of that at one rank of the host."""
+    return f"profile-answer-{local_rank}.json"

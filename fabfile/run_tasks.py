@@ -169,3 +169,21 @@ def stacks(args: Stacks) -> int:
     from console import live
 
     return live.stacks(args.selector.target(), args.run)
+
+
+@options
+class Profile:
+    run: str = argument(RUN, default="latest")
+    steps: int = option("how many steps to trace, 100 at most (default: 5)", whole(1), default=5)
+    limit: float = option(
+        "seconds to wait until the traces are written (default: 600)", seconds(1), default=600.0
+    )
+    selector: Selector = group(Selector, "stack", "slice", "runs")
+
+
+@task("fab profile latest --steps 5")
+def profile(args: Profile) -> int:
+    """Trace the next steps of a run, for XProf and Perfetto."""
+    from console import live
+
+    return live.profile(args.selector.target(), args.run, args.steps, limit_s=args.limit)

@@ -11,6 +11,7 @@ import signal
 import time
 
 from contracts import atomic
+from contracts.variables import PROFILE_REQUEST, profile_answer
 
 from .docker_command import REMOVAL_LIMIT_S, recorded_container
 from .files import beginning, last_lines, read_json, whole_lines
@@ -252,6 +253,23 @@ def is_unheard(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def profile(request: Json) -> Json:
+    """Request a trace of `steps` steps from `first` on, which replaces an earlier request; 0 withdraws that. The answer
+    is how far the process is, and what has become of the request of this `id` at each of its ranks."""
+    process = known_process(request)
+    path = os.path.join(process.dir, PROFILE_REQUEST)
+    if request["steps"]:
+        atomic.write_json(path, {name: request[name] for name in ("id", "steps", "first")})
+    elif request["steps"] == 0:
+        atomic.remove(path)
+    names = [
+        name for name in os.listdir(process.dir) if re.fullmatch(profile_answer(0).replace("0", r"\d+"), name)
+    ]
+    answers = [read_json(os.path.join(process.dir, name)) for name in sorted(names)]
+    mine = [answer for answer in answers if answer.get("id") == request["id"]]
+    return {"state": process.state()[0], "beat": read_json(process.beat_path) or None, "answers": mine}
 
 
 def logs(request: Json) -> Json:

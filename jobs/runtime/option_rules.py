@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from contracts.errors import RequestError
 from contracts.suggestions import DASHES, copied_character, did_you_mean
+from contracts.variables import MOST_TRACED_STEPS
 
 
 class Range(NamedTuple):
@@ -140,10 +141,6 @@ def _value(hint: Any, text: str) -> Any:
         raise ValueError("must be a whole number" if kind is int else "must be a number") from None
 
 
-MOST_STEPS = 100
-"""A trace is kept in memory until it is written, and what opens it shows a million events; some ten steps tell all."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
     """Steps `first` to `last`, both included, from 1."""
@@ -173,10 +170,10 @@ def read_steps(text: str | None, *, steps: int) -> Steps | None:
         raise RequestError(
             f"--profile {text}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
         )
-    if last - first >= MOST_STEPS:
+    if last - first >= MOST_TRACED_STEPS:
         raise RequestError(
-            f"--profile {text}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
-            f"give {first}:{first + MOST_STEPS - 1} or fewer"
+            f"--profile {text}: are {last - first + 1} steps, and a trace holds at most {MOST_TRACED_STEPS}; "
+            f"give {first}:{first + MOST_TRACED_STEPS - 1} or fewer"
         )
     return Steps(first=first, last=last)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import uuid
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from contracts import atomic
 from contracts.errors import JobFailed
 from contracts.run_directory import RunDirectory
+from contracts.variables import PROFILE_REQUEST, profile_answer
 from jobs.runtime import preemption, process
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.loop import Loop
@@ -189,7 +192,12 @@ def test_the_best_evaluation_is_known_after_a_resume_and_patience_counts_those_s
 
 
 class _Tracer:
-    def start(self, folder: str) -> None: ...
+    def __init__(self, problem: str | None = None) -> None:
+        self._problem = problem
+
+    def start(self, folder: str) -> None:
+        if self._problem is not None:
+            raise RuntimeError(self._problem)
 
     def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -210,6 +218,48 @@ def test_a_call_of_several_steps_ends_where_something_is_due_and_a_traced_step_h
         *([1, 2, 3], [4], [5], [6, 7, 8], [9], [10], [11, 12], [13], [14], [15]),
         *([16], [17, 18], [19, 20]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "requests", "answers"),
+    [
+        ({"tracer": _Tracer()}, {4: ("a", 2, 6), 9: ("b", 1, 3)}, {"a": "6-7", "b": "9-9"}),
+        ({"tracer": _Tracer()}, {4: ("a", 9, 6)}, {"a": "6-12"}),  # the training ends before the trace
+        ({"tracer": _Tracer()}, {3: ("a", 2, 11), 5: None}, {}),
+        ({"tracer": _Tracer(), "profile": "8:9"}, {3: ("a", 2, 4)}, {"a": "the steps 8-9 are to be traced first"}),
+        ({"tracer": _Tracer("in use")}, {3: ("a", 2, 4)}, {"a": "the profiler does not start: in use"}),
+        ({}, {3: ("a", 2, 4)}, {"a": "this job has no profiler"}),
+    ],
+    ids=["two", "cut short", "withdrawn", "behind --profile", "in use", "none"],
+)  # fmt: skip
+def test_a_trace_that_is_requested_while_the_steps_are_taken_has_an_answer_and_never_ends_the_run(
+    tmp_path: Path,
+    options: dict[str, Any],
+    requests: dict[int, tuple[str, int, int] | None],
+    answers: dict[str, str],
+) -> None:
+    environment = environment_of("jax_hello", "jax", tmp_path / "run")
+    run = run_in(dataclasses.replace(environment, control_dir=str(tmp_path)))
+    asked, answered = tmp_path / PROFILE_REQUEST, tmp_path / profile_answer(0)
+    seen: dict[str, str] = {}
+    for step in take_steps(loop := loop_of(run, Saved(), {}, **options)):
+        if (request := requests.get(step + 1, ...)) is None:
+            asked.unlink()
+        elif request is not ...:
+            request_id, steps, first = request
+            atomic.write_json(asked, {"id": request_id, "steps": steps, "first": first})
+        seen |= _answer(answered)
+    loop.finish()
+    seen |= _answer(answered)
+    assert (loop.done, seen) == (12, answers)
+
+
+def _answer(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    answer = json.loads(path.read_text())
+    assert answer["ranks"] == 1
+    return {answer["id"]: answer.get("steps") or answer["problem"]}
 
 
 def test_what_rank_0_recorded_is_there_however_the_loop_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests.runs.lab import Lab
@@ -47,3 +49,30 @@ def test_the_stacks_of_an_own_command_are_shown_and_kept_and_it_goes_on(lab: Lab
     assert "rank 1, pid" in saved[0].read_text() and "rank 3, pid" in saved[1].read_text()
     (last,) = run.directory.read_metrics()[-1:]
     lab.reach(run, int(last["step"]) + 20)
+
+
+def test_a_live_profile_of_all_ranks_is_in_the_run_directory_and_a_run_without_steps_is_refused(
+    lab: Lab,
+) -> None:
+    refused = lab.fab("profile", "latest").ended()
+    assert (refused.code, "there is no run in" in refused.said) == (2, True), refused.said
+    run = lab.launch("--steps", "100000", "--eval-every", "100000", "--checkpoint-every", "100000")
+    lab.reach(run, 3)
+    shown = lab.fab("profile", "latest", "--steps", "3").ended()
+    assert shown.code == 0, shown.said
+    (traced,) = re.findall(r"steps (\d+-\d+) of 2 ranks are traced in", shown.said)
+    first, last = map(int, traced.split("-"))
+    assert last - first == 2
+    folder = Path(run.directory.path("profile"))
+    for host in (0, 1):
+        data = jax.profiler.ProfileData.from_file(
+            str(folder / f"plugins/profile/steps-{traced}/host-{host}.xplane.pb")
+        )
+        events = [event for plane in data.planes for line in plane.lines for event in line.events]
+        assert [event for event in events if event.name.startswith("train")]
+    lab.reach(run, last + 20)
+    with lab.frozen(run):
+        late = lab.fab("profile", "latest", "--limit", "2").ended()
+    assert (late.code, "is not traced within 2 s" in late.said) == (2, True), late.said
+    lab.reach(run, last + 200)
+    assert [path.name for path in folder.glob("plugins/profile/*")] == [f"steps-{traced}"]
