@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import pulumi
@@ -20,11 +20,13 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 from pulumi.runtime.rpc import contains_unknowns
 
 from contracts.aliases import Json
-from infra.cloud_tpu import plugin, request
+from infra import lifecycles
+from infra.cloud_tpu import plugin
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import DocumentsError, MissingError, lease
+from infra.slice_api import state_kind
 
 OUTPUTS = ("state", "nodes", "create_time", "ends_at")
 
@@ -107,17 +109,17 @@ class QueuedResourceProvider(Provider):
         with self._exclusive(props, removed=False) as lifecycle:
             outputs = lifecycle.settled(lifecycle.create(props))
             zone = "-" if props.get("zones") else props["zone"]
-            return CreateResult(request.SliceSpec.from_props({**props, "zone": zone}).name, outputs)
+            return CreateResult(lifecycle.name({**props, "zone": zone}), outputs)
 
     def read(self, id_: str, props: Json) -> ReadResult:
         with plugin.plain_errors():
-            outputs = self.require_session().lifecycle().read(props)
+            outputs = self._lifecycle(props).read(props)
             return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
 
     def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
         # One whose stack has no bucket any more may still be in the hands of somebody who has found its lease there.
         now, before = _news.get("lease_url"), _olds.get("lease_url")
-        with self._exclusive({"lease_url": now or before}, removed=not now) as lifecycle:
+        with self._exclusive({**_news, "lease_url": now or before}, removed=not now) as lifecycle:
             return UpdateResult(lifecycle.settled(lifecycle.update(_olds, _news)))
 
     def delete(self, _id: str, _props: Json) -> None:
@@ -132,7 +134,7 @@ class QueuedResourceProvider(Provider):
                 f"warning: {error}\nThe slice is deleted without its lease, and again once the lease is available"
             )
         with plugin.plain_errors():
-            self.require_session().lifecycle().delete(_props)
+            self._lifecycle(_props).delete(_props)
         try:
             with self._exclusive(_props, removed=True, outage_s=lease.OUTAGE_LIMIT_S) as lifecycle:
                 lifecycle.delete(_props)
@@ -141,8 +143,12 @@ class QueuedResourceProvider(Provider):
                 raise
             say("There is no bucket with a lease, and nobody makes a slice again without one")
 
+    def _lifecycle(self, props: Json, also: Callable[[], bool] = lambda: True) -> Lifecycle[Any]:
+        session = self.require_session()
+        return lifecycles.lifecycle_for(props, session.clients, session.backoff_while(also))
+
     @contextlib.contextmanager
-    def _exclusive(self, props: Json, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
+    def _exclusive(self, props: Json, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle[Any]]:
         """Hold the lease of a slice. removed: mark the slice as removed, so that nobody makes it again.
 
         Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what others do then.
@@ -151,13 +157,13 @@ class QueuedResourceProvider(Provider):
         with plugin.plain_errors():
             try:
                 with contextlib.ExitStack() as over:
-                    lifecycle = session.lifecycle()
+                    lifecycle = self._lifecycle(props)
                     if url := props.get("lease_url"):
                         mine = lease.from_url(str(url), lease.myself("`pulumi`"))
                         patience = {"patience_s": lease.PATIENCE_S, "outage_s": outage_s}
                         over.enter_context(lease.held(mine, **patience, waiting=session.backoff.say))
                         mine.mark(removed=removed)
-                        lifecycle = session.lifecycle(also=mine.require)
+                        lifecycle = self._lifecycle(props, mine.require)
                         if removed:
                             over.enter_context(_unmarked_if_it_fails(mine))
                     yield lifecycle
@@ -254,7 +260,7 @@ def changes_between(
     it SUSPENDED, FAILED, PREEMPTED …) is replaced for its state: the remains are deleted, the same is made again.
     One that is in a zone where it may still be stays there.
     """
-    kind = request.state_kind(before.get("state"))
+    kind = state_kind(before.get("state"))
     current_zone = before.get("zone")
     before = before | _at(before, current_zone)
     now = now | _at(now, current_zone if current_zone in (now.get("zones") or ()) else now.get("zone"))

@@ -17,27 +17,31 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from contracts.aliases import Json
+from infra import lifecycles
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, NoServiceError
 from infra.documents import DocumentsError, MissingError, lease
 
+GROWING = {"zones": (), "apis": (lifecycles.CLOUD_TPU,)}
+"""Properties that only grow, with what an older state that lacks them has."""
+
 
 class StackIdentityProvider(Provider):
-    """Made once; nothing changes the id. `zones` only grow: what was asked for in one may be there for good."""
+    """Made once; nothing changes the id. `zones` and `apis` only grow: what was asked for may be there for good."""
 
     def create(self, props: Json) -> CreateResult:
         owner = uuid.uuid4().hex[:20]
         return CreateResult(owner, {**props, "owner": owner})
 
     def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
-        is_new_zone = not {*_news.get("zones", ())} <= {*_olds.get("zones", ())}
+        is_grown = any(not _values(_news, name) <= _values(_olds, name) for name in GROWING)
         is_changed = any(_olds.get(name) != _news.get(name) for name in ("project", "control_url"))
-        return DiffResult(changes=is_new_zone or is_changed)
+        return DiffResult(changes=is_grown or is_changed)
 
     def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
-        zones = sorted({*_olds.get("zones", ()), *_news.get("zones", ())})
-        return UpdateResult({**_news, "zones": zones, "owner": _olds["owner"]})
+        grown = {name: sorted(_values(_olds, name) | _values(_news, name)) for name in GROWING}
+        return UpdateResult({**_news, **grown, "owner": _olds["owner"]})
 
     def delete(self, _id: str, _props: Json) -> None:
         """Raises CloudTpuError where it cannot be seen that nothing is left: without the id nobody would know it again.
@@ -49,7 +53,9 @@ class StackIdentityProvider(Provider):
             if _props.get("control_url"):
                 _mark_removed(str(_props["control_url"]), session.backoff.say)
             try:
-                session.lifecycle().remove_all(project, _props["owner"], _props.get("zones"))
+                apis = sorted(_values(_props, "apis"))
+                for lifecycle in lifecycles.named_lifecycles(apis, session.clients, session.backoff):
+                    lifecycle.remove_all(project, _props["owner"], _props.get("zones"))
             except AbandonedError:
                 raise
             except NoServiceError as error:
@@ -63,6 +69,10 @@ class StackIdentityProvider(Provider):
                     "`pulumi stack --show-urns` shows, and try again",
                     error.status,
                 ) from None
+
+
+def _values(props: Json, name: str) -> set[str]:
+    return {*(props.get(name) or GROWING[name])}
 
 
 def _mark_removed(control_url: str, say: Callable[[str], None]) -> None:
@@ -79,7 +89,8 @@ def _mark_removed(control_url: str, say: Callable[[str], None]) -> None:
 class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):
     """owner: 20 hexadecimal digits, fit for a label. Whatever carries it must depend on this.
 
-    zones: in which the stack may ask for TPUs now. control_url: its control documents, None where it has no bucket.
+    zones: in which the stack may ask for TPUs now. apis: by which, as `infra.lifecycles` names them.
+    control_url: its control documents, None where it has no bucket.
     """
 
     owner: pulumi.Output[str]
@@ -91,6 +102,14 @@ class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):
         zones: Collection[str],
         control_url: str | None,
         opts: pulumi.ResourceOptions | None = None,
+        *,
+        apis: Collection[str] = (lifecycles.CLOUD_TPU,),
     ) -> None:
-        props = {"project": project, "zones": sorted(zones), "control_url": control_url, "owner": None}
+        props = {
+            "project": project,
+            "zones": sorted(zones),
+            "apis": sorted(apis),
+            "control_url": control_url,
+            "owner": None,
+        }
         super().__init__(StackIdentityProvider(), name, props, opts)

@@ -66,7 +66,7 @@ def give_back(store: Store, world: World, say: Say) -> None:
                 if not _is_told(documents, stack, name, now[1], line, say):
                     continue
                 say(f"{line}; it is given back")
-                ensure.release(world.client, world.backoff, stack.slices[name], mine)
+                ensure.release(world.clients, world.backoff, stack.slices[name], mine)
                 moment = datetime.datetime.fromtimestamp(store.now_s(), datetime.UTC)
                 ensure.record(documents, dataclasses.replace(now[0], hosts=(), created=moment.isoformat()))
         except (LeaseHeldError, LeaseLostError, CloudTpuError) as error:
@@ -81,7 +81,7 @@ def _unused(
     if any(name in run.slices if run.slice is None else run.slice == name for run in wanted):
         return None
     known = next(each for each in stack.inventory.slices if each.name == name)
-    one = ensure.observed(world.client, world.backoff, stack.slices[name], known)
+    one = ensure.observed(world.clients, world.backoff, stack.slices[name], known)
     unused_s = 0.0 if one is None else _unused_s(store, stack, one, say)
     return (one, unused_s) if one is not None and unused_s > limit_s else None
 

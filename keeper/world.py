@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,14 @@ from contracts.files import is_url
 from contracts.inventory import RECORDED, SPECIFICATION
 from contracts.inventory import Slice as InventorySlice
 from contracts.run_directory import RunDirectory, State
-from infra.cloud_tpu import request, zones
+from infra import lifecycles
+from infra.cloud_tpu import zones
 from infra.cloud_tpu.retry import Backoff, CloudTpuError, LostAgainError
 from infra.cloud_tpu.zones import WRONG
 from infra.documents import Documents, DocumentsError
 from infra.documents.lease import Lease, held, myself
+from infra.lifecycles import Clients
+from infra.slice_api import ACTIVE, SliceApi
 from keeper import submissions
 from keeper.login import from_here
 from keeper.stack import Stack, stack_of
@@ -44,7 +46,6 @@ from launch.store import Content
 from launch.targets import Given, Target
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
     from infra.google_api import Listing
 
 REFUSALS = (CloudTpuError, HostError, HostsError, DocumentsError)
@@ -66,11 +67,11 @@ class World:
         program: str,
         asked: targets.TargetRequest | None = None,
         backoff: Backoff | None = None,
-        client: Callable[[], Client] | None = None,
+        clients: Clients | None = None,
     ) -> None:
         self._documents, self._say, self._program, self._asked = documents, say, program, asked
         self.backoff = backoff or Backoff(say=say)
-        self._make_client = client
+        self.clients = clients or Clients(lifecycles.read_environment_settings, self.backoff)
         self._local = threading.local()  # what one slice is done by is not what another thread has read
 
     @property
@@ -82,14 +83,6 @@ class World:
     @_content.setter
     def _content(self, content: Content) -> None:
         self._local.content = content
-
-    @functools.cached_property
-    def client(self) -> Client:
-        if self._make_client is not None:
-            return self._make_client()
-        from infra.cloud_tpu import client, settings  # this machine's own runs need none
-
-        return client.Client(settings.read(lambda _: None), self.backoff)
 
     # --- slices -----------------------------------------------------------------------------------------------------
 
@@ -105,10 +98,18 @@ class World:
         for each in stack.inventory.slices:
             if each.name not in stack.slices:
                 found[each.name] = SliceObserved(standing="fixed" if hosts.get(each.name) else "unknown")
-        if stack.slices:
-            listing = self._listing(stack.project)
-            for name in stack.slices:
-                found[name] = observed_slice(stack, name, listing, lambda: self.client.now())
+        listings: dict[str, Listing | None] = {}
+        for name, properties in stack.slices.items():
+            key = lifecycles.api_name(properties)
+            try:
+                api = lifecycles.api_for(properties, self.clients, self.backoff)
+                if key not in listings:
+                    listings[key] = None  # where it is refused, it is asked once
+                    listings[key] = api.listing(stack.project)
+                found[name] = observed_slice(api, properties, _known(stack, name), listings[key])
+            except CloudTpuError as error:
+                self._say(str(error))
+                found[name] = SliceObserved(standing="unknown")
         return found
 
     def _inventory_slices(self, stack: Stack) -> Sequence[InventorySlice]:
@@ -126,18 +127,11 @@ class World:
             if each.pool is None
         }
 
-    def _listing(self, project: str) -> Listing | None:
-        try:
-            return self.client.queued_resources(project)
-        except CloudTpuError as error:
-            self._say(str(error))
-            return None
-
     def request(self, name: str, content: Content, lease: Lease, *, wait_s: float) -> bool:
         stack = self._specified(content)
         try:
             made = ensure.ensure(
-                self.client,
+                self.clients,
                 self.backoff,
                 stack.slices[name],
                 _known(stack, name),
@@ -158,7 +152,7 @@ class World:
 
     def release(self, name: str, content: Content, lease: Lease) -> None:
         stack = self._specified(content)
-        ensure.release(self.client, self.backoff, stack.slices[name], lease)
+        ensure.release(self.clients, self.backoff, stack.slices[name], lease)
         ensure.record(self._documents, dataclasses.replace(_known(stack, name), hosts=()))
 
     def _specified(self, content: Content) -> Stack:
@@ -169,7 +163,7 @@ class World:
 
     def _observe(self, stack: Stack, name: str) -> None:
         """Record the hosts that a slice has now."""
-        fresh = ensure.observed(self.client, self.backoff, stack.slices[name], _known(stack, name))
+        fresh = ensure.observed(self.clients, self.backoff, stack.slices[name], _known(stack, name))
         if fresh is not None and fresh != _known(stack, name):
             ensure.record(self._documents, fresh)
 
@@ -367,34 +361,24 @@ def _known(stack: Stack, name: str) -> InventorySlice:
     return next(each for each in stack.inventory.slices if each.name == name)
 
 
-def observed_slice(stack: Stack, name: str, listing: Listing | None, now: Callable[[], Any]) -> SliceObserved:
-    """Return how a queued slice stands by a listing of its project; None: Google gave no answer. now: its clock."""
+def observed_slice(
+    api: SliceApi[Any], properties: Mapping[str, Any], known: InventorySlice, listing: Listing | None
+) -> SliceObserved:
+    """Return how a slice stands by a listing of its project; None: Google gave no answer. known: as recorded."""
     if listing is None:
         return SliceObserved(standing="unknown")
-    known = _known(stack, name)
-    origin = known.origin
-    own_id = origin.partition(" ")[2]
-    same = [each for each in listing.items if each["name"].rpartition("/")[2] == own_id]
-    same = [each for each in same if request.is_owned(request.requested_node(each), stack.owner)]
-    if listing.unreachable and request.ACTIVE not in [request.resource_state(each) for each in same]:
+    spec = api.spec(properties)
+    looks = [api.glance(spec, resource) for resource in api.in_listing(listing, spec).values()]
+    if listing.unreachable and ACTIVE not in [look.state for look in looks]:
         return SliceObserved(standing="unknown")  # it may be in a zone that could not be asked
-    looks = [request.look(each, {}) for each in same]
     kinds = [look.kind for look in looks]
     order: tuple[Standing, ...] = ("active", "waiting", "lost")
     kind: Standing = next((each for each in order if each in kinds), "absent")
-    created = next(
-        (
-            str(each.get("createTime", ""))
-            for each, look in zip(same, looks, strict=True)
-            if look.kind == kind
-        ),
-        "",
-    )
-    spec = request.SliceSpec.from_props(stack.slices[name])
+    created = next((str(look.resource.get("createTime", "")) for look in looks if look.kind == kind), "")
     if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in looks) > 1:
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
-        kind = "overdue" if any(zones.is_over(spec, look, now()) for look in looks) else kind
+        kind = "overdue" if any(zones.is_over(spec, look, api.now()) for look in looks) else kind
     # Recorded when its hosts were: a listing of requests does not show when their nodes end.
     ends_s = known.ends_s if created and known.created == created else None
     return SliceObserved(standing=kind, created=created, ends_s=ends_s)

@@ -19,9 +19,11 @@ from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Inventory
 from infra import catalogue
 from infra.cloud_tpu import request, settings
-from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.queued_resources import QueuedResources
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.lifecycles import Clients
+from infra.slice_api import ACTIVE
 from launch import costs, inventories
 from launch.output import say, table, terminal
 from launch.targets import LOCAL, TargetRequest
@@ -90,10 +92,13 @@ class Holding:
         accelerator = catalogue.ACCELERATORS.get(self.accelerator_type)
         return accelerator.chips * self.count if accelerator and self.state not in EMPTY_STATES else 0
 
-    def delete(self, lifecycle: Lifecycle, project: str, owner: str) -> None:
+    def delete(self, clients: Clients, backoff: Backoff, project: str, owner: str) -> None:
         """Have it removed, if it is the owner's. Raises CloudTpuError."""
+        api = QueuedResources(clients.tpu, backoff)
+        lifecycle = Lifecycle(api)
         if self.kind == "node":
-            lifecycle.delete_node(f"projects/{project}/locations/{self.zone}/nodes/{self.own_id}", owner)
+            name = f"projects/{project}/locations/{self.zone}/nodes/{self.own_id}"
+            lifecycle.remove(api.removable_node(name, owner))
             return
         place = {"project": project, "zone": self.zone, "owner": owner}
         lifecycle.delete({**place, "queued_resource_id": self.own_id, "node_count": self.count})
@@ -165,7 +170,7 @@ def holdings(queued: Iterable[Json], nodes: Iterable[Json], stack: StackState) -
     serving = {
         str(resource["name"]).rpartition("/")[2]
         for resource in queued
-        if request.resource_state(resource) == request.ACTIVE
+        if request.resource_state(resource) == ACTIVE
         and "/".join(str(resource["name"]).split("/")[3::2]) in stack.names
     }
     held: dict[str, Holding] = {}
@@ -179,9 +184,7 @@ def holdings(queued: Iterable[Json], nodes: Iterable[Json], stack: StackState) -
             "spot" if "spot" in resource else "reserved" if resource.get("reservationName") else "on-demand"
         )
         holding = _holding("queued resource", resource, node, state, capacity, count or 1, stack)
-        is_elsewhere = (
-            state != request.ACTIVE and holding.own_id in serving
-        )  # the slice is in another of its zones
+        is_elsewhere = state != ACTIVE and holding.own_id in serving  # the slice is in another of its zones
         if holding.ownership == "in use" and is_elsewhere and request.is_owned(node, stack.owner):
             holding = dataclasses.replace(holding, ownership="zombie")  # which a race has left
         held[f"{holding.zone}/{holding.own_id}"] = holding
@@ -270,9 +273,9 @@ def command(target: TargetRequest, *, remove: bool, yes: bool) -> int:
     if not project:
         project = inventories.ask(["config", "get", PROJECT], stack, otherwise="then try again").strip()
     access, backoff = settings.read(lambda _: None), Backoff(say=say(terminal()))
-    with contextlib.closing(Client(access, backoff)) as client:
+    with contextlib.closing(Clients(lambda: access, backoff)) as clients:
         names = frozenset(zone_ids(inventory) if inventory else ())
-        return _carry_out(stack, names, project, access, client, backoff, remove=remove, yes=yes)
+        return _carry_out(stack, names, project, access, clients, backoff, remove=remove, yes=yes)
 
 
 def _exported(stack: str) -> StackState:
@@ -284,7 +287,7 @@ def _carry_out(
     names: frozenset[str],
     project: str,
     access: settings.Settings,
-    client: Client,
+    clients: Clients,
     backoff: Backoff,
     *,
     remove: bool,
@@ -292,7 +295,7 @@ def _carry_out(
 ) -> int:
     def look() -> tuple[StackState, list[Holding]]:
         try:
-            queued, nodes = client.queued_resources(project), client.nodes(project)
+            queued, nodes = clients.tpu.queued_resources(project), clients.tpu.nodes(project)
         except CloudTpuError as error:
             raise RequestError(str(error)) from None
         if unknown := sorted({*queued.unreachable, *nodes.unreachable}):
@@ -334,7 +337,7 @@ def _carry_out(
     failed = False
     for holding in [holding for holding in fresh if holding in zombies]:
         try:
-            holding.delete(Lifecycle(client, backoff), project, state.owner)
+            holding.delete(clients, backoff, project, state.owner)
             tell(f"{holding.zone}/{holding.own_id}: removed")
         except CloudTpuError as error:
             tell(f"{holding.zone}/{holding.own_id}: {error}")

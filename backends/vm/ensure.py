@@ -1,8 +1,8 @@
 """A slice of TPU VMs is brought about, under its lease: by the same code for `pulumi up`, `fab recover` and the keeper.
 
 `pulumi up` writes what the stack's slices are made of into its control documents. Whoever makes one of them again later
-does it by that specification, with `infra.cloud_tpu.lifecycle`: the same name, the same properties, remains first. Then
-it records the new hosts in the control documents, where every command finds them.
+does it by that specification, with `infra.lifecycles`: by the same API, with the same name and properties, remains
+first. Then it records the new hosts in the control documents, where every command finds them.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, slices_to_json
-from infra.cloud_tpu import request
-from infra.cloud_tpu.lifecycle import Lifecycle
+from infra import lifecycles
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.workers import are_complete, inventory_hosts
 from infra.documents import Documents, lease
 from infra.documents.lease import Lease
+from infra.lifecycles import Clients
+from infra.slice_api import state_kind
 from launch import inventories
 from launch.jobs import CHECKOUT
 from launch.targets import Require
 
-if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
-
 Properties = Mapping[str, Any]
-"""Of a queued resource, as `infra.queued_resource.QueuedResourceArgs` has them."""
+"""Of a slice, as `infra.queued_resource.QueuedResourceArgs` or `infra.compute_slice.ComputeSliceArgs` has them."""
 
 PULUMI_LIMIT_S = 13 * 3600.0
 """Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
@@ -72,7 +70,7 @@ def _held(documents: Documents, slice_name: str, **patience: Any) -> Iterator[Le
 
 
 def ensure(
-    client: Client,
+    clients: Clients,
     backoff: Backoff,
     properties: Properties,
     known: Slice,
@@ -92,7 +90,7 @@ def ensure(
     """
     home = {"zone": known.zone} if known.zone in (properties.get("zones") or ()) else {}
     try:
-        lifecycle = Lifecycle(client, _leased(backoff, mine))
+        lifecycle = lifecycles.lifecycle_for(properties, clients, _leased(backoff, mine))
         outputs = lifecycle.restore({**properties, **home, "wait_s": wait_s}, lost)
     except CloudTpuError:
         mine.require()
@@ -101,14 +99,15 @@ def ensure(
     return entry(known, outputs)
 
 
-def release(client: Client, backoff: Backoff, properties: Properties, mine: Lease | None) -> None:
+def release(clients: Clients, backoff: Backoff, properties: Properties, mine: Lease | None) -> None:
     """Delete a slice, or what was asked for. mine: None: there can be no lease. Raises as `ensure`."""
-    Lifecycle(client, _leased(backoff, mine) if mine else backoff).delete(properties)
+    leased = _leased(backoff, mine) if mine else backoff
+    lifecycles.lifecycle_for(properties, clients, leased).delete(properties)
 
 
-def observed(client: Client, backoff: Backoff, properties: Properties, known: Slice) -> Slice | None:
+def observed(clients: Clients, backoff: Backoff, properties: Properties, known: Slice) -> Slice | None:
     """Return a slice as Google has it; None where it is not there, or not ours. Raises CloudTpuError."""
-    outputs = Lifecycle(client, backoff).read(properties)
+    outputs = lifecycles.lifecycle_for(properties, clients, backoff).read(properties)
     return None if outputs is None else entry(known, outputs)
 
 
@@ -119,7 +118,7 @@ def entry(known: Slice, outputs: Mapping[str, Any]) -> Slice | None:
         UnpublishedError: its hosts cannot be reached yet.
     """
     nodes = outputs["nodes"]
-    if request.state_kind(outputs["state"]) != "active" or not nodes:
+    if state_kind(outputs["state"]) != "active" or not nodes:
         return None
     if not all(are_complete(node["workers"]) for node in nodes):
         raise UnpublishedError(f"{known.name}: its hosts have not published their names and host keys yet")
@@ -183,8 +182,6 @@ def _specified(documents: Documents, slice_name: str) -> Properties | None:
 
 
 def _restore_specified(documents: Documents, known: Slice, say: Say) -> None:
-    from infra.cloud_tpu import client, settings  # with Google's libraries, which nothing else here needs
-
     backoff = Backoff(say=say)
     with _held(documents, known.name, patience_s=lease.PATIENCE_S, waiting=say) as mine:
         properties = _specified(documents, known.name)
@@ -196,7 +193,7 @@ def _restore_specified(documents: Documents, known: Slice, say: Say) -> None:
             say(f"the slice {known.name} is lost ({reason}); it alone is made again")
 
         try:
-            with contextlib.closing(client.Client(settings.read(lambda _: None), backoff)) as google:
+            with contextlib.closing(Clients(lifecycles.read_environment_settings, backoff)) as google:
                 restored = ensure(google, backoff, properties, known, mine, wait_s=wait_s, lost=lost)
         except CloudTpuError as error:
             kind = Unreachable if error.status == "UNAVAILABLE" else RequestError
@@ -238,7 +235,8 @@ def urns_of(exported: str, slice_name: str) -> tuple[str, ...]:
         urns = [str(resource["urn"]) for resource in resources]
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError("`pulumi stack export` printed no state of a stack") from None
-    ends = tuple(f"{kind}::{slice_name}" for kind in (":QueuedResource", "tpu/v2Vm:V2Vm", ":NodeWorkers"))
+    kinds = (":QueuedResource", ":ComputeSlice", "tpu/v2Vm:V2Vm", ":NodeWorkers")
+    ends = tuple(f"{kind}::{slice_name}" for kind in kinds)
     return tuple(urn for urn in urns if urn.endswith(ends))
 
 

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
+from infra.lifecycles import Clients
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
+    from infra.cloud_tpu.settings import Settings
 
 MODULE = "pulumi.dynamic.__main__"
 THREADS = 300  # a slice each; they do nothing but wait
@@ -103,23 +104,21 @@ class Session:
     def __init__(self, config: Callable[[str], Any], backoff: Backoff | None = None) -> None:
         self._config = config
         self.backoff = backoff or Backoff(is_awaited=engine_is_there, say=say)
-        self._client: Client | None = None
-        self._lock = threading.Lock()
+        self.clients = Clients(self._settings, self.backoff)
+
+    def _settings(self) -> Settings:
+        from infra.cloud_tpu import settings
+
+        return settings.read(self._config)
 
     def client(self) -> Client:
-        """Raises CloudTpuError where the configuration of the endpoint is wrong."""
-        from infra.cloud_tpu import client, settings
+        """Of the Cloud TPU API. Raises CloudTpuError where the configuration of the endpoint is wrong."""
+        return self.clients.tpu
 
-        with self._lock:
-            if self._client is None:
-                self._client = client.Client(settings.read(self._config), self.backoff)
-            return self._client
-
-    def lifecycle(self, also: Callable[[], bool] = lambda: True) -> Lifecycle:
+    def backoff_while(self, also: Callable[[], bool]) -> Backoff:
         """also: what has to hold besides whenever something is to be changed; it may raise."""
         is_awaited = self.backoff.is_awaited
-        backoff = dataclasses.replace(self.backoff, is_awaited=lambda: is_awaited() and also())
-        return Lifecycle(self.client(), backoff)
+        return dataclasses.replace(self.backoff, is_awaited=lambda: is_awaited() and also())
 
 
 class Provider(ResourceProvider):

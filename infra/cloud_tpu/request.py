@@ -1,6 +1,6 @@
 """The desired state of a queued resource, the bodies that request it, and what Google's answers mean. Pure.
 
-`SliceSpec` is read from Pulumi's properties, which the configuration's reader has checked. `Look` sums up the states of
+`SliceSpec` is read from Pulumi's properties, which the configuration's reader has checked. `look` sums up the states of
 a queued resource and its nodes: waiting, active, or lost for good. A queued resource that has been preempted is
 SUSPENDED and never queued again, so the only way on is to delete it and make it again
 (https://cloud.google.com/tpu/docs/queued-resources#queued_resource_states).
@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from contracts.aliases import Json
 from infra import naming
+from infra.slice_api import ACTIVE, LOST, MISSING, Look, LookKind, Props
 
-Props = Mapping[str, Any]
-LookKind = Literal["waiting", "active", "lost"]
 ApiVersion = Literal["v2", "v2alpha1"]
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -27,15 +26,8 @@ TIMING_SLACK_S = 120.0
 # nodes.patch documents only these: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/patch
 EXTERNAL_ADDRESSES = "networkConfig.enableExternalIps"
 
-ACTIVE = "ACTIVE"
-MISSING = "MISSING"  # ours: ACTIVE it says, but a node of it is not there
-UNREAD = "UNREAD"  # ours: it is there, but its nodes could not be read or changed
-# A state that Google adds tomorrow is none of these and counts as waiting: nothing is deleted for a word we don't know.
-LOST = frozenset({"SUSPENDING", "SUSPENDED", "FAILED", "DELETING", MISSING, "PREEMPTED", "TERMINATED"})
 # A node that someone has stopped, that is repaired, or whose state Google does not know may come back.
 LOST_NODE = frozenset({"PREEMPTED", "TERMINATED", "DELETING"})
-TAKEN_BACK = frozenset({"SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED"})
-"""Of LOST those of a request that was served."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +84,15 @@ class SliceSpec:
             for zone in self.zones or (self.zone,)
         )
 
+    def in_zone(self, zone: str) -> SliceSpec:
+        """The same slice in a zone that need not be one of its zones."""
+        return dataclasses.replace(self, zone=zone)
+
+    @property
+    def own_id(self) -> str:
+        """The name of the slice in every zone."""
+        return self.queued_resource_id
+
     @property
     def parent(self) -> str:
         return f"projects/{self.project}/locations/{self.zone}"
@@ -124,6 +125,14 @@ class SliceSpec:
         return (
             f"gcloud compute tpus queued-resources delete {self.queued_resource_id}"
             f" --project={self.project} --zone={self.zone} --force"
+        )
+
+    @property
+    def about_taken_name(self) -> str:
+        """Who else may have the name, where Google shows nothing of it."""
+        return (
+            f"A request of someone else for a node {' or '.join(self.node_ids[:2])} may be waiting; see"
+            f" `gcloud compute tpus queued-resources list --project={self.project} --zone={self.zone}`"
         )
 
     @classmethod
@@ -382,23 +391,6 @@ def _disks(disks: Sequence[Json]) -> list[tuple[str, str]]:
 # --- how it stands ------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
-    """The state of a queued resource when it was read. `state`: its own; if it is ACTIVE, that of its worst node."""
-
-    kind: LookKind
-    state: str
-    reason: str
-    queued_resource: Json
-    nodes: Mapping[str, Json]
-
-    @property
-    def may_be_running(self) -> bool:
-        """Active, or ACTIVE with a node that is missing while others run: someone may be working there."""
-        running = any(node.get("state") not in LOST_NODE for node in self.nodes.values())
-        return self.kind == "active" or (self.state == MISSING and running)
-
-
 def look(queued_resource: Json, nodes: Mapping[str, Json | None]) -> Look:
     """nodes: by id, None where there is none; only needed if the resource is ACTIVE."""
     state = resource_state(queued_resource)
@@ -416,16 +408,19 @@ def look(queued_resource: Json, nodes: Mapping[str, Json | None]) -> Look:
             worst = next((node_state for _, node_state in lost if node_state != MISSING), MISSING)
             kind, state = "lost", worst
             reason = ", ".join(f"node {node_id} is {'gone' if at == MISSING else at}" for node_id, at in lost)
-    return Look(kind=kind, state=state, reason=reason, queued_resource=queued_resource, nodes=present)
+    running = any(node.get("state") not in LOST_NODE for node in present.values())
+    return Look(
+        kind=kind,
+        state=state,
+        reason=reason,
+        resource=queued_resource,
+        nodes=present,
+        may_be_running=kind == "active" or (state == MISSING and running),
+    )
 
 
 def resource_state(queued_resource: Json) -> str:
     return str(queued_resource.get("state", {}).get("state", "STATE_UNSPECIFIED"))
-
-
-def state_kind(state: object) -> LookKind:
-    """The kind of an output `state` in Pulumi's state."""
-    return "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
 
 
 def _reason(queued_resource: Json, state: str) -> str:

@@ -7,31 +7,43 @@ guest attributes, some time after the node is READY.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from contracts.aliases import Json
 from contracts.inventory import Host
 from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
 
-if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
-
-
-HOST_KEYS = "hostkeys"
+HOST_KEYS, OWN = "hostkeys", "tpu-stack"
+"""Namespaces of guest attributes; in our own a machine of Compute Engine publishes its worker index."""
+WORKER_INDEX = "worker-id"
 LOOK_AGAIN_S = 5.0
 # Not published yet, or no answer just now; after any other refusal there is nothing to wait for.
 MAY_COME = ("NOT_FOUND", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
 
+class Attributes(Protocol):
+    """Where guest attributes are read."""
+
+    def guest_attributes(self, name: str) -> list[Json]:
+        """Those of each worker of a node, in the order of its endpoints. Raises CloudTpuError."""
+        ...
+
+
 def described(node: Json, attributes: Sequence[Json]) -> list[Json]:
     """Describe each worker: index, name, internal_address, external_address ("": none), host_keys ("TYPE KEY"). Pure.
 
-    attributes: of each worker, in worker order; short where not all have published.
+    attributes: of each worker, in the order of the endpoints; short where not all have published. That is the worker
+    order, unless each worker has published its index.
     """
-    workers = []
+    workers, published = [], []
     for index, endpoint in enumerate(node.get("networkEndpoints", [])):
         items = attributes[index].get("queryValue", {}).get("items", []) if index < len(attributes) else []
         names = [item["value"] for item in items if item.get("key") == "hostname" and item.get("value")]
+        published += [
+            int(item["value"])
+            for item in items
+            if (item.get("namespace"), item.get("key")) == (OWN, WORKER_INDEX) and item["value"].isdecimal()
+        ]
         keys = {
             item["key"]: item["value"]
             for item in items
@@ -46,7 +58,10 @@ def described(node: Json, attributes: Sequence[Json]) -> list[Json]:
                 "host_keys": [f"{kind} {keys[kind].strip()}" for kind in sorted(keys)],
             }
         )
-    return workers
+    if sorted(published) != list(range(len(workers))):
+        return workers
+    in_order = sorted(zip(published, workers, strict=True), key=lambda pair: pair[0])
+    return [{**worker, "index": index} for index, worker in in_order]
 
 
 def are_complete(workers: Sequence[Json]) -> bool:
@@ -54,12 +69,12 @@ def are_complete(workers: Sequence[Json]) -> bool:
     return bool(workers) and all(worker["name"] and worker["host_keys"] for worker in workers)
 
 
-def read(client: Client, node: Json) -> list[Json]:
+def read(client: Attributes, node: Json) -> list[Json]:
     """The current workers. Guest attributes that cannot be read count as not published yet."""
     return _read(client, node)[0]
 
 
-def _read(client: Client, node: Json) -> tuple[list[Json], CloudTpuError | None]:
+def _read(client: Attributes, node: Json) -> tuple[list[Json], CloudTpuError | None]:
     """The workers, and why their guest attributes could not be read, or None."""
     try:
         return described(node, client.guest_attributes(node["name"])), None
@@ -69,7 +84,7 @@ def _read(client: Client, node: Json) -> tuple[list[Json], CloudTpuError | None]
         return described(node, []), error
 
 
-def awaited(client: Client, backoff: Backoff, nodes: Sequence[Json], limit_s: float) -> list[list[Json]]:
+def awaited(client: Attributes, backoff: Backoff, nodes: Sequence[Json], limit_s: float) -> list[list[Json]]:
     """The workers of each node, once all have published, or as they are after `limit_s`, with a line that says so."""
     until = backoff.now() + limit_s
     first = [_read(client, node) for node in nodes]

@@ -17,8 +17,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.durations import spoken
-from infra.cloud_tpu import request
-from infra.cloud_tpu.request import Look, SliceSpec
 from infra.cloud_tpu.retry import (
     AbandonedError,
     Backoff,
@@ -29,9 +27,9 @@ from infra.cloud_tpu.retry import (
     poll_pause_s,
 )
 from infra.documents import stock_outs
+from infra.slice_api import MISSING, TAKEN_BACK, UNREAD, Look, SliceApi, Spec
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
     from infra.google_api import Listing
 
 LATE_S = 60.0
@@ -54,59 +52,48 @@ NOT_YET = ("ACCEPTED", "WAITING_FOR_RESOURCES")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placed:
+class Placed[S: Spec]:
     """A request and its state. other_zones: zones that still have a request of ours, which should be gone."""
 
-    spec: SliceSpec
+    spec: S
     look: Look
     other_zones: tuple[str, ...] = ()
 
 
-def is_over(spec: SliceSpec, look: Look, now: datetime.datetime) -> bool:
+def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
     """Whether a request has had its time in its zone. One that is being served may take as long as that takes."""
     return look.state in NOT_YET and stock_outs.age_s(look, now) >= spec.zone_wait_s
 
 
-def shown(listing: Listing, spec: SliceSpec) -> list[str]:
-    """The zones in which a listing shows it. A project may be called by its number there."""
-    ours = [
-        queued_resource
-        for queued_resource in listing.items
-        if request.is_owned(request.requested_node(queued_resource), spec.owner)
-    ]
-    names = [queued_resource["name"].split("/") for queued_resource in ours]
-    return [name[3] for name in names if name[5] == spec.queued_resource_id]
-
-
-def strays(listing: Listing, spec: SliceSpec, known_zones: Collection[str]) -> list[SliceSpec]:
+def strays[S: Spec](api: SliceApi[S], listing: Listing, spec: S, known_zones: Collection[str]) -> list[S]:
     """The spec of each request in a zone that is not known: an `up` was cut off, and then the zones changed.
 
     A zone that Google could not ask may have it too; the end of the stack looks again (`Lifecycle.remove_all`).
     """
-    return [dataclasses.replace(spec, zone=zone) for zone in shown(listing, spec) if zone not in known_zones]
+    return [spec.in_zone(zone) for zone in api.in_listing(listing, spec) if zone not in known_zones]
 
 
-def require_empty(listing: Listing, spec: SliceSpec, refusal: CloudTpuError) -> None:
+def require_empty[S: Spec](api: SliceApi[S], listing: Listing, spec: S, refusal: CloudTpuError) -> None:
     """A zone that refuses to be looked at, such as one that the project may not use, has nothing of it.
 
     Raises CloudTpuError where the listing of all zones shows it there all the same, or could not ask that zone.
     """
-    if spec.zone in (*listing.unreachable, *shown(listing, spec)):
+    if spec.zone in (*listing.unreachable, *api.in_listing(listing, spec)):
         raise CloudTpuError(
             f"{refusal}\nIt may be in {spec.zone} all the same: {spec.how_to_delete}", refusal.status
         )
 
 
-class OneZone(Protocol):
+class OneZone[S: Spec](Protocol):
     """The operations in one zone, which `infra.cloud_tpu.lifecycle.Lifecycle` has."""
 
-    def ask(self, spec: SliceSpec, *, is_recorded: bool) -> str | None: ...
-    def look(self, spec: SliceSpec, queued_resource: dict[str, Any]) -> Look: ...
-    def remember(self, spec: SliceSpec, look: Look, *, is_new: bool = False) -> None: ...
-    def require_pending(self, spec: SliceSpec, operation: str | None, waited_s: float) -> None: ...
+    def ask(self, spec: S, *, is_recorded: bool) -> str | None: ...
+    def look(self, spec: S, resource: dict[str, Any]) -> Look: ...
+    def remember(self, spec: S, look: Look, *, is_new: bool = False) -> None: ...
+    def require_pending(self, spec: S, operation: str | None, waited_s: float) -> None: ...
 
 
-class Search:
+class Search[S: Spec]:
     """Finds a zone for one slice. before: the spec in Pulumi's state; None: the state does not have the slice.
 
     Zones that only `before` has are emptied. Among equal zones, the `zone` of the spec is preferred.
@@ -114,14 +101,14 @@ class Search:
 
     def __init__(
         self,
-        lifecycle: OneZone,
-        client: Client,
+        lifecycle: OneZone[S],
+        api: SliceApi[S],
         backoff: Backoff,
-        desired: SliceSpec,
-        before: SliceSpec | None,
+        desired: S,
+        before: S | None,
     ) -> None:
         self._lifecycle = lifecycle
-        self._client = client
+        self._api = api
         self._backoff = backoff
         self._desired = desired
         self._is_recorded = before is not None
@@ -136,7 +123,7 @@ class Search:
         self._refused: dict[str, str] = {}  # why a zone is not asked (again)
         self._answers: dict[str, str] = {}  # the status or state of these
 
-    def observed(self) -> Placed | None:
+    def observed(self) -> Placed[S] | None:
         """The current request, without changing anything; None if no zone has one of ours."""
         held = self._survey(LATE_S)
         for kind in ("active", "waiting", "lost"):
@@ -151,12 +138,14 @@ class Search:
                 )
         return None
 
-    def run(self) -> Placed:
+    def run(self) -> Placed[S]:
         """Request the slice, and wait until it is ACTIVE or wait_s is over.
 
         Raises CloudTpuError if no zone takes or keeps the request, or something runs that only a person may delete.
         """
-        self._strays = {spec.zone: spec for spec in strays(self._listing, self._desired, self._all)}
+        self._strays = {
+            spec.zone: spec for spec in strays(self._api, self._listing, self._desired, self._all)
+        }
         self._all |= self._strays
         self._begin(self._survey(LATE_S))
         started = reported = self._backoff.now()
@@ -200,11 +189,11 @@ class Search:
     @functools.cached_property
     def _listing(self) -> Listing:
         """What all zones showed when the search began."""
-        return self._client.queued_resources(self._desired.project)
+        return self._api.listing(self._desired.project)
 
     @property
     def _id(self) -> str:
-        return self._desired.queued_resource_id
+        return self._desired.own_id
 
     def _zones_by_kind(self, held: Mapping[str, Look], kind: str) -> list[str]:
         """The desired zones whose request is of this kind, the preferred zone first."""
@@ -215,17 +204,15 @@ class Search:
         held = {}
         for zone, spec in self._all.items():
             try:
-                queued_resource = self._client.queued_resource(spec.name, patience_s=patience_s)
+                resource = self._api.find(spec, patience_s=patience_s)
             except CloudTpuError as error:
                 if error.status not in UNUSABLE or zone == self._desired.zone:
                     raise
-                require_empty(self._listing, spec, error)
+                require_empty(self._api, self._listing, spec, error)
                 self._refuse(zone, str(error), error.status)
                 continue
-            if queued_resource is not None and request.is_owned(
-                request.requested_node(queued_resource), spec.owner
-            ):
-                held[zone] = self._lifecycle.look(spec, queued_resource)
+            if resource is not None and self._api.is_owned(resource, spec.owner):
+                held[zone] = self._lifecycle.look(spec, resource)
         return held
 
     def _look_again(self, patience_s: float) -> dict[str, Look]:
@@ -233,11 +220,11 @@ class Search:
         held = {}
         for zone in [zone for zone in self._specs if zone in self._open]:
             spec = self._specs[zone]
-            unread = Look(kind="waiting", state=request.UNREAD, reason="", queued_resource={}, nodes={})
+            unread = Look(kind="waiting", state=UNREAD, reason="", resource={}, nodes={})
             try:
-                queued_resource = self._client.queued_resource(spec.name, patience_s=patience_s)
-                if queued_resource is not None:
-                    held[zone] = self._lifecycle.look(spec, queued_resource)
+                resource = self._api.find(spec, patience_s=patience_s)
+                if resource is not None:
+                    held[zone] = self._lifecycle.look(spec, resource)
                     self._operations.pop(zone, None)
                 else:
                     waited_s = self._backoff.now() - self._requested_at.get(zone, 0.0)
@@ -251,8 +238,8 @@ class Search:
                 self._backoff.say(f"warning: {self._id} in {zone}: {error}")
                 held[zone] = unread
             # A node that is not shown may only be late.
-            if zone in held and held[zone].state == request.MISSING:
-                held[zone] = dataclasses.replace(held[zone], kind="waiting", state=request.UNREAD)
+            if zone in held and held[zone].state == MISSING:
+                held[zone] = dataclasses.replace(held[zone], kind="waiting", state=UNREAD)
         return held
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -294,7 +281,7 @@ class Search:
             if error.status not in REFUSED and not self._open:
                 raise
             self._refuse(zone, str(error), error.status)
-            refusal = Look(kind="lost", state="FAILED", reason=str(error), queued_resource={}, nodes={})
+            refusal = Look(kind="lost", state="FAILED", reason=str(error), resource={}, nodes={})
             self._lifecycle.remember(spec, refusal)
             return False
         self._open.add(zone)
@@ -312,10 +299,10 @@ class Search:
     def _next_turn(self, held: Mapping[str, Look]) -> bool:
         """Move the request on if the current zone's turn is over. Returns whether another zone has it now."""
         for zone, look in held.items():
-            is_over_here = is_over(self._desired, look, self._client.now())
+            is_over_here = is_over(self._desired, look, self._api.now())
             if look.kind != "waiting" or not is_over_here or not self._next_zones(zone):
                 return False
-            waited = spoken(stock_outs.age_s(look, self._client.now()))
+            waited = spoken(stock_outs.age_s(look, self._api.now()))
             if self._withdraw([zone], f"nothing within {waited}"):
                 return False
             self._open.discard(zone)
@@ -334,14 +321,14 @@ class Search:
 
     # --- withdrawing ------------------------------------------------------------------------------------------------
 
-    def _keep(self, zone: str, look: Look) -> Placed:
+    def _keep(self, zone: str, look: Look) -> Placed[S]:
         other_zones = [other_zone for other_zone in self._all if other_zone != zone]
         left = self._withdraw(other_zones, f"{zone} has it", limit_s=LOOK_AGAIN_S)
         return Placed(spec=self._specs[zone], look=look, other_zones=tuple(left))
 
     def settle(self, other_zones: Sequence[str]) -> Sequence[str]:
         """Withdraw the requests in other zones. Returns the zones that still have one."""
-        self._all = {zone: dataclasses.replace(self._desired, zone=zone) for zone in other_zones} | self._all
+        self._all = {zone: self._desired.in_zone(zone) for zone in other_zones} | self._all
         return self._withdraw(other_zones, f"{self._desired.zone} has it", limit_s=SETTLE_LIMIT_S)
 
     def _withdraw(
@@ -363,25 +350,23 @@ class Search:
                 left.append(zone)
         return left
 
-    def _delete(self, spec: SliceSpec, limit_s: float) -> bool:
+    def _delete(self, spec: S, limit_s: float) -> bool:
         """Delete a request. Returns whether there was one."""
         until = self._backoff.now() + limit_s
         while True:
             try:
-                queued_resource = self._client.queued_resource(spec.name, patience_s=LOOK_PATIENCE_S)
+                resource = self._api.find(spec, patience_s=LOOK_PATIENCE_S)
             except CloudTpuError as error:
                 if error.status not in UNUSABLE:
                     raise
-                require_empty(self._client.queued_resources(spec.project), spec, error)
+                require_empty(self._api, self._api.listing(spec.project), spec, error)
                 return False
-            ours = queued_resource is not None and request.is_owned(
-                request.requested_node(queued_resource), spec.owner
-            )
-            if queued_resource is None or not ours or request.resource_state(queued_resource) == "DELETING":
+            ours = resource is not None and self._api.is_owned(resource, spec.owner)
+            if resource is None or not ours or self._api.is_being_deleted(resource):
                 return False
             self._backoff.require_awaited()
             try:
-                self._client.delete_queued_resource(spec.name)
+                self._api.removable(spec).delete()
                 return True
             except CloudTpuError as error:
                 passes = error.status in ("FAILED_PRECONDITION", "NOT_FOUND", "ABORTED")
@@ -396,6 +381,6 @@ class Search:
             f"\n{reasons}\n`pulumi up` asks for it again."
         )
         answers = {self._answers.get(zone, "") for zone in self._specs}
-        if answers & request.TAKEN_BACK:
+        if answers & TAKEN_BACK:
             return LostAgainError(text)
         return CloudTpuError(text, "INVALID_ARGUMENT" if answers <= WRONG else "RESOURCE_EXHAUSTED")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from infra.documents import Documents, DocumentsError
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.request import Look
+    from infra.slice_api import Look
 
 Outcome = Literal["out", "served"]
 
@@ -25,8 +25,12 @@ IN_VAIN_S = 300.0
 """A request that has waited so long waits for chips: with chips at hand the queue takes a few seconds."""
 MOST_HOURS = 24 * 60
 """Of each kind that are kept: two months of trying all the time."""
-# Google's words in November 2026: "There is no more capacity in the zone …", code 8.
-NO_CAPACITY = re.compile(r"no more capacity|stock.?out|not enough (resources|capacity)", re.IGNORECASE)
+# Google's words in November 2026: "There is no more capacity in the zone …", code 8; of Compute Engine
+# ZONE_RESOURCE_POOL_EXHAUSTED, "The zone … does not have enough resources available to fulfill the request".
+NO_CAPACITY = re.compile(
+    r"no more capacity|stock.?out|not (have )?enough (resources|capacity)|RESOURCE_POOL_EXHAUSTED",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ def seen_in(look: Look, now: datetime.datetime, *, is_new: bool) -> Outcome | No
 
 def age_s(look: Look, now: datetime.datetime) -> float:
     """The age of a request, by Google's clock at both ends; 0 if the request has no creation time."""
-    since = look.queued_resource.get("createTime")
+    since = look.resource.get("createTime")
     return (now - datetime.datetime.fromisoformat(since)).total_seconds() if since else 0.0
 
 

@@ -181,7 +181,7 @@ class Lab:
             self.lines.append,
             program="the keeper",
             backoff=dataclasses.replace(self.cloud.session.backoff, say=self.lines.append),
-            client=lambda: self.cloud.client,
+            clients=self.cloud.session.clients,
         )
         made.lab = self
         return made

@@ -20,12 +20,10 @@ from backends.local.local_backend import on_this_machine
 from backends.vm import ensure
 from console import notify
 from contracts.inventory import RECORDED, SPECIFICATION, to_json
-from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.cloud_tpu.settings import read as read_settings
 from infra.documents import Documents
 from infra.documents.lease import Lease, LeaseHeldError
+from infra.lifecycles import Clients, lifecycle_for, read_environment_settings
 from keeper import reclaim
 from keeper.stack import NOTED_EVERY_S, Stack, stack_of
 from keeper.world import World
@@ -118,11 +116,9 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         }
         documents.change(SPECIFICATION, lambda _: stack)
         folder = RunsFolder(url=str(tmp_path / "runs"), files=here.files)
-        with contextlib.closing(Client(read_settings(lambda _: None), backoff)) as client:
-            Lifecycle(client, backoff).create(props)
-            world = World(
-                documents, said.append, program="the keeper", backoff=backoff, client=lambda: client
-            )
+        with contextlib.closing(Clients(read_environment_settings, backoff)) as clients:
+            lifecycle_for(props, clients, backoff).create(props)
+            world = World(documents, said.append, program="the keeper", backoff=backoff, clients=clients)
             made = Lab(documents=documents, world=world, folder=folder, api=api, said=said, patch=monkeypatch)
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
             monkeypatch.setattr(HostBackend, "status", lambda *_: made.look)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,12 +12,13 @@ import pytest
 
 from infra import naming
 from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.queued_resources import QueuedResources
 from infra.cloud_tpu.request import SliceSpec
+from infra.cloud_tpu.retry import Backoff
 from infra.documents import Documents
 from infra.documents.lease import Lease, held
 from infra.google_api import Listing
 from keeper import commands, queue_commands
-from keeper.stack import Stack
 from keeper.world import World, observed_slice
 from launch import policy, precompiled
 from launch.control import Run, Submission
@@ -31,7 +31,7 @@ from launch.targets import TargetRequest
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props
 from tests.keeper import lab as labs
 from tests.keeper.lab import RUN_ID, ZONES, Lab
-from tests.launch.slices import make_inventory, make_slice, make_target
+from tests.launch.slices import make_slice, make_target
 
 lab = labs.lab
 TWO_ZONES = {"zones": [*ZONES], "strategy": "first", "zone_wait_s": 600.0}
@@ -85,7 +85,7 @@ def test_one_that_waits_in_vain_gets_the_next_zone_and_one_that_two_zones_serve_
     assert lab.states() == {ZONES[1]: ACTIVE} and lab.is_running
     properties = SliceSpec.from_props(wanted_props(**TWO_ZONES))
     lab.set_capacity(64, 64)
-    Lifecycle(lab.cloud.client, lab.cloud.session.backoff).ask(properties, is_recorded=False)
+    Lifecycle(QueuedResources(lab.cloud.client, lab.cloud.session.backoff)).ask(properties, is_recorded=False)
     lab.cloud.control.advance(600.0)
     assert lab.states() == dict.fromkeys(ZONES, ACTIVE)
     lab.later()
@@ -257,12 +257,6 @@ def test_one_document_that_is_none_is_named_and_the_run_of_another_is_brought_ba
 NOW = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
 PLACES = {**wanted_props(), "zones": ["a", "b"], "strategy": "first", "zone_wait_s": 600}
 ONE_ZONE = wanted_props()
-STACK = Stack(
-    project="p",
-    owner="ours",
-    slices={"main": PLACES},
-    inventory=make_inventory(make_slice((), name="main", origin="queued-resource dev-main")),
-)
 
 
 def asked(
@@ -299,13 +293,15 @@ def asked(
 def test_a_slice_stands_as_the_requests_of_its_own_stack_do_in_all_its_zones(
     places: dict[str, Any], requests: list[Any], standing: Standing
 ) -> None:
-    stack = dataclasses.replace(STACK, slices={"main": places})
+    client: Any = SimpleNamespace(now=lambda: NOW, under=lambda _: client)  # nothing is asked
+    api = QueuedResources(client, Backoff())
+    known = make_slice((), name="main", origin="queued-resource dev-main")
+    properties = {**places, "queued_resource_id": "dev-main", "owner": "ours"}
 
     def found(unreachable: tuple[str, ...]) -> Standing:
-        return observed_slice(
-            stack, "main", Listing(items=requests, unreachable=unreachable), lambda: NOW
-        ).standing
+        listing = Listing(items=requests, unreachable=unreachable)
+        return observed_slice(api, properties, known, listing).standing
 
     assert found(()) == standing
     assert found(("b",)) == (standing if standing in ("active", "doubled") else "unknown")
-    assert observed_slice(stack, "main", None, lambda: NOW).standing == "unknown"
+    assert observed_slice(api, properties, known, None).standing == "unknown"

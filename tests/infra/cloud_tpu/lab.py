@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from contracts.aliases import Json
 from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.plugin import Session
 from infra.cloud_tpu.retry import Backoff
+from infra.lifecycles import lifecycle_for
 from infra.queued_resource import QueuedResourceProvider
 from rehearsal.tpu_api import Clock, TpuApi
 
@@ -88,6 +90,9 @@ class Cloud:
     @property
     def client(self) -> Client:
         return self.session.client()
+
+    def lifecycle(self) -> Lifecycle[Any]:
+        return lifecycle_for({}, self.session.clients, self.session.backoff)
 
     @property
     def said(self) -> str:

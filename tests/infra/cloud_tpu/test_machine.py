@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
                 self.stack.up(wait_s=600, **self.config)
                 self._holds()
             self.stack.destroy()
-            self.cloud.session.lifecycle().remove_all("grant", OWNER)
+            self.cloud.lifecycle().remove_all("grant", OWNER)
             assert self._ours() == []
         finally:
             self.cloud.client.close()

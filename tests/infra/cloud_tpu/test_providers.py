@@ -112,8 +112,10 @@ def test_each_stack_is_another_and_its_id_fits_a_label_and_is_kept(identity: Sta
     assert made.outs == {**props, "owner": made.id}
     for zones, changes in (([], False), (["b"], False), (["b", "c"], True)):
         assert identity.diff(made.id, made.outs, {"project": "p", "zones": zones}).changes is changes
-    moved = identity.update(made.id, made.outs, {"project": "p", "zones": ["c"]}).outs
-    assert moved == {"project": "p", "zones": ["a", "b", "c"], "owner": made.id}
+    moved = identity.update(made.id, made.outs, {"project": "p", "zones": ["c"], "apis": ["compute"]}).outs
+    grown = {"zones": ["a", "b", "c"], "apis": ["cloud-tpu", "compute"]}
+    assert moved == {"project": "p", **grown, "owner": made.id}
+    assert identity.diff(made.id, moved, props).changes is False  # what an older program asks for
 
 
 def test_what_interrupted_ups_have_left_goes_with_the_stack_and_without_an_answer_the_id_is_kept(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pulumi.output import Unknown
 
-from infra import queued_resource
+from infra import queued_resource, slice_api
 from infra.cloud_tpu import request
 from infra.cloud_tpu.request import SliceSpec
 from infra.queued_resource import QueuedResourceArgs
@@ -313,12 +313,12 @@ def queued(state: str, **more: Any) -> dict[str, Any]:
 
 
 def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> None:
-    assert request.ACTIVE in ALL_STATES and set(ALL_STATES) > NEVER_SERVED_AGAIN
+    assert slice_api.ACTIVE in ALL_STATES and set(ALL_STATES) > NEVER_SERVED_AGAIN
     for state in (*ALL_STATES, "BRAND_NEW"):
         look = request.look(queued(state), {})
         lost, active = state in NEVER_SERVED_AGAIN, state == "ACTIVE"
         assert (look.kind, look.state) == ("lost" if lost else "active" if active else "waiting", state)
-        assert request.state_kind(state) == look.kind
+        assert slice_api.state_kind(state) == look.kind
     assert request.look({}, {}).kind == "waiting"
 
 

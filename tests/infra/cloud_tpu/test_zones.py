@@ -18,6 +18,7 @@ from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import CloudTpuError, LostAgainError
 from infra.documents import Documents, stock_outs
 from infra.queued_resource import changes_between
+from infra.slice_api import Look
 from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, PowerCut, Stack, machine_of
@@ -198,9 +199,7 @@ def test_a_request_that_is_wrong_in_every_zone_is_wrong(
 def test_what_is_taken_back_before_it_is_there_is_told_from_a_refusal(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, where: Json
 ) -> None:
-    lost = request.Look(
-        kind="lost", state="SUSPENDED", reason="it is SUSPENDED", queued_resource={}, nodes={}
-    )
+    lost = Look(kind="lost", state="SUSPENDED", reason="it is SUSPENDED", resource={}, nodes={})
     monkeypatch.setattr(Lifecycle, "ask", lambda *_, **__: "operation")
     monkeypatch.setattr(Lifecycle, "look", lambda *_: lost)
     monkeypatch.setattr(Client, "queued_resource", lambda *_, **__: {"name": "main"})

@@ -1,0 +1,336 @@
+"""Groups and instances of Compute Engine as `infra.cloud_tpu.lifecycle` sees them: a `infra.slice_api.SliceApi`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from contracts.aliases import Json
+from contracts.durations import spoken
+from infra import naming
+from infra.cloud_tpu import workers
+from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
+from infra.compute import request
+from infra.compute.request import GroupSpec
+from infra.google_api import Listing
+from infra.slice_api import Look, Props, Removable
+
+if TYPE_CHECKING:
+    from infra.compute.client import ComputeClient
+
+PATIENCE_S = 300.0
+CHANGE_LIMIT_S = 300.0
+NAMESPACES = (workers.HOST_KEYS, workers.OWN)
+
+
+class ComputeGroups:
+    """A `infra.slice_api.SliceApi`. It remembers the operations by which it has asked: a request that fails leaves no
+    other trace."""
+
+    def __init__(self, client: ComputeClient, backoff: Backoff) -> None:
+        self._client = client.under(backoff)
+        self.backoff = backoff
+        self._operations: dict[tuple[str, str], str] = {}  # by zone and part
+
+    def now(self) -> datetime.datetime:
+        return self._client.now()
+
+    def spec(self, props: Props) -> GroupSpec:
+        return GroupSpec.from_props(props)
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def find(self, spec: GroupSpec, *, patience_s: float = PATIENCE_S) -> Json | None:
+        resource = request.gathered(spec, self._things(spec, patience_s))
+        failed = self._failed(spec, resource)
+        if resource is None and failed:
+            resource = {"name": spec.name, "parts": {}, "others": [], "createTime": ""}
+        return None if resource is None else resource | {"failed": failed}
+
+    def _things(self, spec: GroupSpec, patience_s: float) -> list[Json]:
+        place = (spec.project, spec.zone)
+        label = (naming.OWNER_LABEL, spec.owner)
+        if not spec.is_group:
+            read = [self._client.instance(*place, name, patience_s=patience_s) for name in spec.part_names]
+            # What was a group before has instances of other names.
+            return [thing for thing in read if thing is not None]
+        groups = [self._client.group(*place, name, patience_s=patience_s) for name in spec.part_names]
+        instances = self._client.zone_instances(*place, label, patience_s=patience_s)
+        return [*(thing for thing in groups if thing is not None), *instances]
+
+    def _failed(self, spec: GroupSpec, resource: Json | None) -> dict[str, str]:
+        """Why parts that this process has asked for are not there: the errors of their operations."""
+        failed = {}
+        for name in spec.part_names:
+            operation = self._operations.get((spec.zone, name))
+            if operation is None or (resource is not None and name in resource["parts"]):
+                continue
+            current = self._client.operation(spec.project, spec.zone, operation)
+            if error := _error(current):
+                failed[name] = error
+        return failed
+
+    def listing(self, project: str) -> Listing:
+        groups, instances = self._client.groups(project), self._client.instances(project)
+        unreachable = sorted({*groups.unreachable, *instances.unreachable})
+        return Listing(items=[*groups.items, *instances.items], unreachable=tuple(unreachable))
+
+    def in_listing(self, listing: Listing, spec: GroupSpec) -> Mapping[str, Json]:
+        by_zone: dict[str, list[Json]] = {}
+        for thing in listing.items:
+            by_zone.setdefault(request.zone_of(thing), []).append(thing)
+        resources = {zone: request.gathered(spec.in_zone(zone), things) for zone, things in by_zone.items()}
+        return {
+            zone: resource
+            for zone, resource in resources.items()
+            if resource is not None and self.is_owned(resource, spec.owner)
+        }
+
+    def is_owned(self, resource: Json, owner: str) -> bool:
+        return bool(owner) and (bool(resource["parts"]) or not resource["others"])
+
+    def is_being_deleted(self, resource: Json) -> bool:
+        """Groups say so; an instance that stops may be one that is deleted, and is deleted again at worst."""
+        groups = [part["group"] for part in resource["parts"].values()]
+        return bool(groups) and all(
+            group is not None and group.get("currentActions", {}).get("deleting", 0) > 0 for group in groups
+        )
+
+    def is_partial(self, spec: GroupSpec, resource: Json) -> bool:
+        parts = resource["parts"]
+        kinds = [request.part_standing(spec, part, self.now())[0] for part in parts.values()]
+        return any(name not in parts for name in spec.part_names) and "lost" not in kinds
+
+    def is_queued(self, spec: GroupSpec) -> bool:
+        """A group waits for its machines, and so does an instance of capacity flex-start; another one is refused."""
+        return spec.is_group or spec.capacity == "flex-start"
+
+    def glance(self, spec: GroupSpec, resource: Json) -> Look:
+        return request.look(spec, resource, self.now())
+
+    def look(self, spec: GroupSpec, resource: Json) -> Look:
+        return request.look(spec, resource, self.now())
+
+    def differences(self, spec: GroupSpec, look: Look) -> tuple[str, ...]:
+        return request.differences(spec, look)
+
+    # --- requests and deletions -------------------------------------------------------------------------------------
+
+    def in_the_way(self, spec: GroupSpec) -> Iterator[Removable]:
+        resource = request.gathered(spec, self._things(spec, PATIENCE_S))
+        if resource is not None and resource["others"]:
+            raise CloudTpuError(
+                f"{spec.name}: {', '.join(resource['others'])} exists already and does not belong to this stack; it is"
+                f" left alone.\nGive the slice another name, or, if nobody needs the old one, delete it:"
+                f" {spec.how_to_delete}",
+                "ALREADY_EXISTS",
+            )
+        yield from ()
+
+    def ask(self, spec: GroupSpec) -> str:
+        """Of several parts all are asked for, or, if one is refused, none."""
+        resource = request.gathered(spec, self._things(spec, PATIENCE_S))
+        present = resource["parts"] if resource else {}
+        made: list[str] = []
+        try:
+            for name in spec.part_names:
+                if name not in present:
+                    self._operations[spec.zone, name] = self._insert(spec, name)
+                    made.append(name)
+        except AbandonedError:
+            raise
+        except CloudTpuError:
+            for name in made:
+                with contextlib.suppress(CloudTpuError):
+                    self._delete(spec, name)
+            raise
+        return spec.zone
+
+    def _insert(self, spec: GroupSpec, name: str) -> str:
+        self.backoff.require_awaited()
+        place = (spec.project, spec.zone)
+        if spec.is_group:
+            return str(self._client.insert_group(*place, request.group(spec, name))["name"])
+        return str(self._client.insert_instance(*place, request.instance(spec, name), spec.template)["name"])
+
+    def operation(self, name: str) -> Json | None:  # noqa: ARG002
+        """`find` shows what has failed."""
+        return {}
+
+    def removable(self, spec: GroupSpec) -> Removable:
+        def find() -> Json | None:
+            resource = request.gathered(spec, self._things(spec, PATIENCE_S))
+            return resource if resource is not None and resource["parts"] else None
+
+        def delete() -> None:
+            for name in spec.part_names:
+                self._operations.pop((spec.zone, name), None)
+                self._delete(spec, name)
+
+        return Removable(
+            name=spec.name,
+            find=find,
+            get_state=lambda resource: request.look(spec, resource, self.now()).state,
+            delete=delete,
+        )
+
+    def _delete(self, spec: GroupSpec, name: str) -> None:
+        """Delete a part, be it the owner's. What is being deleted already answers that it is not ready."""
+        place = (spec.project, spec.zone)
+        resource = request.gathered(spec, self._things(spec, PATIENCE_S)) or {"parts": {}}
+        part = resource["parts"].get(name)
+        if part is None:
+            return
+        with _while_it_is_deleted():
+            if part["group"] is not None:
+                self._client.delete_group(*place, name)
+                return
+        for each in part["instances"]:
+            with _while_it_is_deleted():
+                self._client.delete_instance(*place, str(each["name"]))
+
+    def remains(self, spec: GroupSpec) -> Iterator[Removable]:  # noqa: ARG002
+        """`removable` has deleted the instances with their groups."""
+        yield from ()
+
+    def leftovers(self, project: str, owner: str, unreachable: set[str]) -> Iterator[Removable]:
+        listing = self.listing(project)
+        unreachable |= {*listing.unreachable}
+        ours = [thing for thing in listing.items if request.owner_of(thing) == owner]
+        for zone, name, is_group in sorted(
+            {
+                (request.zone_of(thing), request.part_of(thing), request.part_of(thing) != thing["name"])
+                if not request.is_group(thing)
+                else (request.zone_of(thing), str(thing["name"]), True)
+                for thing in ours
+            }
+        ):
+            yield self.removable_part(project, zone, name, owner, is_group=is_group)
+
+    def removable_part(self, project: str, zone: str, name: str, owner: str, *, is_group: bool) -> Removable:
+        """A group with its instances, or an instance, if it is the owner's."""
+        props = {"project": project, "zone": zone, "slice_id": name, "owner": owner}
+        return self.removable(GroupSpec.from_props(props | {"hosts": 2 if is_group else 1}))
+
+    # --- instances --------------------------------------------------------------------------------------------------
+
+    def adjusted(self, spec: GroupSpec, look: Look, before: Sequence[Props]) -> Look:
+        """A group gets the template for machines that it makes later; those that run get labels, metadata and tags."""
+        place = (spec.project, spec.zone)
+        was_labels = [dict(previous.get("labels") or {}) for previous in before]
+        was_metadata = [dict(previous.get("metadata") or {}) for previous in before]
+        is_changed = False
+        for name, part in look.resource["parts"].items():
+            existing = part["group"]
+            if (
+                existing is not None
+                and existing.get("instanceTemplate", "").rpartition("/")[2]
+                != (spec.template.rpartition("/")[2])
+            ):
+                self._until_done(spec, self._client.set_template(*place, name, spec.template))
+                is_changed = True
+            for each in part["instances"]:
+                own_name = str(each["name"])
+                labels = request.changed_pairs(each.get("labels", {}), spec.labels, was_labels)
+                if labels is not None:
+                    body = {"labels": labels, "labelFingerprint": each.get("labelFingerprint", "")}
+                    self._until_done(spec, self._client.set_labels(*place, own_name, body))
+                metadata = request.changed_pairs(request.metadata_of(each), spec.metadata, was_metadata)
+                if metadata is not None:
+                    items = [{"key": key, "value": value} for key, value in metadata.items()]
+                    fingerprint = each.get("metadata", {}).get("fingerprint", "")
+                    body = {"items": items, "fingerprint": fingerprint}
+                    self._until_done(spec, self._client.set_metadata(*place, own_name, body))
+                tags = each.get("tags", {})
+                is_tagged = not spec.tags or {*tags.get("items", [])} == {*spec.tags}
+                if not is_tagged:
+                    body = {"items": list(spec.tags), "fingerprint": tags.get("fingerprint", "")}
+                    self._until_done(spec, self._client.set_tags(*place, own_name, body))
+                is_changed |= labels is not None or metadata is not None or not is_tagged
+        if not is_changed:
+            return look
+        return request.look(spec, self.find(spec) or look.resource, self.now())
+
+    def _until_done(self, spec: GroupSpec, operation: Json) -> None:
+        """Wait for an operation. Raises CloudTpuError if it fails or does not end in time."""
+        until = self.backoff.now() + CHANGE_LIMIT_S
+        current: Json | None = operation
+        while current is not None and current.get("status") != "DONE":
+            if self.backoff.now() >= until:
+                raise CloudTpuError(f"{operation['name']}: it has not ended within {spoken(CHANGE_LIMIT_S)}")
+            self.backoff.pause(2.0)
+            current = self._client.operation(spec.project, spec.zone, str(operation["name"]))
+        if error := _error(current):
+            raise CloudTpuError(f"{operation['name']}: {error}")
+
+    def workers(self, spec: GroupSpec, look: Look, *, limit_s: float) -> list[Json]:
+        instances = {
+            name: sorted(look.nodes[name]["instances"], key=lambda each: str(each["name"]))
+            for name in spec.part_names
+            if name in look.nodes
+        }
+        kind = "instanceGroupManagers" if spec.is_group else "instances"
+        nodes = [
+            {
+                "name": f"projects/{spec.project}/zones/{spec.zone}/{kind}/{name}",
+                "state": "READY",
+                "networkEndpoints": [_endpoint(each) for each in machines],
+            }
+            for name, machines in instances.items()
+        ]
+        published = _Published(client=self._client, spec=spec, instances=instances)
+        if not limit_s:
+            return [workers.output(node, workers.read(published, node)) for node in nodes]
+        worker_lists = workers.awaited(published, self.backoff, nodes, limit_s)
+        return [
+            workers.output(node, node_workers) for node, node_workers in zip(nodes, worker_lists, strict=True)
+        ]
+
+    def more_outputs(self, spec: GroupSpec, look: Look) -> Json:  # noqa: ARG002
+        return {"ends_at": request.ends_at(look.resource)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Published:
+    """What machines have published. instances: of each part, by its name."""
+
+    client: ComputeClient
+    spec: GroupSpec
+    instances: Mapping[str, Sequence[Json]]
+
+    def guest_attributes(self, name: str) -> list[Json]:
+        """As the Cloud TPU API answers for a node. name: the full one of a part."""
+        answers = []
+        for each in self.instances[name.rpartition("/")[2]]:
+            own_name = str(each["name"])
+            items = [{"namespace": "instance", "key": "hostname", "value": own_name}]
+            for namespace in NAMESPACES:
+                items += self.client.guest_attributes(self.spec.project, self.spec.zone, own_name, namespace)
+            answers.append({"queryValue": {"items": items}})
+        return answers
+
+
+def _endpoint(each: Json) -> Json:
+    interface: Json = next(iter(each.get("networkInterfaces", [])), {})
+    external = next(
+        (access["natIP"] for access in interface.get("accessConfigs", []) if "natIP" in access), ""
+    )
+    return {"ipAddress": interface.get("networkIP", ""), "accessConfig": {"externalIp": external}}
+
+
+def _error(operation: Json | None) -> str:
+    """Why an operation has failed, with Google's code; "": it has not."""
+    errors = (operation or {}).get("error", {}).get("errors", [])
+    return "; ".join(f"{error.get('code', '')}: {error.get('message', '')}" for error in errors)
+
+
+@contextlib.contextmanager
+def _while_it_is_deleted() -> Iterator[None]:
+    try:
+        yield
+    except CloudTpuError as error:
+        if error.status not in ("NOT_FOUND", "FAILED_PRECONDITION"):
+            raise

@@ -1,0 +1,392 @@
+"""The desired state of a slice on Compute Engine, the bodies that request it, and what Google's answers mean. Pure.
+
+A slice of one host is an instance, a larger one a managed instance group in bulk mode: all of its machines or none
+(https://cloud.google.com/compute/docs/instance-groups/about-bulk-mode). A multislice is several of them, its parts.
+A group has no labels, so its description has the owner; instances have the owner label, by their template. Nothing is
+repaired by the group itself (DO_NOTHING): a slice that is lost is made again by whoever wants it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contracts.aliases import Json
+from infra import naming
+from infra.cloud_tpu.request import FORMS
+from infra.slice_api import ACTIVE, MISSING, Look, LookKind, Props
+
+WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
+LATE_S = 60.0
+"""A group that was made just now may not yet say what it is about to do."""
+LONGEST_REQUEST_S = 7200
+"""Of an instance, Google takes no longer deadline for capacity."""
+DEAD = frozenset({"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"})
+RUNNING = frozenset({"RUNNING", "REPAIRING", "PENDING_STOP"})
+"""An instance that is repaired may come back; nothing is deleted for it."""
+MODELS = {
+    "SPOT": "spot",
+    "FLEX_START": "flex-start",
+    "RESERVATION_BOUND": "reserved",
+}
+GROUP = "compute#instanceGroupManager"
+"""The kind of a group, as Google writes it."""
+Part = Mapping[str, Any]
+"""{"group": the group or None, "instances": those that are there}: of one slice, or of one of a multislice."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupSpec:
+    """The properties of `infra.compute_slice.ComputeSliceArgs`, all known. `labels` has the owner's."""
+
+    project: str
+    zone: str
+    slice_id: str
+    owner: str
+    accelerator_type: str
+    topology: str
+    machine_type: str
+    hosts: int
+    count: int
+    capacity: str
+    valid_until_s: int
+    wait_s: int
+    templates: Mapping[str, str]
+    policies: Mapping[str, str]
+    metadata: Mapping[str, str]
+    labels: Mapping[str, str]
+    tags: tuple[str, ...]
+    description: str
+    zones: tuple[str, ...]
+    strategy: str
+    zone_wait_s: int
+    store_url: str
+
+    @classmethod
+    def from_props(cls, props: Props) -> GroupSpec:
+        """Read properties that are all known. An absent one is empty, zero or false."""
+        values = {
+            field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
+        }
+        labels = {**values["labels"], naming.OWNER_LABEL: values["owner"]}
+        more = {"labels": labels, "hosts": values["hosts"] or 1, "count": values["count"] or 1}
+        return cls(**values | more)
+
+    @property
+    def per_zone(self) -> tuple[GroupSpec, ...]:
+        """This spec for each of its zones, in their order; only itself if it names one zone."""
+        return tuple(self.in_zone(zone) for zone in self.zones or (self.zone,))
+
+    def in_zone(self, zone: str) -> GroupSpec:
+        """The same slice in a zone that need not be one of its zones."""
+        return dataclasses.replace(self, zone=zone)
+
+    @property
+    def own_id(self) -> str:
+        """The name of the slice in every zone."""
+        return self.slice_id
+
+    @property
+    def name(self) -> str:
+        return f"projects/{self.project}/zones/{self.zone}/slices/{self.slice_id}"
+
+    @property
+    def is_group(self) -> bool:
+        """Whether each part is a group and not a single instance."""
+        return self.hosts > 1
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of the groups or instances, with a number behind them if there are several."""
+        if self.count == 1:
+            return (self.slice_id,)
+        return tuple(f"{self.slice_id}-{number}" for number in range(self.count))
+
+    @property
+    def template(self) -> str:
+        return self.templates[_region(self.zone)]
+
+    @property
+    def policy(self) -> str:
+        return self.policies.get(_region(self.zone), "")
+
+    @property
+    def kind(self) -> str:
+        """The hardware in messages: 2 × v6e-16."""
+        kind = self.accelerator_type or self.machine_type
+        return f"{self.count} × {kind}" if self.count > 1 else kind
+
+    @property
+    def hardware(self) -> str:
+        """The hardware and its place in messages: 2 × v6e-16 (spot) in us-east5-a."""
+        return f"{self.kind} ({self.capacity}) in {self.zone}"
+
+    @property
+    def how_to_delete(self) -> str:
+        """The command by which a person deletes it."""
+        thing = "instance-groups managed" if self.is_group else "instances"
+        return (
+            f"gcloud compute {thing} delete {' '.join(self.part_names)}"
+            f" --project={self.project} --zone={self.zone}"
+        )
+
+    @property
+    def about_taken_name(self) -> str:
+        """Who else may have the name, where Google shows nothing of it."""
+        return f"See `gcloud compute instances list --project={self.project} --zones={self.zone}`"
+
+
+def _region(zone: str) -> str:
+    return zone.rpartition("-")[0]
+
+
+# --- the bodies of requests ---------------------------------------------------------------------------------------
+
+
+def group(spec: GroupSpec, name: str) -> Json:
+    """The body of instanceGroupManagers.insert. https://cloud.google.com/compute/docs/reference/rest/v1/instanceGroupManagers
+
+    Its machines are numbered from 1.
+    """
+    return {
+        "name": name,
+        "baseInstanceName": f"{name}-w-###",
+        "description": owner_text(spec.owner, spec.description),
+        "instanceTemplate": spec.template,
+        "targetSize": spec.hosts,
+        "targetSizePolicy": {"mode": "BULK"},
+        "instanceLifecyclePolicy": {"defaultActionOnFailure": "DO_NOTHING"},
+        "updatePolicy": {"type": "OPPORTUNISTIC"},
+        **({"resourcePolicies": {"workloadPolicy": spec.policy}} if spec.policy else {}),
+    }
+
+
+def instance(spec: GroupSpec, name: str) -> Json:
+    """The body of instances.insert, beside the template."""
+    if spec.capacity != "flex-start" or not spec.valid_until_s:
+        return {"name": name}
+    valid_s = min(spec.valid_until_s, LONGEST_REQUEST_S)
+    return {"name": name, "params": {"requestValidForDuration": {"seconds": str(valid_s)}}}
+
+
+def owner_text(owner: str, description: str) -> str:
+    """The description of a group, by which its owner is known."""
+    return " ".join(filter(None, [description, f"{naming.OWNER_LABEL}={owner}"]))
+
+
+def owner_of(thing: Json) -> str:
+    """The owner of a group or instance; "": nobody that we know."""
+    if is_group(thing):
+        match = re.search(rf"(?:^| ){naming.OWNER_LABEL}=([a-z0-9_-]+)$", str(thing.get("description", "")))
+        return match[1] if match else ""
+    return str(thing.get("labels", {}).get(naming.OWNER_LABEL, ""))
+
+
+def is_group(thing: Json) -> bool:
+    return thing.get("kind") == GROUP
+
+
+def part_of(thing: Json) -> str:
+    """The name of the part that a group or instance is, or of the group that has made the instance."""
+    name = str(thing["name"])
+    if is_group(thing):
+        return name
+    made_by = metadata_of(thing).get("created-by", "")
+    return _last(made_by) if made_by else re.sub(r"-w-\d+$", "", name)
+
+
+def zone_of(thing: Json) -> str:
+    return str(thing.get("zone", "")).rpartition("/")[2]
+
+
+def gathered(spec: GroupSpec, things: Sequence[Json]) -> Json | None:
+    """The slice that groups and instances of its zone make up; None: none of them has to do with it.
+
+    parts: by name, of those of which something of the owner's is there. others: names that somebody else's things
+    have. createTime: of its oldest part, RFC 3339.
+    """
+    parts: dict[str, Json] = {}
+    others = []
+    for thing in things:
+        name = part_of(thing)
+        if name not in spec.part_names:
+            continue
+        if not spec.owner or owner_of(thing) != spec.owner:
+            others.append(str(thing["name"]))
+            continue
+        part = parts.setdefault(name, {"group": None, "instances": []})
+        if is_group(thing):
+            part["group"] = thing
+        else:
+            part["instances"].append(thing)
+    if not parts and not others:
+        return None
+    moments = [
+        thing["creationTimestamp"]
+        for part in parts.values()
+        for thing in (part["group"], *part["instances"])
+        if thing is not None and thing.get("creationTimestamp")
+    ]
+    oldest = min(moments, key=datetime.datetime.fromisoformat, default="")
+    return {"name": spec.name, "parts": parts, "others": others, "failed": {}, "createTime": oldest}
+
+
+def changed_pairs(
+    has: Mapping[str, str], ours: Mapping[str, str], before: Sequence[Mapping[str, str]]
+) -> dict[str, str] | None:
+    """Labels or metadata with ours in them, and without those that were ours; None: nothing changes."""
+    dropped = {key for previous in before for key in previous} - set(ours)
+    merged = {key: value for key, value in has.items() if key not in dropped} | dict(ours)
+    return merged if merged != dict(has) else None
+
+
+def metadata_of(thing: Json) -> dict[str, str]:
+    items = thing.get("metadata", {}).get("items", [])
+    return {str(item["key"]): str(item.get("value", "")) for item in items}
+
+
+def differences(spec: GroupSpec, look: Look) -> tuple[str, ...]:
+    """The properties in which a slice differs from the spec, without those that can be changed in place.
+
+    While it waits, another template counts, as nobody knows in what it differs.
+    """
+    names: set[str] = set()
+    for part in look.resource["parts"].values():
+        existing = part["group"]
+        if (existing is not None) != spec.is_group:
+            names.add("hosts")
+        if existing is not None:
+            policy = existing.get("resourcePolicies", {}).get("workloadPolicy", "")
+            differs = {
+                "hosts": existing.get("targetSize", 0) != spec.hosts,
+                "topology": _last(policy) != _last(spec.policy),
+                "templates": look.kind == "waiting"
+                and _last(existing.get("instanceTemplate", "")) != _last(spec.template),
+            }
+            names |= {name for name, is_different in differs.items() if is_different}
+        for each in part["instances"]:
+            if _last(each.get("machineType", "")) != spec.machine_type:
+                names.add("machine_type")
+            if _capacity(each) not in (spec.capacity, ""):
+                names.add("capacity")
+    return tuple(sorted(names))
+
+
+def _capacity(thing: Json) -> str:
+    """What an instance's provisioning model says; "": STANDARD, which reserved ones may have too."""
+    return MODELS.get(thing.get("scheduling", {}).get("provisioningModel", ""), "")
+
+
+def capacity_of(thing: Json) -> str:
+    """The capacity of an instance for people."""
+    affinity = thing.get("reservationAffinity", {}).get("consumeReservationType")
+    return _capacity(thing) or ("reserved" if affinity == "SPECIFIC_RESERVATION" else "on-demand")
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+# --- how it stands ------------------------------------------------------------------------------------------------
+
+
+def look(spec: GroupSpec, resource: Json, now: datetime.datetime) -> Look:
+    """The state of a slice: that of its worst part."""
+    standing = {
+        name: part_standing(spec, resource["parts"].get(name), now)
+        if name not in resource["failed"]
+        else ("lost", "FAILED", str(resource["failed"][name]))
+        for name in spec.part_names
+    }
+    order = [
+        *(item for item in standing.items() if item[1][0] == "lost" and item[1][1] != MISSING),
+        *(item for item in standing.items() if item[1][1] == MISSING),
+        *(item for item in standing.items() if item[1][1] == WAITING),
+        *(item for item in standing.items() if item[1][0] == "waiting"),
+    ]
+    kind: LookKind = "active"
+    state, reason = ACTIVE, ""
+    if order:
+        name, (kind, state, reason) = order[0]
+        reason = f"{name} {reason}" if reason else ""
+    nodes = {
+        name: {**part, "name": name}
+        for name, part in resource["parts"].items()
+        if name in spec.part_names and part["instances"]
+    }
+    runs = any(
+        each.get("status") in RUNNING for part in resource["parts"].values() for each in part["instances"]
+    )
+    return Look(
+        kind=kind,
+        state=state,
+        reason=reason,
+        resource=resource,
+        nodes=nodes,
+        may_be_running=kind == "active" or (state == MISSING and runs),
+    )
+
+
+def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) -> tuple[LookKind, str, str]:
+    """(kind, state, reason) of one part. Pure."""
+    if part is None:
+        return "lost", MISSING, "is gone"
+    statuses = {str(each["name"]): str(each.get("status", "")) for each in part["instances"]}
+    dead = [name for name, status in statuses.items() if status in DEAD]
+    existing = part["group"]
+    if existing is None and spec.is_group:
+        return "lost", "DELETING", "is being deleted"
+    if existing is not None and existing.get("currentActions", {}).get("deleting", 0) > 0:
+        return "lost", "DELETING", "is being deleted"
+    if dead:
+        return (
+            "lost",
+            _lost_state(spec),
+            f"has lost {', '.join(f'{name} ({statuses[name]})' for name in dead)}",
+        )
+    created = (existing or part["instances"][0]).get("creationTimestamp")
+    age_s = (now - datetime.datetime.fromisoformat(created)).total_seconds() if created else 0.0
+    is_served = bool(statuses) and "PENDING" not in statuses.values()
+    if not is_served and spec.valid_until_s and age_s >= spec.valid_until_s:
+        return "lost", "FAILED", "could not be served before its valid-until time"
+    if existing is not None:
+        actions, status = existing.get("currentActions", {}), existing.get("status", {})
+        bulk = status.get("bulkInstanceOperation", {})
+        is_busy = bool(bulk.get("inProgress")) or any(
+            actions.get(action, 0)
+            for action in ("creating", "creatingWithoutRetries", "recreating", "verifying")
+        )
+        if len(statuses) < spec.hosts and not is_busy and age_s >= LATE_S:
+            return "lost", "INCOMPLETE", f"has {len(statuses)} of {spec.hosts} machines"
+        topologies = [str(each.get("state")) for each in status.get("appliedAcceleratorTopologies", [])]
+        if not is_busy and {"FAILED", "DEACTIVATING"} & {*topologies}:
+            return "lost", "FAILED", f"has the topology {spec.topology} in state {', '.join(topologies)}"
+        is_whole = len(statuses) == spec.hosts
+        is_connected = not spec.policy or {*topologies} in ({ACTIVE}, {"ACTIVE_DEGRADED"})
+    else:
+        is_whole = is_connected = True
+    if is_whole and is_connected and {*statuses.values()} <= RUNNING:
+        return "active", ACTIVE, ""
+    return "waiting", PROVISIONING if is_served else WAITING, ""
+
+
+def _lost_state(spec: GroupSpec) -> str:
+    """Only spot machines, and those with an end, are taken by Google."""
+    return "PREEMPTED" if spec.capacity in ("spot", "flex-start") else "STOPPED"
+
+
+def ends_at(resource: Json) -> str:
+    """When Google deletes the first of its instances by itself (RFC 3339); "": it does not."""
+    moments = [
+        moment
+        for part in resource["parts"].values()
+        for each in part["instances"]
+        if (
+            moment := each.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp")
+            or each.get("scheduling", {}).get("terminationTime")
+        )
+    ]
+    return min(moments, key=datetime.datetime.fromisoformat, default="")

@@ -1,0 +1,187 @@
+"""What `infra.cloud_tpu.lifecycle` needs of an API that makes slices, and how a request for one stands.
+
+The Cloud TPU API (`infra.cloud_tpu.queued_resources`) and Compute Engine (`infra.compute.groups`) are such APIs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from contracts.aliases import Json
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.retry import Backoff
+    from infra.google_api import Listing
+
+Props = Mapping[str, Any]
+LookKind = Literal["waiting", "active", "lost"]
+
+ACTIVE = "ACTIVE"
+MISSING = "MISSING"  # ours: ACTIVE it says, but a node of it is not there
+UNREAD = "UNREAD"  # ours: it is there, but its nodes could not be read or changed
+# A state that Google adds tomorrow is none of these and counts as waiting: nothing is deleted for a word we don't know.
+LOST = frozenset(
+    {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING", MISSING, "PREEMPTED", "TERMINATED"}
+    | {"STOPPED", "INCOMPLETE"}
+)
+TAKEN_BACK = frozenset({"SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED"})
+"""Of LOST those of a request that was served."""
+
+
+def state_kind(state: object) -> LookKind:
+    """The kind of an output `state` in Pulumi's state."""
+    return "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """The state of a request when it was read. `state`: its own; if it is ACTIVE, that of its worst node.
+
+    resource: as the API's `find` returns it, with its createTime. nodes: those that are there, by id.
+    may_be_running: active, or ACTIVE with a node that is missing while others run: someone may be working there.
+    """
+
+    kind: LookKind
+    state: str
+    reason: str
+    resource: Json
+    nodes: Mapping[str, Json]
+    may_be_running: bool = False
+
+
+class Spec(Protocol):
+    """A slice that is desired in one zone. With several `zones`, `per_zone` has a spec for each.
+
+    own_id: the name of the slice in every zone. kind: its hardware in messages; hardware: with its capacity and zone.
+    about_taken_name: who else may have the name, where Google shows nothing of it.
+    """
+
+    @property
+    def project(self) -> str: ...
+    @property
+    def zone(self) -> str: ...
+    @property
+    def own_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def capacity(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def hardware(self) -> str: ...
+    @property
+    def how_to_delete(self) -> str: ...
+    @property
+    def about_taken_name(self) -> str: ...
+    @property
+    def wait_s(self) -> int: ...
+    @property
+    def zones(self) -> tuple[str, ...]: ...
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def zone_wait_s(self) -> int: ...
+    @property
+    def store_url(self) -> str: ...
+    @property
+    def per_zone(self) -> tuple[Self, ...]: ...
+
+    def in_zone(self, zone: str) -> Self: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Removable:
+    """Something that can be deleted. find: returns it while it is there and the owner's. get_state: DELETING while it
+    is being deleted."""
+
+    name: str
+    find: Callable[[], Json | None]
+    get_state: Callable[[Json], str]
+    delete: Callable[[], None]
+
+
+class SliceApi[S: Spec](Protocol):
+    """One of Google's APIs, as far as the life of a slice needs it. Methods that ask Google raise CloudTpuError."""
+
+    @property
+    def backoff(self) -> Backoff: ...
+
+    def now(self) -> datetime.datetime:
+        """The time by Google's clock."""
+        ...
+
+    def spec(self, props: Props) -> S: ...
+
+    def find(self, spec: S, *, patience_s: float = ...) -> Json | None:
+        """The request of that name, whoever's it is; None: there is none."""
+        ...
+
+    def listing(self, project: str) -> Listing:
+        """Everything in all zones."""
+        ...
+
+    def in_listing(self, listing: Listing, spec: S) -> Mapping[str, Json]:
+        """The owner's requests of that name in a listing, by zone."""
+        ...
+
+    def is_owned(self, resource: Json, owner: str) -> bool: ...
+
+    def is_being_deleted(self, resource: Json) -> bool: ...
+
+    def is_partial(self, spec: S, resource: Json) -> bool:
+        """Whether something of the request is missing that `ask` adds: its creation was interrupted."""
+        ...
+
+    def is_queued(self, spec: S) -> bool:
+        """Whether Google keeps a request for which it has no capacity now. If not, it is refused, and asked again."""
+        ...
+
+    def glance(self, spec: S, resource: Json) -> Look:
+        """How a request stands, without asking Google."""
+        ...
+
+    def look(self, spec: S, resource: Json) -> Look:
+        """How a request stands, with its nodes."""
+        ...
+
+    def differences(self, spec: S, look: Look) -> tuple[str, ...]:
+        """The properties in which a request differs from the spec, without those that can be changed in place."""
+        ...
+
+    def in_the_way(self, spec: S) -> Iterable[Removable]:
+        """Dead remains that have to go before the slice is requested. Raises CloudTpuError for what is not ours."""
+        ...
+
+    def ask(self, spec: S) -> str:
+        """Request the slice, or what is missing of it. Returns the operation's name."""
+        ...
+
+    def operation(self, name: str) -> Json | None: ...
+
+    def removable(self, spec: S) -> Removable: ...
+
+    def remains(self, spec: S) -> Iterable[Removable]:
+        """What the deletion of a request may have left."""
+        ...
+
+    def leftovers(self, project: str, owner: str, unreachable: set[str]) -> Iterable[Removable]:
+        """All of an owner's. Zones that cannot be asked are added to `unreachable`."""
+        ...
+
+    def adjusted(self, spec: S, look: Look, before: Sequence[Props]) -> Look:
+        """Change in place what differs, and return the nodes as they are then. before: what was ours, see `patch`."""
+        ...
+
+    def workers(self, spec: S, look: Look, *, limit_s: float) -> list[Json]:
+        """The nodes with their workers, as outputs have them; waits for what workers publish, for limit_s."""
+        ...
+
+    def more_outputs(self, spec: S, look: Look) -> Json:
+        """ends_at: when Google takes the slice back by itself, RFC 3339; "": never, or not known."""
+        ...
