@@ -61,9 +61,9 @@ def start(job: str, arguments: str, folder: Path, cache: Path) -> Times:
         )
         for beat in beats(folder, command):
             is_stepping = beat["step"] > 0 or beat["state"] == STEPPING
-            what = FIRST_STEP if is_stepping else (beat["message"] or beat["state"]).partition(" (")[0]
-            if FIRST_STEP not in times and what not in times:
-                times[what] = (time.time() - began_s, processor_s(beat["pid"]))
+            phase = FIRST_STEP if is_stepping else (beat["message"] or beat["state"]).partition(" (")[0]
+            if FIRST_STEP not in times and phase not in times:
+                times[phase] = (time.time() - began_s, processor_s(beat["pid"]))
             if time.time() - began_s > LIMIT_S:
                 command.terminate()
     times["the command has ended"] = (time.time() - began_s, float("nan"))
@@ -74,13 +74,13 @@ def start(job: str, arguments: str, folder: Path, cache: Path) -> Times:
     return times
 
 
-def table(of_runs: Sequence[Times]) -> str:
+def table(runs: Sequence[Times]) -> str:
     """The median of each thing that all runs have done, in the order of the last run."""
     lines = ["| what begins | seconds after the command | processor s of process 0 |", "|---|---:|---:|"]
-    for what in of_runs[-1]:
-        if all(what in times for times in of_runs):
-            wall_s, cpu_s = (statistics.median(times[what][column] for times in of_runs) for column in (0, 1))
-            lines.append(f"| {what} | {wall_s:.1f} | {'' if cpu_s != cpu_s else f'{cpu_s:.1f}'} |")
+    for phase in runs[-1]:
+        if all(phase in times for times in runs):
+            wall_s, cpu_s = (statistics.median(times[phase][column] for times in runs) for column in (0, 1))
+            lines.append(f"| {phase} | {wall_s:.1f} | {'' if cpu_s != cpu_s else f'{cpu_s:.1f}'} |")
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(_trainer(Path(folder), model, steps, TRAINER[options.turn])))
         return
-    words = ["--model", model, "--steps", steps, "--turn"]
+    forwarded = ["--model", model, "--steps", steps, "--turn"]
     only = options.only or [*OURS, *TRAINER]
     ours = {
         name: functools.partial(_ours, model, steps, compiled)
@@ -55,7 +55,7 @@ def main() -> None:
         if name in only
     }
     theirs = {
-        name: functools.partial(rounds.ask, "bench.glue", "pytorch", [*words, name])
+        name: functools.partial(rounds.ask, "bench.glue", "pytorch", [*forwarded, name])
         for name in TRAINER
         if name in only
     }

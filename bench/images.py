@@ -47,24 +47,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--turn", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.turn == DATA_TURN:
-        _make(asked)
-    elif asked.turn is not None:
-        print(json.dumps(_plain(asked, is_cached=PLAIN[asked.turn])))
+    arguments = parser.parse_args()
+    if arguments.turn == DATA_TURN:
+        _make(arguments)
+    elif arguments.turn is not None:
+        print(json.dumps(_plain(arguments, is_cached=PLAIN[arguments.turn])))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            asked.folder = Path(folder)
-            _compare(asked)
+            arguments.folder = Path(folder)
+            _compare(arguments)
 
 
-def _compare(asked: argparse.Namespace) -> None:
-    words = [word for name, value in vars(asked).items() if name != "turn" for word in (f"--{name}", value)]
+def _compare(arguments: argparse.Namespace) -> None:
+    forwarded = [
+        word for name, value in vars(arguments).items() if name != "turn" for word in (f"--{name}", value)
+    ]
     ask = functools.partial(rounds.ask, "bench.images", "tensorflow")
-    ask([*words, "--turn", DATA_TURN])
-    _, config, epoch, _ = _decided(asked)
+    ask([*forwarded, "--turn", DATA_TURN])
+    _, config, epoch, _ = _decided(arguments)
     side = config.image_size
-    print(f"{asked.data}: steps of {config.batch_per_core} pictures of {side} x {side}, {epoch} in an epoch")
+    print(
+        f"{arguments.data}: steps of {config.batch_per_core} pictures of {side} x {side}, {epoch} in an epoch"
+    )
     columns = {
         "rate": ("pictures/s", ".1f"),
         "input_wait": ("waiting for input", ".2%"),
@@ -72,38 +76,38 @@ def _compare(asked: argparse.Namespace) -> None:
         "loss": ("loss of the last steps", ".4f"),
     }
     rounds.compare(
-        {"tf_images": functools.partial(_ours, asked)},
-        {name: functools.partial(ask, [*words, "--turn", name]) for name in PLAIN},
-        rounds=asked.rounds,
+        {"tf_images": functools.partial(_ours, arguments)},
+        {name: functools.partial(ask, [*forwarded, "--turn", name]) for name in PLAIN},
+        rounds=arguments.rounds,
         columns=columns,
     )
 
 
-def _decided(asked: argparse.Namespace) -> tuple[Index, Config, int, int]:
+def _decided(arguments: argparse.Namespace) -> tuple[Index, Config, int, int]:
     """What the pictures turned out to be, what all programs train, steps of an epoch, and epochs."""
-    index = read_index(str(asked.folder / SHARDS))
-    config = Config(data=index.place, image_size=asked.size or index.size or DEFAULT_SIZE)
+    index = read_index(str(arguments.folder / SHARDS))
+    config = Config(data=index.place, image_size=arguments.size or index.size or DEFAULT_SIZE)
     epoch = math.ceil(sum(index.counts("train")) / config.batch_per_core)
-    return index, config, epoch, 1 + math.ceil(asked.steps / epoch)
+    return index, config, epoch, 1 + math.ceil(arguments.steps / epoch)
 
 
-def _make(asked: argparse.Namespace) -> None:
+def _make(arguments: argparse.Namespace) -> None:
     """The pictures as files in folders by class, and as shards of these."""
     from jobs.tf_images import shards
 
-    if asked.data == PHOTOS:
-        _cut_photos(asked.folder / PHOTOS, asked.pictures)
-    place = {"fashion": FASHION, PHOTOS: asked.folder / PHOTOS}.get(asked.data, asked.data)
-    source = shards.digits() if asked.data == "digits" else shards.read_source(str(place))
-    every, files = max(1, len(source.pictures) // asked.pictures), asked.folder / FILES
-    for number, picture in enumerate(source.pictures[::every][: asked.pictures]):
+    if arguments.data == PHOTOS:
+        _cut_photos(arguments.folder / PHOTOS, arguments.pictures)
+    place = {"fashion": FASHION, PHOTOS: arguments.folder / PHOTOS}.get(arguments.data, arguments.data)
+    source = shards.digits() if arguments.data == "digits" else shards.read_source(str(place))
+    stride, files = max(1, len(source.pictures) // arguments.pictures), arguments.folder / FILES
+    for number, picture in enumerate(source.pictures[::stride][: arguments.pictures]):
         split = "train" if number % HELD_OUT_EVERY else "test"
         suffix = Path(picture.what).suffix if isinstance(picture.what, str) else ".png"
         to = files / split / source.labels[picture.label] / f"{number}{suffix}"
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(shards.encoded(picture.what)[0])
-    options = shards.Options(size=asked.size)
-    shards.write(shards.read_source(str(files)), str(asked.folder / SHARDS), options, print)
+    options = shards.Options(size=arguments.size)
+    shards.write(shards.read_source(str(files)), str(arguments.folder / SHARDS), options, print)
     print("{}")
 
 
@@ -113,20 +117,20 @@ def _cut_photos(folder: Path, count: int) -> None:
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
-    random, found = np.random.default_rng(0), load_sample_images()
+    random, photos = np.random.default_rng(0), load_sample_images()
     for number in range(count):
-        name, pixels = ("temple", "flower")[number % 2], found.images[number % 2]
-        left, top = (int(random.integers(most)) for most in (640 - PHOTO[0], 427 - PHOTO[1]))
+        name, pixels = ("temple", "flower")[number % 2], photos.images[number % 2]
+        left, top = (int(random.integers(limit)) for limit in (640 - PHOTO[0], 427 - PHOTO[1]))
         to = folder / name / f"{number}.jpg"
         to.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[top : top + PHOTO[1], left : left + PHOTO[0]]).save(to, quality=90)
 
 
-def _ours(asked: argparse.Namespace) -> rounds.Measured:
-    _, config, epoch, epochs = _decided(asked)
+def _ours(arguments: argparse.Namespace) -> rounds.Measured:
+    _, config, epoch, epochs = _decided(arguments)
     steps = epoch * epochs
     options = {"data": config.data, "image_size": config.image_size, "steps": steps, "log_every": LOG_EVERY}
-    options["dtype"] = asked.dtype
+    options["dtype"] = arguments.dtype
     with tempfile.TemporaryDirectory() as folder:
         own = {**options, "eval_every": steps, "checkpoint_every": steps}
         lines, measured = rounds.run_job("tf_images", "tensorflow", own, Path(folder))
@@ -136,15 +140,15 @@ def _ours(asked: argparse.Namespace) -> rounds.Measured:
     return {"rate": rate, "input_wait": waited_s / spent_s, "loss": lines[-1]["loss"], **measured}
 
 
-def _plain(asked: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
+def _plain(arguments: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
     import tensorflow as tf
     import tf_keras as keras
 
     from jobs.tf_images import model
 
-    index, config, epoch, epochs = _decided(asked)
+    index, config, epoch, epochs = _decided(arguments)
     pictures = keras.utils.image_dataset_from_directory(
-        asked.folder / FILES / "train",
+        arguments.folder / FILES / "train",
         label_mode="categorical",
         color_mode="grayscale" if index.channels == 1 else "rgb",
         batch_size=config.batch_per_core,
@@ -157,7 +161,7 @@ def _plain(asked: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
         lambda images, labels: (augment(images, training=True), labels), tf.data.AUTOTUNE
     )
     side, classes = config.image_size or 0, len(index.labels)
-    network = model.build(config, size=side, channels=index.channels, classes=classes, dtype=asked.dtype)
+    network = model.build(config, size=side, channels=index.channels, classes=classes, dtype=arguments.dtype)
     peak, steps = config.learning_rate, epoch * epochs
     warmup = round(config.warmup_share * steps)
     rate = keras.optimizers.schedules.CosineDecay(
@@ -168,9 +172,11 @@ def _plain(asked: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
     network.compile(optimizer, keras.losses.CategoricalCrossentropy(True, config.label_smoothing))
     ends_s: list[float] = []
     clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends_s.append(time.perf_counter()))
-    told: Any = network.fit(pictures.prefetch(tf.data.AUTOTUNE), epochs=epochs, callbacks=[clock], verbose=2)
-    seen = sum(index.counts("train")) * (epochs - 1)
-    return {"rate": seen / (ends_s[-1] - ends_s[0]), "loss": told.history["loss"][-1]}
+    history: Any = network.fit(
+        pictures.prefetch(tf.data.AUTOTUNE), epochs=epochs, callbacks=[clock], verbose=2
+    )
+    pictures_trained = sum(index.counts("train")) * (epochs - 1)
+    return {"rate": pictures_trained / (ends_s[-1] - ends_s[0]), "loss": history.history["loss"][-1]}
 
 
 if __name__ == "__main__":

@@ -168,13 +168,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _in_process(work: Any, *arguments: Any) -> Iterator[list[tuple[str, int]]]:
     """The places where a process of its own listens."""
     context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
-    process = context.Process(target=_serve, args=(work, its, *arguments), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(work, child_end, *arguments), daemon=True)
     process.start()
     try:
-        if not ours.poll(START_S):
+        if not parent_end.poll(START_S):
             raise SystemExit("the process that stands in for hosts does not start")
-        yield ours.recv()
+        yield parent_end.recv()
     finally:
         process.terminate()
         process.join(START_S)
@@ -210,10 +210,10 @@ async def _relay_one(place: tuple[str, int], delay_s: float) -> tuple[str, int]:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         carrying.add(asyncio.current_task())
         await asyncio.sleep(2 * delay_s)  # the greeting of TCP
-        there, back = await asyncio.open_connection(*place)
-        await asyncio.gather(carry(reader, back), carry(there, writer))
+        remote_reader, remote_writer = await asyncio.open_connection(*place)
+        await asyncio.gather(carry(reader, remote_writer), carry(remote_reader, writer))
         await asyncio.sleep(2 * delay_s)
-        back.close()
+        remote_writer.close()
         writer.close()
 
     server = await asyncio.start_server(accept, place[0], 0)
@@ -229,13 +229,13 @@ class _Host:
         self._has_code = False
 
     async def command(self, process: asyncssh.SSHServerProcess[str]) -> None:
-        words = process.command or ""
-        if "python3" not in words:
+        command_line = process.command or ""
+        if "python3" not in command_line:
             process.exit(0)
             return
         line = await process.stdin.readline()
         if not self._has_agent:
-            process.stdout.write(json.dumps({"need": words.split()[-1]}) + "\n")
+            process.stdout.write(json.dumps({"need": command_line.split()[-1]}) + "\n")
             await process.stdin.readline()
             self._has_agent = True
         while line:
@@ -283,15 +283,15 @@ def threading_group(inventory: Inventory, folder: Path) -> Measured:
 def openssh(inventory: Inventory, folder: Path) -> Measured:
     """A process of OpenSSH a host, all at once."""
     hosts = inventory.slices[0].hosts
-    known = folder / "known_hosts"
+    known_hosts = folder / "known_hosts"
     places = [host.internal_address.rsplit(":", 1) for host in hosts]
-    known.write_text(
+    known_hosts.write_text(
         "".join(
             f"[{place[0]}]:{place[1]} {host.host_keys[0]}\n"
             for place, host in zip(places, hosts, strict=True)
         )
     )
-    options = ["-F", "none", "-i", str(folder / "key"), "-o", f"UserKnownHostsFile={known}"]
+    options = ["-F", "none", "-i", str(folder / "key"), "-o", f"UserKnownHostsFile={known_hosts}"]
     options += ["-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
     with _measured(len(hosts)) as measured:
         processes = [
@@ -403,8 +403,10 @@ def _measured(hosts: int) -> Iterator[Measured]:
 
 
 def _used_s() -> float:
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in both)
+    both = [
+        resource.getrusage(whose_usage) for whose_usage in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 def row(name: str, measured: Measured, floor_s: float) -> str:
@@ -432,12 +434,12 @@ def compare(kind: str, count: int, latency_ms: int) -> None:
             print("|---|" + "---:|" * (4 + len(PHASES)), flush=True)
             floor_s = 0.0
             for way in WAYS:
-                measured = _apart(way, folder)
+                measured = _measure_in_own_process(way, folder)
                 floor_s = floor_s or measured["wall"]
                 print(row(way, measured, floor_s), flush=True)
 
 
-def _apart(way: str, folder: Path) -> Measured:
+def _measure_in_own_process(way: str, folder: Path) -> Measured:
     command = [sys.executable, "-m", "bench.launch", "--measure", way, "--folder", str(folder)]
     environment = {**os.environ, "TPU_STACK_SSH_KEY": str(folder / "key"), "SSH_AUTH_SOCK": ""}
     done = subprocess.run(

@@ -30,8 +30,8 @@ from bench.peers import (
     PYTORCH_BFLOAT16,
     Program,
     added_bytes,
+    case_config,
     compile_all,
-    config_of,
     ours_and_peers,
     prepare,
     running,
@@ -54,7 +54,7 @@ def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
     ]
     for program in programs:
         wall_s, cpu_s = statistics.median(program.wall_s), min(program.cpu_s)
-        mfu = share(facts["flops"] / wall_s, machine[dtype_of(program)])
+        mfu = share(facts["flops"] / wall_s, machine[program_dtype(program)])
         lines.append(
             f"| {LETTERS.get(program.name, '')}{program.name} | {facts['tokens'] / wall_s:,.0f} "
             f"| {statistics.median(first.wall_s) / wall_s:.2f} | {f'{best[0] / wall_s:.2f}' if best else '–'} "
@@ -66,13 +66,15 @@ def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
 
 def machine_rates(programs: Sequence[Program]) -> dict[str, float]:
     """Operations per second of this machine's own product, for each dtype; 0 where none measured it."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for program in programs:
-        found[dtype_of(program)] = max(program.machine_flops_per_s, found.get(dtype_of(program), 0.0))
-    return found
+        by_name[program_dtype(program)] = max(
+            program.machine_flops_per_s, by_name.get(program_dtype(program), 0.0)
+        )
+    return by_name
 
 
-def dtype_of(program: Program) -> str:
+def program_dtype(program: Program) -> str:
     """What its products are of; those of a program that does not say are of float32."""
     return str(program.last.get("dtype", "float32"))
 
@@ -84,16 +86,16 @@ def share(flops_per_s: float, machine_flops_per_s: float) -> str:
 
 def memory(measured: dict[str, Any]) -> str:
     """The four cells about memory, in GiB; a dash where the system does not say."""
-    said = [measured[name] for name in ("imported_bytes", "compiling_peak_bytes", "stepping_peak_bytes")]
+    sizes = [measured[name] for name in ("imported_bytes", "compiling_peak_bytes", "stepping_peak_bytes")]
     return " | ".join(
-        "–" if cell is None else f"{cell / 2**30:.2f}" for cell in (*said, added_bytes(measured))
+        "–" if cell is None else f"{cell / 2**30:.2f}" for cell in (*sizes, added_bytes(measured))
     )
 
 
 def compare(case: str, options: argparse.Namespace) -> None:
     """One table."""
     with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as name:
-        facts = prepare(Path(name), config_of(case, dropout=options.dropout))
+        facts = prepare(Path(name), case_config(case, dropout=options.dropout))
         with running(ours_and_peers(Path(name), options.dtype)) as programs:
             compile_all(programs)
             for _ in range(options.rounds):

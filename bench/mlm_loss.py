@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.peers import CASES, FLAX, compile_all, config_of, ours_and_peers, prepare, running
+from bench.peers import CASES, FLAX, case_config, compile_all, ours_and_peers, prepare, running
 
 HELD_OUT = 256
 TURN_STEPS = 10
@@ -28,10 +28,12 @@ def table(losses: Mapping[str, Sequence[float]], reference: str) -> str:
         "| program | evaluation loss, mean of the seeds | ± | less (a)'s, seed by seed | ± |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name, found in losses.items():
-        less = [loss - other for loss, other in zip(found, losses[reference], strict=True)]
+    for name, results in losses.items():
+        less = [
+            loss - reference_loss for loss, reference_loss in zip(results, losses[reference], strict=True)
+        ]
         lines.append(
-            f"| {name} | {statistics.fmean(found):.4f} | {spread(found):.4f} "
+            f"| {name} | {statistics.fmean(results):.4f} | {spread(results):.4f} "
             f"| {statistics.fmean(less):+.4f} | {spread(less):.4f} |"
         )
     return "\n".join(lines)
@@ -45,18 +47,18 @@ def spread(values: Sequence[float]) -> float:
 def trained(seed: int, options: argparse.Namespace) -> dict[str, float]:
     """The evaluation loss of each program after its steps, all from one seed."""
     with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as name:
-        config = config_of(options.case, dropout=options.dropout, seed=seed, steps=options.steps)
+        config = case_config(options.case, dropout=options.dropout, seed=seed, steps=options.steps)
         prepare(Path(name), config, batches=options.steps, held_out=HELD_OUT)
-        found = {}
+        results = {}
         with running(ours_and_peers(Path(name), options.dtype)) as programs:
             compile_all(programs)
             for program in programs:
                 # The first one is taken.
                 for step in range(1, options.steps, TURN_STEPS):
                     program.turn(min(TURN_STEPS, options.steps - step))
-                found[program.name] = program.evaluate()
-                print(f"seed {seed}: {program.name} {found[program.name]:.4f}", file=sys.stderr, flush=True)
-        return found
+                results[program.name] = program.evaluate()
+                print(f"seed {seed}: {program.name} {results[program.name]:.4f}", file=sys.stderr, flush=True)
+        return results
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -68,8 +70,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="ours, once for each")
     options = parser.parse_args(arguments)
-    found = [trained(seed, options) for seed in range(options.seeds)]
-    losses = {name: [one[name] for one in found] for name in found[0]}
+    results = [trained(seed, options) for seed in range(options.seeds)]
+    losses = {name: [result[name] for result in results] for name in results[0]}
     print(
         f"\n{options.case}: {CASES[options.case]}, dropout {options.dropout}, {options.steps} steps, ", end=""
     )

@@ -121,10 +121,10 @@ class Program:
         finally:
             timer.cancel()
         if not line:
-            how = f"ended with {self.process.wait()}"
+            ending = f"ended with {self.process.wait()}"
             if too_late.is_set():
-                how = f"did not answer within {self.limit_s:g} s"
-            raise SystemExit(f"{self.name} {how}, asked {json.dumps(request)}; what it said is above")
+                ending = f"did not answer within {self.limit_s:g} s"
+            raise SystemExit(f"{self.name} {ending}, asked {json.dumps(request)}; what it said is above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -164,7 +164,7 @@ def ours(
 def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
     """One of PEERS, in its own environment."""
     lock, script, *options = PEERS[name]
-    command = [str(python_of(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
+    command = [str(peer_python(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
     return command, environment_of_peer(environ)
 
 
@@ -188,7 +188,7 @@ def compile_all(programs: Sequence[Program]) -> None:
         print(f"{program.name} is ready", file=sys.stderr, flush=True)
 
 
-def python_of(peer: str) -> Path:
+def peer_python(peer: str) -> Path:
     """The interpreter that has what `bench/locks/<peer>.txt` pins; its environment is made where it is missing.
 
     Raises:
@@ -203,8 +203,8 @@ def python_of(peer: str) -> Path:
 
 def environment_of_peer(inherited: Mapping[str, str]) -> dict[str, str]:
     """`inherited` without what would lead the peer's Python to this checkout, and without a network."""
-    kept = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
-    return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "USE_TF": "0"}
+    environment = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
+    return {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "USE_TF": "0"}
 
 
 def run_in_peer(peer: str, script: Path, arguments: Sequence[str], *, limit_s: float) -> str:
@@ -213,7 +213,7 @@ def run_in_peer(peer: str, script: Path, arguments: Sequence[str], *, limit_s: f
     Raises:
         RuntimeError: it failed; the message ends with what it said.
     """
-    command = [str(python_of(peer)), "-s", str(script), *arguments]
+    command = [str(peer_python(peer)), "-s", str(script), *arguments]
     environ = environment_of_peer(os.environ)
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
     if done.returncode != 0:
@@ -221,7 +221,7 @@ def run_in_peer(peer: str, script: Path, arguments: Sequence[str], *, limit_s: f
     return done.stdout
 
 
-def config_of(case: str, *, dropout: float, seed: int = 0, steps: int = SCHEDULE_STEPS) -> Config:
+def case_config(case: str, *, dropout: float, seed: int = 0, steps: int = SCHEDULE_STEPS) -> Config:
     """15 % hidden, as in `transformers`' script, which does not clip the gradient either.
 
     The model has room for its size's whole vocabulary, even where the text is too short to fill it.
@@ -274,13 +274,13 @@ def _training(config: Config, tokens: Tokens, batches: int) -> dict[str, Any]:
     def hidden(step: jax.Array, tokens_BS: jax.Array) -> Masked:
         return steps.mask_of_step(rule, config.seed, step, tokens_BS, jnp.arange(size))
 
-    kept: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
+    arrays: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
     sequences = tokens.sequences("train", length)
     for step in range(batches):
         indices_B = input_pipeline.step_indices(step, seed=config.seed, sequences=sequences, batch_size=size)
         tokens_BS = tokens.rows("train", indices_B, length)
-        _keep(kept, tokens_BS, hidden(jnp.int32(step), jnp.asarray(tokens_BS)))
-    return {name: np.stack(values) for name, values in kept.items()}
+        _keep(arrays, tokens_BS, hidden(jnp.int32(step), jnp.asarray(tokens_BS)))
+    return {name: np.stack(values) for name, values in arrays.items()}
 
 
 def _held_out(config: Config, tokens: Tokens, sequences: int) -> dict[str, Any]:
@@ -292,21 +292,21 @@ def _held_out(config: Config, tokens: Tokens, sequences: int) -> dict[str, Any]:
     def hidden(tokens_BS: jax.Array, rows_B: jax.Array) -> Masked:
         return mask(rule, jax.random.key(steps.EVAL_SEED), tokens_BS, rows_B)
 
-    kept: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
+    arrays: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
     batches = min(sequences, tokens.sequences("eval", length)) // size
     assert batches, f"{config.data}: has no {size} held-out sequences of {length} tokens; bring more text"
     for batch in range(batches):
         rows_B = np.arange(batch * size, (batch + 1) * size, dtype=np.int32)
         tokens_BS = tokens.rows("eval", rows_B, length)
-        _keep(kept, tokens_BS, hidden(jnp.asarray(tokens_BS), jnp.asarray(rows_B)))
-    return {name: np.stack(values) for name, values in kept.items()}
+        _keep(arrays, tokens_BS, hidden(jnp.asarray(tokens_BS), jnp.asarray(rows_B)))
+    return {name: np.stack(values) for name, values in arrays.items()}
 
 
-def _keep(kept: dict[str, list[np.ndarray]], tokens_BS: np.ndarray, found: Masked) -> None:
+def _keep(arrays: dict[str, list[np.ndarray]], tokens_BS: np.ndarray, batch: Masked) -> None:
     """labels: -100 where nothing is asked, as in `transformers`."""
-    masked = jax.tree.map(np.asarray, found)
+    masked = jax.tree.map(np.asarray, batch)
     labels_BS = np.full(tokens_BS.shape, -100, np.int32)
     asked_BM = np.where(masked.weights_BM > 0, masked.targets_BM, -100)
     np.put_along_axis(labels_BS, masked.positions_BM, asked_BM, axis=1)
     for name, values in (("tokens", tokens_BS), ("inputs", masked.inputs_BS), ("labels", labels_BS)):
-        kept[name].append(values)
+        arrays[name].append(values)

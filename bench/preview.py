@@ -23,10 +23,10 @@ ZONE = "us-central1-a"
 
 def configuration(slices: int) -> dict[str, object]:
     """A stack with so many small slices."""
-    one = {"accelerator": "v5litepod-4", "capacity": "spot", "zone": ZONE}
+    slice_keys = {"accelerator": "v5litepod-4", "capacity": "spot", "zone": ZONE}
     return {
         "gcp:project": "my-project",
-        "tpu-stack:slices": [{"name": f"slice-{number}", **one} for number in range(slices)],
+        "tpu-stack:slices": [{"name": f"slice-{number}", **slice_keys} for number in range(slices)],
     }
 
 
@@ -67,9 +67,9 @@ def main(arguments: Sequence[str]) -> None:
     print("| slices | resources | preparing the engine | first preview | median of the others |")
     print("|---:|---:|---:|---:|---:|")
     for slices in options.slices:
-        prepared_s, (first, *others), resources = previews(cli, declare, slices, options.runs)
-        later = f"{statistics.median(others):.1f}" if others else ""
-        print(f"| {slices} | {resources} | {prepared_s:.1f} | {first:.1f} | {later} |", flush=True)
+        prepared_s, (first, *later), resources = previews(cli, declare, slices, options.runs)
+        later_s = f"{statistics.median(later):.1f}" if later else ""
+        print(f"| {slices} | {resources} | {prepared_s:.1f} | {first:.1f} | {later_s} |", flush=True)
 
 
 if __name__ == "__main__":

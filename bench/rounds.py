@@ -31,24 +31,26 @@ def run_job(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = (
+    variables_text = (
         f"ID=bench DIR={folder} CACHE_DIR={folder / 'cache'} JOB={job} FRAMEWORK={framework} PLATFORM=cpu ATTEMPT=0 "
         f"NUM_PROCESSES=1 PROCESS_ID=0 COORDINATOR=127.0.0.1:{port}"
     )
-    variables = dict(f"RUN_{each}".split("=", 1) for each in told.split())
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    _, measured = _run(framework, [f"jobs.{job}", *words], variables)
+    variables = dict(f"RUN_{entry}".split("=", 1) for entry in variables_text.split())
+    arguments = [
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    _, measured = _run(framework, [f"jobs.{job}", *arguments], variables)
     return RunDirectory(str(folder)).read_metrics(), measured
 
 
-def ask(module: str, framework: str, words: Sequence[object]) -> Measured:
+def ask(module: str, framework: str, arguments: Sequence[object]) -> Measured:
     """What a module of ours prints as its last line, JSON, in a framework's environment; and its peak memory."""
-    said, measured = _run(framework, [module, *map(str, words)], {})
-    answer: Measured = json.loads(said.splitlines()[-1])
+    printed, measured = _run(framework, [module, *map(str, arguments)], {})
+    answer: Measured = json.loads(printed.splitlines()[-1])
     return answer | measured
 
 
-def _run(framework: str, words: Sequence[str], variables: Mapping[str, str]) -> tuple[str, Measured]:
+def _run(framework: str, arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[str, Measured]:
     from backends.local import environments  # what a turn runs in has not all that launching needs
     from launch.plan import ON_CPU
 
@@ -64,16 +66,16 @@ def _run(framework: str, words: Sequence[str], variables: Mapping[str, str]) -> 
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **variables,
     }
-    command = [str(environments.python_of(framework)), "-P", "-m", *words]
+    command = [str(environments.python_of(framework)), "-P", "-m", *arguments]
     process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as output:
-        said = output.read()
+        printed = output.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(words)}: ended with {process.returncode}\n{said[-2000:]}")
-    return said, {"peak_mib": usage.ru_maxrss / 1024}
+        raise SystemExit(f"{' '.join(arguments)}: ended with {process.returncode}\n{printed[-2000:]}")
+    return printed, {"peak_mib": usage.ru_maxrss / 1024}
 
 
 def rate(lines: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -93,19 +95,23 @@ def compare(
     Args:
         columns: title and format of what is measured, "rate" first; what a program does not measure stays empty.
     """
-    found: dict[str, list[Measured]] = {name: [] for name in (*ours, *theirs)}
+    measurements: dict[str, list[Measured]] = {name: [] for name in (*ours, *theirs)}
     for _ in range(rounds):
         for name, turn in {**ours, **theirs}.items():
-            found[name].append(turn())
-            print(f"{name}: {found[name][-1]['rate']:.1f} {columns['rate'][0]}", file=sys.stderr, flush=True)
+            measurements[name].append(turn())
+            print(
+                f"{name}: {measurements[name][-1]['rate']:.1f} {columns['rate'][0]}",
+                file=sys.stderr,
+                flush=True,
+            )
     medians = {
         name: {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
-        for name, turns in found.items()
+        for name, turns in measurements.items()
     }
     ours_best = max(medians[name]["rate"] for name in ours)
     print("| program | " + " | ".join(title for title, _ in columns.values()) + " | our best is |")
     print("|---" * (len(columns) + 2) + "|")
-    for name, each in medians.items():
-        cells = [format(each[key], how) if key in each else "" for key, (_, how) in columns.items()]
-        times = "" if name in ours else f"{ours_best / each['rate']:.2f} times that"
+    for name, median in medians.items():
+        cells = [format(median[key], spec) if key in median else "" for key, (_, spec) in columns.items()]
+        times = "" if name in ours else f"{ours_best / median['rate']:.2f} times that"
         print(f"| {name} | " + " | ".join(cells) + f" | {times} |")

@@ -49,18 +49,18 @@ class Pipeline:
 
         self._ask, self._batch_size = pipeline("fill-mask", model=str(export)), batch_size
 
-    def encode(self, given: str | bytes, _second: str | None) -> Encoded:
+    def encode(self, options: str | bytes, _second: str | None) -> Encoded:
         def answers(outputs: Sequence[Any]) -> list[Answer]:
             return [
                 Answer(best=[Guess(text=each["token_str"], probability=each["score"]) for each in output])
                 for output in outputs
             ]
 
-        return Encoded(rows=[Row(length=1, values=given)], answers=answers)
+        return Encoded(rows=[Row(length=1, values=options)], answers=answers)
 
     def compute(self, rows: Sequence[Row], _size: int, _length: int) -> list[Any]:
-        found = self._ask([row.values for row in rows], batch_size=self._batch_size or len(rows))
-        return list(found) if isinstance(found[0], list) else [found]
+        results = self._ask([row.values for row in rows], batch_size=self._batch_size or len(rows))
+        return list(results) if isinstance(results[0], list) else [results]
 
 
 def child(kind: str, export: Path, batch_size: int) -> None:
@@ -105,9 +105,9 @@ def serving(kind: str, export: Path, batch_size: int = 0) -> Iterator[Serving]:
 
     framework = "pytorch" if kind == PIPELINE else "jax"
     environments.ensure(framework, lambda text: print(text, file=sys.stderr))
-    words = [kind, str(export), "--batch-size", str(batch_size)]
+    arguments = [kind, str(export), "--batch-size", str(batch_size)]
     with subprocess.Popen(
-        [str(environments.python_of(framework)), "-m", "bench.serve", "--child", *words],
+        [str(environments.python_of(framework)), "-m", "bench.serve", "--child", *arguments],
         cwd=ROOT,
         env={**os.environ, **LARGE_PAGES, **ON_CPU, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.PIPE,
@@ -126,28 +126,28 @@ def texts() -> list[str]:
     modules = [
         __import__(name) for name in ("argparse", "asyncio", "json", "os", "random", "shutil", "subprocess")
     ]
-    found = (
+    results = (
         inspect.getdoc(value) or ""
         for module in modules
         for value in vars(module).values()
         if callable(value)
     )
-    lines = sorted({line.strip() for text in found for line in text.splitlines()})
+    lines = sorted({line.strip() for text in results for line in text.splitlines()})
     drawn = random.Random(0)
     chosen = drawn.sample([line for line in lines if 4 <= len(line.split()) <= 12 and line.isascii()], TEXTS)
     masked = []
     for line in chosen:
-        words = line.replace("<", "").split(" ")
-        words[drawn.randrange(len(words))] = MASK
-        masked.append(" ".join(words))
+        arguments = line.replace("<", "").split(" ")
+        arguments[drawn.randrange(len(arguments))] = MASK
+        masked.append(" ".join(arguments))
     return masked
 
 
-def requests(several: Sequence[str]) -> Iterator[bytes]:
+def requests(batch: Sequence[str]) -> Iterator[bytes]:
     head = (
         "POST /v1/predict HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: "
     )
-    bodies = [json.dumps({"inputs": [text]}) for text in several]
+    bodies = [json.dumps({"inputs": [text]}) for text in batch]
     return itertools.cycle([f"{head}{len(body)}\r\n\r\n{body}".encode() for body in bodies])
 
 
@@ -181,43 +181,43 @@ async def connect(port: int) -> Connection:
     return protocol
 
 
-async def closed(port: int, clients: int, seconds: float, most: float = float("inf")) -> list[float]:
+async def closed(port: int, clients: int, seconds: float, limit: float = float("inf")) -> list[float]:
     """Each client asks again as soon as it is answered; the seconds of each answer, of `seconds` in all."""
-    asked, took, over = requests(texts()), [], asyncio.Event()
+    pending, took, over = requests(texts()), [], asyncio.Event()
     until_s, open_now = time.perf_counter() + seconds, [await connect(port) for _ in range(clients)]
     under_way = clients
 
-    def answered(one: Connection, second: float) -> None:
+    def answered(connection: Connection, second: float) -> None:
         nonlocal under_way
         took.append(second)
-        if time.perf_counter() < until_s and len(took) + clients <= most:
-            one.ask(next(asked), lambda each: answered(one, each))
+        if time.perf_counter() < until_s and len(took) + clients <= limit:
+            connection.ask(next(pending), lambda each: answered(connection, each))
             return
         under_way -= 1
         if not under_way:
             over.set()
 
-    for one in open_now:
-        one.ask(next(asked), lambda each, one=one: answered(one, each))  # type: ignore[misc]
+    for connection in open_now:
+        connection.ask(next(pending), lambda each, connection=connection: answered(connection, each))  # type: ignore[misc]
     await over.wait()
-    for one in open_now:
-        one.close()
+    for connection in open_now:
+        connection.close()
     return took
 
 
 async def arriving(port: int, rate: float, seconds: float) -> list[float]:
     """Requests arrive at random, whether or not others are answered; the seconds of each answer."""
-    asked, took, drawn = requests(texts()), [], random.Random(1)
+    pending, took, drawn = requests(texts()), [], random.Random(1)
     free = [await connect(port) for _ in range(4 * CLIENTS)]
     everyone, next_s = list(free), time.perf_counter()
     until_s = next_s + seconds
 
-    def ask(one: Connection, late_s: float) -> None:
+    def ask(connection: Connection, late_s: float) -> None:
         def answered(second: float) -> None:
             took.append(second + late_s)
-            free.append(one)
+            free.append(connection)
 
-        one.ask(next(asked), answered)
+        connection.ask(next(pending), answered)
 
     while next_s < until_s:
         next_s += drawn.expovariate(rate)
@@ -228,8 +228,8 @@ async def arriving(port: int, rate: float, seconds: float) -> list[float]:
         ask(free.pop(), 0.0)
     while len(free) < len(everyone):
         await asyncio.sleep(0.01)
-    for one in everyone:
-        one.close()
+    for connection in everyone:
+        connection.close()
     return took
 
 
@@ -241,18 +241,23 @@ def ask_all(port: int) -> list[list[float]]:
     """The probabilities that a server answers with."""
     from urllib.request import ProxyHandler, Request, build_opener
 
-    opener, said = build_opener(ProxyHandler({})), []
+    opener, served = build_opener(ProxyHandler({})), []
     for begin in range(0, TEXTS, 64):
         body = json.dumps({"inputs": texts()[begin : begin + 64]}).encode()
         request = Request(f"http://127.0.0.1:{port}/v1/predict", body, {"content-type": "application/json"})
-        with opener.open(request) as found:
-            said += [[each["probability"] for each in one["best"]] for one in json.load(found)["answers"]]
-    return said
+        with opener.open(request) as results:
+            served += [
+                [each["probability"] for each in connection["best"]]
+                for connection in json.load(results)["answers"]
+            ]
+    return served
 
 
-def furthest(one: list[list[float]], other: list[list[float]]) -> float:
+def furthest(connection: list[list[float]], reference: list[list[float]]) -> float:
     return max(
-        abs(a - b) for mine, its in zip(one, other, strict=True) for a, b in zip(mine, its, strict=True)
+        abs(a - b)
+        for mine, theirs in zip(connection, reference, strict=True)
+        for a, b in zip(mine, theirs, strict=True)
     )
 
 
@@ -265,19 +270,18 @@ def compare(export: Path, rounds: int, seconds: float) -> None:
         serving(PIPELINE, export) as batched,
         serving(PIPELINE, export, 1) as single,
     ):
-        said = ask_all(ours.port)
-        alone = answer(load(export, Path.home() / ".cache/tpu-stack"), Request(inputs=tuple(texts())))
-        print(
-            f"  furthest from fab predict {furthest(said, [[g.probability or 0 for g in a.best] for a in alone]):.1e}"
-        )
-        print(f"  furthest from the pipeline {furthest(said, ask_all(batched.port)):.1e}")
-        found: dict[str, list[float]] = {}
+        served = ask_all(ours.port)
+        direct = answer(load(export, Path.home() / ".cache/tpu-stack"), Request(inputs=tuple(texts())))
+        probabilities = [[guess.probability or 0 for guess in one_answer.best] for one_answer in direct]
+        print(f"  furthest from fab predict {furthest(served, probabilities):.1e}")
+        print(f"  furthest from the pipeline {furthest(served, ask_all(batched.port)):.1e}")
+        results: dict[str, list[float]] = {}
 
         def note(name: str, value: float) -> None:
-            found.setdefault(name, []).append(value)
+            results.setdefault(name, []).append(value)
 
         for place in range(rounds + 1):
-            one = len(asyncio.run(closed(ours.port, 1, seconds))) / seconds
+            connection = len(asyncio.run(closed(ours.port, 1, seconds))) / seconds
             rates, cpu_ms = [], []
             for server in (ours, batched, single):
                 began_s = server.cpu_s
@@ -288,19 +292,19 @@ def compare(export: Path, rounds: int, seconds: float) -> None:
             loaded = asyncio.run(arriving(ours.port, LOAD * rate, seconds))
             if place == 0:
                 continue  # to get warm
-            note("one at a time, requests/s", one)
+            note("one at a time, requests/s", connection)
             note("16 clients, requests/s", rate)
             note("16 clients, pipeline in batches", peers[0])
             note("16 clients, pipeline one by one", peers[1])
             note("16 clients, processor ms a request", cpu_ms[0])
             note("pipeline in batches, the same", cpu_ms[1])
-            note("16 clients / one at a time", rate / one)
+            note("16 clients / one at a time", rate / connection)
             note("16 clients / the better pipeline", rate / max(peers))
             p50, p99 = percentile(loaded, 0.5), percentile(loaded, 0.99)
             note("at 70 %, p50 ms", 1000 * p50)
             note("at 70 %, p99 ms", 1000 * p99)
             note("at 70 %, p99 / p50", p99 / p50)
-    for name, values in found.items():
+    for name, values in results.items():
         print(
             f"  {name:<34} {statistics.median(values):9.2f}   ({min(values):.2f} to {max(values):.2f})",
             flush=True,
@@ -323,15 +327,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        child(given.child[0], Path(given.child[1]), given.batch_size)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], Path(options.child[1]), options.batch_size)
         return
-    for export in given.exports:
-        if given.requests:
-            memory(export, given.requests)
+    for export in options.exports:
+        if options.requests:
+            memory(export, options.requests)
         else:
-            compare(export, given.rounds, given.seconds)
+            compare(export, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,13 @@ def main() -> None:
     parser.add_argument("--model", default="small", choices=["tiny", "small", "base"])
     parser.add_argument("--turn", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.turn is not None:
-        print(json.dumps(_pytorch(asked, *PYTORCH[asked.turn])))
+    arguments = parser.parse_args()
+    if arguments.turn is not None:
+        print(json.dumps(_pytorch(arguments, *PYTORCH[arguments.turn])))
         return
-    print(f"model {asked.model}, {asked.steps} steps")
+    print(f"model {arguments.model}, {arguments.steps} steps")
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--steps", asked.steps, "--model", asked.model, "--folder", folder, "--turn"]
+        forwarded = ["--steps", arguments.steps, "--model", arguments.model, "--folder", folder, "--turn"]
         ask = functools.partial(rounds.ask, "bench.squad", "pytorch")
         columns = {
             "rate": ("windows/s", ".1f"),
@@ -55,21 +55,21 @@ def main() -> None:
             "loss": ("mean loss of the second half", ".4f"),
         }
         rounds.compare(
-            {name: functools.partial(_ours, asked, Path(folder), dtype) for name, dtype in OURS.items()},
-            {name: functools.partial(ask, [*words, name]) for name in PYTORCH},
-            rounds=asked.rounds,
+            {name: functools.partial(_ours, arguments, Path(folder), dtype) for name, dtype in OURS.items()},
+            {name: functools.partial(ask, [*forwarded, name]) for name in PYTORCH},
+            rounds=arguments.rounds,
             columns=columns,
         )
 
 
-def _ours(asked: argparse.Namespace, folder: Path, dtype: str) -> rounds.Measured:
+def _ours(arguments: argparse.Namespace, folder: Path, dtype: str) -> rounds.Measured:
     options = {
-        "model": asked.model,
-        "steps": asked.steps,
+        "model": arguments.model,
+        "steps": arguments.steps,
         "dtype": dtype,
         "log_every": LOG_EVERY,
-        "eval_every": asked.steps,
-        "checkpoint_every": asked.steps,
+        "eval_every": arguments.steps,
+        "checkpoint_every": arguments.steps,
     }
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     lines, measured = rounds.run_job("tf_squad", "tensorflow", options, folder)
@@ -81,7 +81,7 @@ def _ours(asked: argparse.Namespace, folder: Path, dtype: str) -> rounds.Measure
     }
 
 
-def _pytorch(asked: argparse.Namespace, dtype: str, is_compiled: bool) -> rounds.Measured:
+def _pytorch(arguments: argparse.Namespace, dtype: str, is_compiled: bool) -> rounds.Measured:
     import numpy as np
     import torch
     import transformers
@@ -89,9 +89,9 @@ def _pytorch(asked: argparse.Namespace, dtype: str, is_compiled: bool) -> rounds
     from jobs.glue.tokenizer import open_tokenizer
     from jobs.tf_squad import data, windows
 
-    export = next(asked.folder.glob(f"run-*/{EXPORT}"))
+    export = next(arguments.folder.glob(f"run-*/{EXPORT}"))
     config, dataset, tokenizer = Config(), data.read(Config()), open_tokenizer(export)
-    train, held_out = (windows.encode(each, tokenizer, config) for each in (dataset.train, dataset.eval))
+    train, held_out = (windows.encode(part, tokenizer, config) for part in (dataset.train, dataset.eval))
     length = windows.shared_length(train, held_out)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(config.seed)
@@ -99,23 +99,23 @@ def _pytorch(asked: argparse.Namespace, dtype: str, is_compiled: bool) -> rounds
     model = transformers.RobertaForQuestionAnswering._from_config(settings, attn_implementation="sdpa")
     model.train()
     step_model = torch.compile(model) if is_compiled else model
-    decayed, others = (
-        [each for each in model.parameters() if (each.ndim > 1) is is_matrix] for is_matrix in (True, False)
+    decayed, undecayed = (
+        [part for part in model.parameters() if (part.ndim > 1) is is_matrix] for is_matrix in (True, False)
     )
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": undecayed, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate(config, settings.hidden_size), fused=True)
-    warmup = config.warmup_share * asked.steps
+    warmup = config.warmup_share * arguments.steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda done: min((done + 1) / warmup, (asked.steps - done) / (asked.steps - warmup)),
+        lambda done: min((done + 1) / warmup, (arguments.steps - done) / (arguments.steps - warmup)),
     )
     order, ends_s, losses = np.random.default_rng(config.seed).permutation(len(train)), [], []
-    for step in range(asked.steps):
+    for step in range(arguments.steps):
         rows_B = order.take(np.arange(config.batch_size) + step * config.batch_size, mode="wrap")
-        batch = windows.Batch(*(torch.from_numpy(each).long() for each in train.take(rows_B, length)))
+        batch = windows.Batch(*(torch.from_numpy(part).long() for part in train.take(rows_B, length)))
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = step_model(
                 input_ids=batch.ids_BS,
@@ -132,7 +132,7 @@ def _pytorch(asked: argparse.Namespace, dtype: str, is_compiled: bool) -> rounds
         ends_s.append(time.perf_counter())
     seconds = ends_s[-1] - ends_s[LOG_EVERY - 1]
     return {
-        "rate": (asked.steps - LOG_EVERY) * config.batch_size / seconds,
+        "rate": (arguments.steps - LOG_EVERY) * config.batch_size / seconds,
         "loss": statistics.fmean(losses[len(losses) // 2 :]),
     }
 

@@ -61,25 +61,25 @@ def train(config: Config) -> Cell:
     tokens = data.prepare(config, user_cache_dir(), lambda _: None)
     mesh = sharding.make_mesh(1)
     inputs = InputPipeline(tokens, config, mesh)
-    made = steps.make_steps(config, tokens.tokenizer, mesh)
-    state = made.state
+    step_functions = steps.make_steps(config, tokens.tokenizer, mesh)
+    state = step_functions.state
     rows_B = inputs.place(np.arange(config.batch_size, dtype=np.int32))
     guard, outliers, norms = LossGuard(), [], []
     in_flight: list[dict[str, jax.Array]] = []
     for step in range(1, config.steps + IN_FLIGHT + 1):
         if step <= config.steps:
-            state, results = made.train(state, inputs.step(step), rows_B)
+            state, results = step_functions.train(state, inputs.step(step), rows_B)
             in_flight.append(results)
         if step > IN_FLIGHT and in_flight:
             values = {name: float(value) for name, value in in_flight.pop(0).items()}
             norms.append(values["grad_norm"])
-            found = guard.check(values)
-            if found is not None:
+            verdict = guard.check(values)
+            if verdict is not None:
                 outliers.append(step - IN_FLIGHT)
-                if found.ends:
+                if verdict.ends:
                     break
     result = steps.evaluate(
-        made.evaluate,
+        step_functions.evaluate,
         state["params"],
         inputs.held_out,
         inputs.place,
@@ -172,15 +172,15 @@ def main(arguments: Sequence[str]) -> int:
     cells = []
     if asked.out is not None and asked.out.exists():
         cells = [Cell(**json.loads(line)) for line in asked.out.read_text().splitlines()]
-    there = {(cell.dtype, cell.asked, cell.seed) for cell in cells}
-    wanted = [
+    measured = {(cell.dtype, cell.asked, cell.seed) for cell in cells}
+    missing = [
         Config(steps=steps, seed=seed, dtype=dtype, learning_rate=asked.learning_rate)
         for dtype in asked.dtype
         for steps in asked.steps
         for seed in range(asked.seeds)
-        if (dtype, steps, seed) not in there
+        if (dtype, steps, seed) not in measured
     ]
-    for cell in all_trained(wanted):
+    for cell in all_trained(missing):
         cells.append(cell)
         print(json.dumps(dataclasses.asdict(cell)), file=sys.stderr, flush=True)
         if asked.out is not None:

@@ -22,19 +22,19 @@ def weights(folder, model):
     """PyTorch's tensors under Flax's names: a kernel lies the other way round."""
     tensors = load_file(folder / "model.safetensors")
     renamed = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
-    found = {}
+    results = {}
     for path, leaf in flatten_dict(model.params).items():
         tensor = tensors[".".join((*path[:-1], renamed.get(path[-1], path[-1])))]
-        found[path] = jnp.asarray(tensor.T if path[-1] == "kernel" else tensor)
-        assert found[path].shape == leaf.shape, path
-    return unflatten_dict(found)
+        results[path] = jnp.asarray(tensor.T if path[-1] == "kernel" else tensor)
+        assert results[path].shape == leaf.shape, path
+    return unflatten_dict(results)
 
 
 def main(folder):
     """See above."""
     facts = {"imported_bytes": resident_bytes()}
-    told = json.loads((folder / "optimizer.json").read_text())
-    rates = jnp.asarray(told["rates"])
+    settings = json.loads((folder / "optimizer.json").read_text())
+    rates = jnp.asarray(settings["rates"])
     model = FlaxRobertaForMaskedLM(RobertaConfig.from_pretrained(folder), seed=0, dtype=jnp.float32)
     params = weights(folder, model)
     decayed = unflatten_dict({path: leaf.ndim > 1 for path, leaf in flatten_dict(params).items()})
@@ -43,24 +43,24 @@ def main(folder):
         b1=0.9,
         b2=0.98,
         eps=1e-6,
-        weight_decay=told["weight_decay"],
+        weight_decay=settings["weight_decay"],
         mask=decayed,
     )
 
     def step(params, state, dropout_key, inputs, labels):
         dropout_key, next_key = jax.random.split(dropout_key)
 
-        def loss_of(params):
+        def loss_function(params):
             logits = model(inputs, params=params, dropout_rng=dropout_key, train=True)[0]
-            asked = labels >= 0
+            masked = labels >= 0
             targets = jax.nn.one_hot(labels, logits.shape[-1])
-            return (optax.softmax_cross_entropy(logits, targets) * asked).sum(), asked.sum()
+            return (optax.softmax_cross_entropy(logits, targets) * masked).sum(), masked.sum()
 
-        (loss, asked), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
-        asked = jax.lax.psum(asked, "batch")
-        gradient = jax.tree.map(lambda leaf: leaf / asked, jax.lax.psum(gradient, "batch"))
+        (loss, masked), gradient = jax.value_and_grad(loss_function, has_aux=True)(params)
+        masked = jax.lax.psum(masked, "batch")
+        gradient = jax.tree.map(lambda leaf: leaf / masked, jax.lax.psum(gradient, "batch"))
         updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, next_key, jax.lax.psum(loss, "batch") / asked
+        return optax.apply_updates(params, updates), state, next_key, jax.lax.psum(loss, "batch") / masked
 
     stepped = jax.pmap(step, "batch", donate_argnums=(0, 1))
     batches = np.load(folder / "batches.npz")
@@ -69,23 +69,25 @@ def main(folder):
     running = [place(params), place(optimizer.init(params)), place(jax.random.PRNGKey(0))]
 
     def take(number):
-        one = number % len(inputs)
-        *running[:], loss = stepped(*running, inputs[one][None], labels[one][None])
+        entry = number % len(inputs)
+        *running[:], loss = stepped(*running, inputs[entry][None], labels[entry][None])
         return loss[0]
 
     @jax.jit
     def sums(params, inputs, labels):
         logits = model(inputs, params=params, train=False)[0]
-        asked = labels >= 0
+        masked = labels >= 0
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
-        return jnp.stack([(nats * asked).sum(), ((logits.argmax(-1) == labels) * asked).sum(), asked.sum()])
+        return jnp.stack(
+            [(nats * masked).sum(), ((logits.argmax(-1) == labels) * masked).sum(), masked.sum()]
+        )
 
     def evaluate():
         held_out = np.load(folder / "held_out.npz")
-        one = jax.tree.map(lambda leaf: leaf[0], running[0])
-        found = [sums(one, *both) for both in zip(held_out["inputs"], held_out["labels"], strict=True)]
-        nats, hits, asked = np.sum(np.asarray(found, np.float64), axis=0)
-        return float(nats / asked), float(hits / asked)
+        params = jax.tree.map(lambda leaf: leaf[0], running[0])
+        results = [sums(params, *both) for both in zip(held_out["inputs"], held_out["labels"], strict=True)]
+        nats, hits, masked = np.sum(np.asarray(results, np.float64), axis=0)
+        return float(nats / masked), float(hits / masked)
 
     answer(take, facts, evaluate)
 

@@ -31,28 +31,28 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.mlm_peers.ours_step", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--options", type=json.loads, default={}, help="of flax_mlm, over those of the case")
-    asked = parser.parse_args(arguments)
-    told = json.loads((asked.folder / "case.json").read_text())
-    config = Config(**{**told, **asked.options})
-    step(asked.folder, config, facts)
+    options = parser.parse_args(arguments)
+    case = json.loads((options.folder / "case.json").read_text())
+    config = Config(**{**case, **options.options})
+    step(options.folder, config, facts)
 
 
 def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
     """Answer as asked."""
     tokenizer = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
     mesh = sharding.make_mesh(1, jax.devices()[:1])
-    everywhere, by_row = sharding.whole(mesh), sharding.by_row(mesh)
-    made = steps.make_steps(config, tokenizer, mesh)
-    state = made.state
+    replicated, by_row = sharding.whole(mesh), sharding.by_row(mesh)
+    step_functions = steps.make_steps(config, tokenizer, mesh)
+    state = step_functions.state
     same = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
-    state["params"] = jax.device_put(same, everywhere)
+    state["params"] = jax.device_put(same, replicated)
     batches = np.load(folder / "batches.npz")["tokens"]
     place = functools.partial(jax.device_put, device=by_row)
     rows_B = place(np.arange(config.batch_size, dtype=np.int32))
 
     def take(number: int) -> jax.Array:
         nonlocal state
-        state, results = made.train(state, place(batches[number % len(batches)]), rows_B)
+        state, results = step_functions.train(state, place(batches[number % len(batches)]), rows_B)
         return results["loss"]
 
     evaluated = None
@@ -61,8 +61,8 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
         tokens_NS = held_out["tokens"].reshape(-1, config.sequence_length)
 
         def evaluated() -> tuple[float, float]:
-            found = steps.evaluate(
-                made.evaluate,
+            evaluation = steps.evaluate(
+                step_functions.evaluate,
                 state["params"],
                 lambda rows_B: place(tokens_NS[rows_B]),
                 place,
@@ -70,7 +70,7 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
                 batch_size=config.batch_size,
                 tick=lambda: None,
             )
-            return found.loss, found.accuracy
+            return evaluation.loss, evaluation.accuracy
 
     dtype = steps.activations_dtype(config, mesh).name
     answer(take, {**facts, "dtype": dtype}, evaluated, lambda: machine_flops_per_s(dtype))

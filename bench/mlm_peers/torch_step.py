@@ -24,14 +24,14 @@ def main(folder, dtype):
     facts = {"imported_bytes": resident_bytes(), "dtype": dtype}
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
     torch.manual_seed(0)
-    told = json.loads((folder / "optimizer.json").read_text())
+    settings = json.loads((folder / "optimizer.json").read_text())
     model = RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model.train()
     compiled = torch.compile(model)
     groups = [
         {
             "params": [p for p in model.parameters() if p.ndim > 1],
-            "weight_decay": told["weight_decay"],
+            "weight_decay": settings["weight_decay"],
         },
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
@@ -40,11 +40,11 @@ def main(folder, dtype):
     inputs, labels = (torch.tensor(batches[name], dtype=torch.long) for name in ("inputs", "labels"))
 
     def take(number):
-        one = number % len(inputs)
+        entry = number % len(inputs)
         for group in optimizer.param_groups:
-            group["lr"] = told["rates"][number]
+            group["lr"] = settings["rates"][number]
         with autocast:
-            loss = compiled(input_ids=inputs[one], labels=labels[one]).loss
+            loss = compiled(input_ids=inputs[entry], labels=labels[entry]).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -56,10 +56,10 @@ def main(folder, dtype):
         model.eval()
         sums = np.zeros(3)
         for hidden, answers in zip(held_out["inputs"], held_out["labels"], strict=True):
-            asked = torch.tensor(answers >= 0)
+            masked = torch.tensor(answers >= 0)
             with autocast:
-                logits = model(torch.tensor(hidden)).logits[asked].float()
-            right = torch.tensor(answers).long()[asked]
+                logits = model(torch.tensor(hidden)).logits[masked].float()
+            right = torch.tensor(answers).long()[masked]
             nats = torch.nn.functional.cross_entropy(logits, right, reduction="sum")
             sums += [nats.item(), (logits.argmax(-1) == right).sum().item(), len(right)]
         model.train()
@@ -75,10 +75,16 @@ def reference(folder):
     model.eval()  # without dropout; gradients are computed all the same
     batch = np.load(folder / "batch.npz")
     inputs, labels = (torch.tensor(batch[name], dtype=torch.long) for name in ("inputs_BS", "labels_BS"))
-    found = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), labels=labels)
-    found.loss.backward()
-    gradients = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
-    np.savez(folder / "found.npz", logits=found.logits.detach().numpy(), loss=found.loss.item(), **gradients)
+    output = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), labels=labels)
+    output.loss.backward()
+    gradients = {
+        name: parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    np.savez(
+        folder / "found.npz", logits=output.logits.detach().numpy(), loss=output.loss.item(), **gradients
+    )
 
 
 if __name__ == "__main__":
@@ -86,5 +92,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--reference", action="store_true")
-    asked = parser.parse_args()
-    reference(asked.folder) if asked.reference else main(asked.folder, asked.dtype)
+    options = parser.parse_args()
+    reference(options.folder) if options.reference else main(options.folder, options.dtype)

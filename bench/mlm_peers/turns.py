@@ -65,9 +65,9 @@ def answer(
         sys.stdout.flush()
 
 
-def resident_bytes(what: str = "VmRSS") -> int | None:
+def resident_bytes(field: str = "VmRSS") -> int | None:
     """Of this process: memory that is resident now, or its peak (VmHWM); None where there is no Linux to say it."""
     if not STATUS.exists():
         return None
-    found = re.search(rf"^{what}:\s+(\d+) kB", STATUS.read_text(), flags=re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), flags=re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
