@@ -59,7 +59,23 @@ def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]
     if not going:
         tell(f"nothing to remove: {target.runs.url} has {counted(len(everything), 'run')}")
         return 0
-    return _ask_and_remove(target, going, yes=yes)
+    code = _ask_and_remove(target, going, yes=yes)
+    if code == 0 and not listing.unreadable:
+        _remove_packages(target)
+    return code
+
+
+def _remove_packages(target: Target) -> None:
+    """Remove the packages of commands of the user's own that no run has any more."""
+    folder, files = f"{target.runs.url}/{run_directory.PACKAGES}", target.runs.files
+    names = files.list(
+        folder
+    )  # before the runs: those of a run that has just begun are not among them, or needed
+    records = [(run.described.get("config") or {}).get("packages") for run in runs.list_runs(target.runs)]
+    needed = {record["sha256"] for record in records if record}
+    for name in names:
+        if name.partition(".")[0] not in needed:
+            files.remove(f"{folder}/{name}")
 
 
 def kept(

@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 else:
     Outcome = State = str
 
+PACKAGES = ".packages"
+"""A folder beside the runs of a place."""
 CODE, FOLDER = "code.tar.gz.base64", "folder.tar.gz.base64"
 """Text, because what is written through the hosts of a stack is text. Only their owner may read them, by their ending
 (`contracts.files.PRIVATE_ENDING`)."""
@@ -161,7 +163,7 @@ def log(attempt: int, process_id: int) -> str:
 
 def packages(run_dir: str, sha256: str) -> str:
     """The bundle of the packages that a command of the user's own needs, beside all runs of its place."""
-    return f"{run_dir.rpartition('/')[0]}/.packages/{sha256}.tar.gz.base64"
+    return f"{run_dir.rpartition('/')[0]}/{PACKAGES}/{sha256}.tar.gz.base64"
 
 
 def stacks(attempt: int, process_id: int) -> str:

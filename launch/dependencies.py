@@ -117,6 +117,10 @@ class Source:
     def name(self) -> str:
         return "uv.lock" if self.has_lock else self.path.name
 
+    @property
+    def is_script(self) -> bool:
+        return self.path.suffix == ".py"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interpreter:

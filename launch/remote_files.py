@@ -39,6 +39,8 @@ FOLDER_LIMIT_S = 1800.0
 """To remove or write a folder: a run may have hundreds of gigabytes."""
 WORK_LIMIT_S = 60.0
 """For one reading or writing in a bucket that has been reached: that of the files of some hundred runs."""
+BYTES_PER_S = 2**20
+"""Of a slow link: what is written may take longer by that."""
 ROLE = "roles/storage.objectUser"
 LOG_IN = "`gcloud auth application-default login`"
 
@@ -217,7 +219,8 @@ class Buckets:
         return self._carry_out(places[0][0], lambda: self._files.read_inside(places, offsets, limit_bytes))
 
     def write(self, path: str, data: bytes) -> None:
-        self._carry_out(path, lambda: self._files.write(path, data))
+        limit_s = WORK_LIMIT_S + len(data) / BYTES_PER_S
+        self._carry_out(path, lambda: self._files.write(path, data), limit_s)
 
     write_new = write
 
@@ -328,7 +331,8 @@ class HostFiles:
         return [pieces[index] for index in range(len(places))]
 
     def write(self, path: str, data: bytes) -> None:
-        self._ask("write", {"path": path, "text": data.decode()})
+        limit_s = HOST_LIMIT_S + len(data) / BYTES_PER_S
+        self._ask("write", {"path": path, "text": data.decode()}, limit_s)
 
     write_new = write
 

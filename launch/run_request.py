@@ -599,7 +599,7 @@ def asked_for(
         is_script_alone=is_script_alone,
     )
     source = dependencies.find(folder, config.script) if config.installs else None
-    if source is None and is_script_alone and config.installs:
+    if is_script_alone and config.installs and (source is None or not source.is_script):
         raise RequestError(
             f"{words[1]}: does not say what it needs (PEP 723); name the folder that it needs: fab train --workdir "
             f"{shlex.quote(str(folder))} -- {shlex.join(words)}"

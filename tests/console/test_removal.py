@@ -16,6 +16,7 @@ from backends.host_backend import HostBackend
 from backends.pods.pod_backend import PodBackend
 from console import removal
 from contracts.errors import RequestError
+from contracts.run_directory import packages
 from jobs.runtime.bucket_files import BucketFiles
 from launch import runs
 from launch.hosts import HostError
@@ -96,6 +97,21 @@ def test_with_an_own_command_goes_what_it_has_on_its_hosts_and_nothing_of_other_
     assert capsys.readouterr().out.splitlines()[1:] == [f"removed {run_id}"]
     stay = {folder for folder in left if folder.parent.name == other or folder.name == "0-0"}
     assert {folder for folder in left if folder.exists()} == stay
+
+
+def test_packages_go_with_the_last_run_that_has_them(write_run: WriteRun) -> None:
+    target = here()
+    for letter, sha256 in (("a", "0" * 64), ("b", "1" * 64)):
+        config = {"packages": {"sha256": sha256}}
+        write_run(
+            f"command-20261120-214500-{letter * 4}",
+            job="command",
+            args=["python"],
+            **began(letter, config=config),
+        )
+        target.files.write(packages(f"{target.runs_url}/x", sha256), b"")
+    assert removal.prune(target, keep=1, yes=True, resumed_by={}) == 0
+    assert target.files.list(f"{target.runs_url}/.packages") == [f"{'1' * 64}.tar.gz.base64"]
 
 
 @pytest.mark.parametrize("placed", ["disk", "bucket"], indirect=True)

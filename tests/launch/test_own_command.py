@@ -173,12 +173,15 @@ def test_a_script_that_says_what_it_needs_is_all_that_is_sent(folder: Path) -> N
     assert alone.folder().names == {"train.py"}
     chosen = asked_for([str(script)], **{**OPTIONS, "framework": "jax"}, installs=False)
     assert (chosen.config.framework, chosen.source) == ("jax", None)
+    (folder / "asks.py").touch()
+    (folder / "requirements.txt").write_text("jax\n")  # which is not sent
     for words, message in (
         (
             [str(folder / "sub" / "part.py"), "-v"],
             "does not say what it needs (PEP 723); name the folder that it needs",
         ),
         ([str(folder / "none.py")], "none.py: there is no such script here"),
+        ([str(folder / "asks.py")], "asks.py: does not say what it needs"),
     ):
         with pytest.raises(RequestError, match=re.escape(message)):
             asked_for(words, **OPTIONS)

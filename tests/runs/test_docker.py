@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.runs import Run
+from tests.launch.package_index import add_wheel
 from tests.runs.lab import CHECKOUT, FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
 from tools import stand_in_base
 
@@ -97,3 +98,24 @@ def test_an_image_that_is_not_built_is_asked_for_with_the_command_that_builds_it
     assert ended.code == 2
     assert "`fab build --framework jax --platform cpu`" in ended.said
     assert lab.all_runs() == []
+
+
+@pytest.mark.usefixtures("jax_image")
+def test_a_project_s_packages_are_a_layer_over_the_image(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, index = lab.runs_dir.parent / "needy", lab.runs_dir.parent / "index"
+    add_wheel(index, "greet", "1.0", program="greet-all")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.as_uri())
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import greet, jax, subprocess\nsubprocess.run(['greet-all'], check=True)\n"
+    )
+    (folder / "pyproject.toml").write_text(
+        "[project]\nname = 'needy'\nversion = '1'\ndependencies = ['greet']\n"
+    )
+    command = ("--workdir", str(folder), "--runtime", "docker", "--", "python", "train.py")
+    ended = lab.fab("train", *command).ended()
+    assert ended.code == 0, ended.said
+    assert "pyproject.toml: 1 package besides the framework's: greet==1.0" in ended.said
+    (run,) = lab.all_runs()
+    for host in range(2):
+        assert f"hello from {lab.agent_root}/bundles/" in lab.log(run, host)

@@ -3,6 +3,7 @@ of this repository."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from launch import launching
 from launch.run_request import Request, asked_for
 from launch.runs import Run
 from launch.targets import Secret
+from tests.launch.package_index import add_wheel
 from tests.runs.lab import Lab, losses, result
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax"
@@ -84,6 +86,38 @@ def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_w
     assert "process 3 of 4: weight 2.9" in log
     assert "A is one and B three" in log
     assert resumed.described["env"] == {"A": "one", "B": "three"}
+
+
+NEEDY = """
+import greet, jax, os, sys
+print("greet", greet.version, "beside jax", jax.__version__)
+sys.exit(0 if os.environ["RUN_ATTEMPT"] == "1" else 75)
+"""
+
+
+def test_what_a_project_needs_is_there_beside_the_framework_and_the_same_when_it_is_resumed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, index = lab.runs_dir.parent / "needy", lab.runs_dir.parent / "index"
+    folder.mkdir()
+    (folder / "train.py").write_text(NEEDY)
+    (folder / "requirements.txt").write_text("greet\njax\n")
+    add_wheel(index, "greet", "1.0")
+    add_wheel(index, "jax", importlib.metadata.version("jax"))
+    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
+    run = lab.finish(launch(lab, ["python", "train.py"], workdir=str(folder)))
+    assert lab.state(run) == "preempted"
+    packages = run.described["config"]["packages"]
+    assert packages["requirements"] == ["greet==1.0"]
+
+    shutil.rmtree(lab.cache_home / "tpu-stack" / "packages")
+    shutil.rmtree(lab.agent_root / "bundles" / packages["sha256"])
+    (folder / "requirements.txt").write_text("greet==2.0\n")
+    resumed = lab.finish(launch(lab, resume=lab.read(run)))
+    assert result(resumed)["outcome"] == "done"
+    assert resumed.described["config"]["packages"] == packages
+    log = resumed.directory.read_text("logs/1/host-1.log") or ""
+    assert f"greet 1.0 beside jax {importlib.metadata.version('jax')}" in log
 
 
 LOUD = """
