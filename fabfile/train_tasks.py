@@ -225,7 +225,7 @@ class Train:
 @task(
     "fab train --job flax_mlm -- --steps 2000",
     "fab train --workdir ~/my-project -- python train.py",
-    "fab train script.py",
+    "fab train examples/jax/train.py",
     outlives_signals=True,
 )
 def train(args: Train) -> int:

@@ -76,7 +76,7 @@ INDEX_VARIABLES = (
 SCRIPT = re.compile(r"(?m)^# /// script\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """As in PEP 723."""
 NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
-INCLUDE = re.compile(r"(?:-r|-c|--requirements?|--constraints?)[ \t=]*(\S+)")
+INCLUDE = re.compile(r"(-r|-c|--requirements?|--constraints?)[ \t=]*(\S+)")
 PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)[ \t]*(?:;[ \t]*([^\\\n]*))?")
 USER = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s@:\"']+)(?::(?P<password>[^/\s@\"']*))?@")
 """Of a URL: who it is read as."""
@@ -104,14 +104,20 @@ class Source:
     """What says which packages a project needs.
 
     path: a script with a PEP 723 block, a pyproject.toml or a requirements.txt. texts: its content, that of the files
-    it includes, and of a lock, by their paths. names: of the packages that it asks for. has_lock: a uv.lock is beside
-    it.
+    it includes, and of a lock, by their paths. requirements: lines of requirements and options. python: the versions of
+    Python that it allows. has_lock: a uv.lock is beside it.
     """
 
     path: Path
     texts: Mapping[str, str]
-    names: frozenset[str]
+    requirements: tuple[str, ...]
+    python: str = ""
     has_lock: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the packages that it asks for."""
+        return frozenset(normal(match[0]) for line in self.requirements if (match := NAME.match(line)))
 
     @property
     def name(self) -> str:
@@ -189,9 +195,9 @@ def find(workdir: Path, script: str | None = None) -> Source | None:
     if source is None and places["uv.lock"].is_file():
         source = _of_project(places["pyproject.toml"], places["uv.lock"])
     if source is None and places["requirements.txt"].is_file():
-        texts = dict(_with_included(places["requirements.txt"], set()))
-        lines = [line for text in texts.values() for line in text.splitlines()]
-        source = Source(path=places["requirements.txt"], texts=texts, names=_names(lines))
+        texts: dict[str, str] = {}
+        lines = tuple(_requirements(places["requirements.txt"], texts))
+        source = Source(path=places["requirements.txt"], texts=texts, requirements=lines)
     if source is None and places["pyproject.toml"].is_file():
         source = _of_project(places["pyproject.toml"], None)
     for path, text in source.texts.items() if source is not None else ():
@@ -239,8 +245,7 @@ def _of_script(path: Path) -> Source | None:
         raise RequestError(f"{path}: has {len(blocks)} blocks `# /// script`; PEP 723 allows one")
     lines = blocks[0]["content"].splitlines(keepends=True)
     content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
-    block = _toml(path, content)
-    return Source(path=path, texts={str(path): content}, names=_names(block.get("dependencies", ())))
+    return _declared(path, _toml(path, content), {str(path): content})
 
 
 def _of_project(path: Path, lock: Path | None) -> Source | None:
@@ -251,23 +256,31 @@ def _of_project(path: Path, lock: Path | None) -> Source | None:
     if "dependencies" not in project:  # a file of tools' settings; or only a build would tell
         return None
     texts = {str(path): text, **({str(lock): _read(lock)} if lock is not None else {})}
-    return Source(path=path, texts=texts, names=_names(project["dependencies"]), has_lock=lock is not None)
+    return dataclasses.replace(_declared(path, project, texts), has_lock=lock is not None)
 
 
-def _with_included(path: Path, before: set[Path]) -> Iterator[tuple[str, str]]:
-    """Yield the path and content of a requirements file and of those that it includes."""
-    text = _read(path)
-    yield str(path), text
-    before.add(path)
-    for line in text.splitlines():
-        included = INCLUDE.match(line.strip())
-        place = path.parent / included[1] if included and "://" not in included[1] else path
-        if place not in before:
-            yield from _with_included(place, before)
+def _declared(path: Path, table: Mapping[str, Any], texts: Mapping[str, str]) -> Source:
+    requirements, python = table.get("dependencies", ()), table.get("requires-python", "")
+    if not isinstance(requirements, Sequence) or not all(
+        isinstance(text, str) for text in [*requirements, python]
+    ):
+        raise RequestError(f"{path}: dependencies is no list of texts; correct it, or add --no-install")
+    return Source(path=path, texts=texts, requirements=tuple(requirements), python=python)
 
 
-def _names(requirements: Collection[str]) -> frozenset[str]:
-    return frozenset(normal(match[0]) for line in requirements if (match := NAME.match(line.strip())))
+def _requirements(path: Path, texts: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of a requirements file, with those of files that it includes, and add their contents."""
+    texts[str(path)] = text = _read(path)
+    for line in re.sub(r"\\\n", " ", text).splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        included = INCLUDE.match(line)
+        is_constraint = included is not None and included[1].startswith(("-c", "--c"))
+        if line and (included is None or is_constraint):
+            yield line
+        place = str(path.parent / included[2]) if included and "://" not in included[2] else str(path)
+        if place not in texts:
+            lines = [*_requirements(Path(place), texts)]
+            yield from () if is_constraint else lines
 
 
 def framework_of(source: Source) -> str | None:
@@ -340,6 +353,8 @@ def ensure(
         RequestError: they cannot be installed together with the framework's, on that platform, or at all.
         Unreachable: no package index answers.
     """
+    if is_met(source, framework, interpreter):
+        return Packages(record=_record(source, interpreter))
     home = user_cache_dir(environ) / FOLDER
     home.mkdir(parents=True, exist_ok=True)
     place = home / f"{key(source, framework, interpreter, from_source, environ)}.json"
@@ -360,6 +375,41 @@ def ensure(
     packages = _kept(place)
     assert packages is not None, "it has just been made"
     return packages
+
+
+def is_met(source: Source, framework: Framework, interpreter: Interpreter) -> bool:
+    """Whether it is plain, without an index, that a framework has all that a project asks for."""
+    from packaging.requirements import InvalidRequirement, Requirement  # most runs have no such project
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if source.has_lock:
+        return False  # whose other versions are to be named
+    pins = framework.pins()
+    try:
+        if not SpecifierSet(source.python).contains(interpreter.version):
+            return False
+        for line in source.requirements:
+            requirement = Requirement(re.sub(r"\s--hash\S+", "", line))
+            if requirement.url or requirement.extras or requirement.marker:
+                return False
+            version = pins.get(normal(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                return False
+    except (InvalidRequirement, InvalidSpecifier):  # an option; or a mistake, which uv explains
+        return False
+    return True
+
+
+def _record(
+    source: Source, interpreter: Interpreter, requirements: Sequence[str] = (), lock: str | None = None
+) -> dict[str, Any]:
+    return {
+        "source": source.name,
+        "python": interpreter.version,
+        "requirements": [*requirements],
+        "lock_sha256": None if lock is None else hashlib.sha256(lock.encode()).hexdigest(),
+        "sha256": None,
+    }
 
 
 def key(
@@ -446,13 +496,7 @@ def _resolved(
             differing = f"; not as in uv.lock, beside the framework: {differing}"
         needed = own_entries(lines, pins, source)
         requirements = [_masked(entry.split(" \\")[0].split(" ;")[0].strip()) for entry in needed]
-        record = {
-            "source": source.name,
-            "python": interpreter.version,
-            "requirements": requirements,
-            "lock_sha256": hashlib.sha256(lines.encode()).hexdigest(),
-            "sha256": None,
-        }
+        record = _record(source, interpreter, requirements, lines)
         if needed:
             lock.write_text("".join(needed))
             tree = folder / "tree"

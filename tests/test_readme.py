@@ -26,6 +26,7 @@ ENTER = "source .venv/bin/activate"
 AFTER_A_RUN = (
     *("make", "make install", "fab --list", "fab help train", "fab jobs", "fab accelerators", "fab images"),
     "fab train --workdir examples/jax -- python train.py",
+    "fab train examples/jax/train.py",
     *(
         "fab status",
         "fab runs",

@@ -1,8 +1,14 @@
 """Fits a line on all devices, each with points of its own. Of tpu-stack it knows RUN_DIR, and the exit code 75.
 
 fab train --workdir examples/jax -- python train.py
+fab train examples/jax/train.py
 fab fit --accelerator v5litepod-16 -- examples/jax/train.py
 """
+
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax>=0.6", "numpy"]
+# ///
 
 import json
 import os

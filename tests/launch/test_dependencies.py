@@ -70,7 +70,11 @@ def project(tmp_path: Path, files: Mapping[str, str]) -> Path:
 
 
 SCRIPT = {"train.py": BLOCK.format("torch>=2")}
-REQUIREMENTS = {"requirements.txt": "# ours\n-r more.txt\nGreet_All[x]>=1 # yes\n", "more.txt": "flax\n"}
+REQUIREMENTS = {
+    "requirements.txt": "# ours\n-r more.txt\nGreet_All[x]>=1 # yes\n",
+    "more.txt": "flax\n-c all.txt\n",
+    "all.txt": "torch==2\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,33 @@ def test_a_lock_holds_where_the_framework_has_nothing_else(
     assert packages.line.endswith(
         "; not as in uv.lock, beside the framework: greet 1.0 for 2.0, numpy 2.5.5 for 1.26.0"
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "is_met"),
+    [
+        ({"requirements.txt": "numpy>=2 # yes\nJAX==0.12.*\n"}, True),
+        ({"requirements.txt": ""}, True),
+        ({"train.py": BLOCK.format("jax>=0.4")}, True),
+        ({"requirements.txt": "numpy<2"}, False),
+        ({"requirements.txt": "greet"}, False),
+        ({"requirements.txt": "greet-all"}, False),  # only a Windows machine's lock has it
+        ({"requirements.txt": "jax[tpu]"}, False),
+        ({"requirements.txt": "-e .\nnumpy"}, False),
+        ({"requirements.txt": "-c c.txt\nnumpy", "c.txt": "numpy<2"}, False),
+        ({"train.py": BLOCK.format("jax>=0.4").replace("3.11", "3.99")}, False),
+        ({"pyproject.toml": PROJECT.replace('"greet", ', ""), "uv.lock": ""}, False),
+    ],
+)
+def test_where_a_framework_has_all_of_it_no_index_is_asked(
+    tmp_path: Path, framework: Framework, files: dict[str, str], is_met: bool
+) -> None:
+    source = find(project(tmp_path, files), "train.py")
+    assert source is not None
+    assert dependencies.is_met(source, framework, HOSTS) == is_met
+    if is_met:
+        packages = dependencies.ensure(source, framework, HOSTS, (), {}, pytest.fail)
+        assert (packages.bundle, packages.record["sha256"]) == (None, None)
 
 
 AWAY = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
