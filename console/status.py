@@ -1,4 +1,4 @@
-"""`fab status`, `logs`, `runs`, `compare`, `stop` and `jobs`: one function a command, each returning its exit code."""
+"""`fab status`, `logs`, `runs`, `costs`, `compare`, `stop`, `jobs`: a function each, which returns its exit code."""
 
 from __future__ import annotations
 
@@ -207,6 +207,53 @@ def _usd(cost: Cost | None) -> str:
     if cost.billed_usd is None:
         return f"{cost.usd:,.2f} USD?"
     return "grant" if cost.billed_usd <= 0 < cost.usd else f"{cost.billed_usd:,.2f} USD"
+
+
+def costs_by_month(targets: Sequence[Target], *, as_json: bool) -> int:
+    """Print what the slices of stacks did in each month: how much of it became progress, and what all of it cost."""
+    console = terminal()
+    listings = [(target, runs.survey(target.runs)) for target in targets]
+    months = [
+        (target.name, month)
+        for target, listing in listings
+        for month in costs.by_month(listing.runs, target.inventory.slices, time.time())
+    ]
+    unreadable = {run_id: why for _, listing in listings for run_id, why in listing.unreadable.items()}
+    if as_json:
+        rows = [{"stack": stack, **_month(month)} for stack, month in months]
+        print(json.dumps({"months": rows, "unreadable": unreadable}))
+        return 0
+    if not months and not unreadable:
+        say(console)(printable(NO_RUNS.format(", ".join(target.runs.url for target in targets))))
+    if months:
+        drawn = table("stack", "month", "runs", "goodput", "the rest", "cost", right=("runs", "cost"))
+        for stack, month in months:
+            usd = _usd(month.cost)
+            drawn.add_row(
+                printable(stack),
+                month.month,
+                str(len(month.runs)),
+                month.goodput.share_text(),
+                month.goodput.badput_text(),
+                f"at least {usd}" if usd and not month.is_cost_complete else usd,
+            )
+        console.print(drawn)
+    for line in runs.cannot_be_read(unreadable):
+        say(console)(printable(line))
+    return 0
+
+
+def _month(month: costs.Month) -> dict[str, Any]:
+    return {
+        "month": month.month,
+        "runs": sorted(month.runs),
+        "slice_s": month.goodput.total_s,
+        "goodput": month.goodput.share,
+        "seconds": month.goodput.seconds,
+        "cost_usd": month.cost.usd if month.cost else None,
+        "billed_usd": month.cost.billed_usd if month.cost else None,
+        "is_cost_complete": month.is_cost_complete,
+    }
 
 
 def compare(target: Target, names: Sequence[str], *, as_json: bool) -> int:

@@ -234,19 +234,15 @@ def _waiting_ms(before: Mapping[str, Any], record: Mapping[str, Any]) -> int:
         return 0
     ended_s = parse_time(before["started"]) + wall
     if created != before.get("slice_created"):
-        at_s = _parse_rfc_3339(created)
+        at_s = parse_rfc_3339(created)
         if at_s is None or at_s < ended_s:  # another slice, which may have had other runs meanwhile
             return 0
         ended_s = at_s
     return max(0, round(1000 * (parse_time(record["started"]) - ended_s)))
 
 
-def created_s(record: Mapping[str, Any]) -> float | None:
-    """When the slice of an attempt was created, in Unix seconds."""
-    return _parse_rfc_3339(record.get("slice_created"))
-
-
-def _parse_rfc_3339(moment: object) -> float | None:
+def parse_rfc_3339(moment: object) -> float | None:
+    """The Unix time of a moment as Google's APIs write it; None where it is none."""
     try:
         at = datetime.datetime.fromisoformat(str(moment).replace("Z", "+00:00"))
         return at.timestamp() if at.tzinfo is not None else None

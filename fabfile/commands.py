@@ -11,7 +11,7 @@ HEADINGS = (
     ("Begin with these five", "train_tasks", ("jobs", "train", "status", "logs", "stop")),
     ("Go on after a loss", "recovery_tasks", ("recover", "keep", "unkeep", "keeper")),
     ("Look at runs, and tidy up", "run_tasks",
-     ("runs", "compare", "stacks", "profile", "dashboard", "track", "notify", "rm", "prune")),
+     ("runs", "compare", "costs", "stacks", "profile", "dashboard", "track", "notify", "rm", "prune")),
     ("Use a trained model", "model_tasks", ("predict", "serve", "export")),
     ("Queue and sweeps", "queue_tasks", ("submit", "sweep", "queue")),
     ("Hosts", "host_tasks",

@@ -62,6 +62,23 @@ def compare(args: Compare) -> int:
 
 
 @options
+class Costs:
+    json: bool = flag(JSON)
+    selector: Selector = group(Selector, "stack", "runs", stack=f"{STACK}; several as dev,prod")
+
+
+@task("fab costs --stack dev")
+def costs(args: Costs) -> int:
+    """Say by month what slices did and what that cost."""
+    from console import status as status_command
+
+    places = [
+        dataclasses.replace(args.selector, stack=stack) for stack in (args.selector.stack or "").split(",")
+    ]
+    return status_command.costs_by_month([place.any_target() for place in places], as_json=args.json)
+
+
+@options
 class Dashboard:
     port: int = option("the port on 127.0.0.1; 0: any that is free (default: 8760)", port, default=8760)
     selector: Selector = group(

@@ -8,13 +8,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from contracts import goodput
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.goodput import Goodput
 from contracts.inventory import Slice
 from contracts.process import PLATFORMS
 from contracts.run_costs import HOUR_S, Cost, cost, number
 from jobs.runtime.metric_definitions import finite
-from launch.runs import Run
+from launch.runs import Run, parse_time
 
 
 def price_of(one: Slice) -> dict[str, float | None] | None:
@@ -107,6 +109,91 @@ def sum_of(costs: Sequence[Cost]) -> Cost:
         math.fsum(cost_of_slice.usd for cost_of_slice in costs),
         math.fsum(billed_usd) if len(billed_usd) == len(billed) else None,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Month:
+    """What the slices of a stack did in a month, and what that cost.
+
+    month: as in 2026-11, in UTC; an attempt belongs to the one in which it began. runs: ids. cost: of the time that has
+    a known price; None where none has. is_cost_complete: whether all of it has.
+    """
+
+    month: str
+    runs: frozenset[str]
+    goodput: Goodput
+    cost: Cost | None
+    is_cost_complete: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Span:
+    """Time of a slice. price: as an attempt in run.json has it. run_id: the run that held it; None: nobody did."""
+
+    at_s: float
+    goodput: Goodput
+    price: Any
+    run_id: str | None = None
+
+    @property
+    def month(self) -> str:
+        return f"{datetime.datetime.fromtimestamp(self.at_s, datetime.UTC):%Y-%m}"
+
+
+def by_month(listed: Sequence[Run], slices: Sequence[Slice], now_s: float) -> list[Month]:
+    """Divide the time of a stack's slices by month, the newest first. slices: those that are there now; of those that
+    are gone nothing is known after the end of their last run."""
+    spans: list[_Span] = []
+    held: dict[str, list[_Span]] = {}
+    for run in listed:
+        parts = goodput.of_attempts(run.described, run.result, run.heartbeats)
+        for attempt, part in zip(_attempts(run), parts, strict=True):
+            if part is not None:
+                at_s = parse_time(attempt["started"]) - part.seconds.get("waiting", 0.0)
+                spans.append(_Span(at_s=at_s, goodput=part, price=attempt["price"], run_id=run.run_id))
+                held.setdefault(str(attempt.get("slice_created") or ""), []).append(spans[-1])
+    there = {one.created: one for one in slices if one.hosts and one.is_usable}
+    for created in {*held, *there}:
+        if (created_s := goodput.parse_rfc_3339(created)) is not None:
+            spans += _unused(created_s, held.get(created, []), there.get(created), now_s)
+    months: dict[str, list[_Span]] = {}
+    for span in spans:
+        months.setdefault(span.month, []).append(span)
+    return [_month(month, months[month]) for month in sorted(months, reverse=True)]
+
+
+def _month(month: str, spans: Sequence[_Span]) -> Month:
+    known = [
+        span_cost
+        for span in spans
+        if (span_cost := cost([{"price": span.price}], span.goodput.total_s)) is not None
+    ]
+    return Month(
+        month=month,
+        runs=frozenset(span.run_id for span in spans if span.run_id is not None),
+        goodput=goodput.sum_of([span.goodput for span in spans]),
+        cost=sum_of(known) if known else None,
+        is_cost_complete=len(known) == len(spans),
+    )
+
+
+def _unused(created_s: float, held: Sequence[_Span], present: Slice | None, now_s: float) -> Iterator[_Span]:
+    """The time of one slice that no run held, divided at the ends of months."""
+    price = price_of(present) if present is not None else held[-1].price
+    ends = [*((span.at_s, span.at_s + span.goodput.total_s) for span in held)]
+    ends += [(now_s, now_s)] if present is not None else []
+    free_s = created_s
+    for begin_s, end_s in sorted(ends):
+        while free_s < begin_s:
+            first = datetime.datetime.fromtimestamp(free_s, datetime.UTC).replace(
+                day=1, hour=0, minute=0, second=0, microsecond=0
+            )
+            next_month_s = (first + datetime.timedelta(days=32)).replace(day=1).timestamp()
+            until_s = min(begin_s, next_month_s)
+            if idle_ms := round(1000 * (until_s - free_s)):
+                yield _Span(at_s=free_s, goodput=Goodput({"idle": idle_ms}), price=price)
+            free_s = until_s
+        free_s = max(free_s, end_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -168,3 +168,52 @@ def test_a_run_on_node_pools_costs_what_their_slice_does(write_run: WriteRun) ->
     assert costs.of_run(run).usd == 0.0  # type: ignore[union-attr]
     run.described["attempts"][-1]["pod"] = "r-0"
     assert costs.of_run(run).usd == pytest.approx(9.60)  # type: ignore[union-attr]
+
+
+def measured(started: str, outcome: str, wall_s: float, made: str, parts: dict[str, float]) -> dict[str, Any]:
+    """An attempt on a slice that was made at `made`, as run.json has it after its end."""
+    timing = {"timing": {"parts": parts, "from_step": 0, "step": 9}}
+    ended = {"started": started, "wall_s": wall_s, "outcome": outcome, "slice_created": made}
+    return attempt(0, 4.0, 4.0, **ended, **timing)
+
+
+def test_the_time_of_slices_is_divided_by_month_with_what_no_run_held(write_run: WriteRun) -> None:
+    gone, there = "2026-10-31T20:00:00Z", "2026-11-20T10:00:00.25Z"
+    first = measured("2026-10-31T22:00:00Z", "failed", 1800.0, gone, {"start": 600.0, "compute": 1200.0})
+    again = measured("2026-10-31T22:40:00Z", "done", 1200.0, gone, {"compute": 1200.0})
+    old = write_run(
+        attempts=[first, {**again, "attempt": 1}], result={"attempt": 1, "outcome": "done", **again}
+    )
+    # At midnight the slice stood idle, until a run of another day.
+    late = measured("2026-11-01T01:00:00Z", "done", 3600.0, gone, {"compute": 3600.0})
+    late_run = dataclasses.replace(old, described={**old.described, "run_id": "b", "attempts": [late]})
+    new = measured("2026-11-20T11:00:00Z", "failed", 1800.0, there, {"compute": 1800.0})
+    unpriced = {**new, "price": None, "started": "2026-11-20T11:30:00Z"}
+    new_run = dataclasses.replace(
+        old, described={**old.described, "run_id": "c", "attempts": [new, unpriced]}
+    )
+    runs = [
+        dataclasses.replace(run, result={**run.described["attempts"][-1], "attempt": number, "time_s": parts})
+        for run, number, parts in ((old, 1, {"compute": 1200.0}), (late_run, 0, {"compute": 3600.0}),
+                                   (new_run, 0, {"compute": 1800.0}))
+    ]  # fmt: skip
+    slices = [
+        dataclasses.replace(MAIN, created=there, granted_chips=0),
+        dataclasses.replace(MAIN, name="requested", created="", hosts=()),
+    ]
+    november, october = costs.by_month(runs, slices, NOON_S + 3600.0)
+    assert october.goodput.seconds == {
+        "productive": 2400.0,
+        "starting": 600.0,
+        "waiting": 600.0,
+        "idle": 10800.0,
+    }
+    # 20:00 to 22:00, and 23:00 to midnight; its attempts' price is the only one that is known of it.
+    assert (october.month, {*october.runs}, october.is_cost_complete) == ("2026-10", {old.run_id}, True)
+    assert october.cost is not None and october.cost.usd == pytest.approx(4.0 * 4)
+    assert november.goodput.seconds == {"productive": 3600.0 + 2 * 1800.0, "idle": 3600.0 + 2 * 3600.0 - 0.25}
+    assert (november.month, {*november.runs}, november.is_cost_complete) == ("2026-11", {"b", "c"}, False)
+    assert november.cost is not None
+    idle_usd = 4.0 + HOUR * (2 * 3600.0 - 0.25) / 3600
+    assert november.cost.usd == pytest.approx(4.0 + 2.0 + idle_usd, abs=0.001)
+    assert costs.by_month([], [dataclasses.replace(MAIN, created="")], NOON_S) == []
