@@ -66,7 +66,7 @@ class HostBackend:
     restore: Callable[[Say], None]
     deploy: Callable[[Target], bool]
     hold: Callable[[], AbstractContextManager[Require]]
-    open_shell: Callable[[Target, int | None, str | None], int]
+    terminal: Callable[[Target, int | None, Sequence[str]], int]
 
     def ensure(self, target: Target, reopen: Callable[[], Target], say: Say) -> Target:
         silent = self.status().errors
@@ -145,6 +145,15 @@ class HostBackend:
 
     def conclude(self, run_id: str) -> None:  # noqa: ARG002 - its agents have said all
         return None
+
+    def open_shell(self, target: Target, index: int | None, run: Run | None) -> int:
+        if run is None:
+            return self.terminal(target, index, ())
+        agent, process = self.agents_of(run.described)[index or 0], {"process_id": index or 0}
+        request = {"run_id": run.run_id, "attempt": run.attempt, **process}
+        argv = agent.ask("shell", request)["argv"]
+        place = next((host.index for host in target.hosts if host.name == agent.host), None)
+        return self.terminal(target, place, argv)
 
     def forward(self, run_id: str, index: int, port: int) -> AbstractContextManager[int]:  # noqa: ARG002
         return self.transports[index].forward(LOOPBACK, port)

@@ -51,7 +51,7 @@ def stacks(target: Target, name: str) -> int:
     Raises:
         RequestError: there is no such run, or it is not active.
     """
-    run = _active(target, name)
+    run = active_run(target, name)
     program, reason = _py_spy()
     problems = [] if reason is None else [reason]
     if program is not None:
@@ -90,7 +90,8 @@ def stacks(target: Target, name: str) -> int:
     return 0 if all(isinstance(answer, dict) for answer in answers) else 1
 
 
-def _active(target: Target, name: str) -> Run:
+def active_run(target: Target, name: str) -> Run:
+    """Return the run that `name` means. Raises RequestError: there is none, or it is not active."""
     run = runs.find(target.runs, name)
     state = target.state_of(run)
     if state not in run_directory.ACTIVE:
@@ -166,7 +167,7 @@ def profile(target: Target, name: str, steps: int, *, limit_s: float) -> int:
     """
     if steps > MOST_TRACED_STEPS:
         raise RequestError(f"--steps {steps}: a trace holds at most {MOST_TRACED_STEPS} steps")
-    run = _active(target, name)
+    run = active_run(target, name)
     if run.is_own_command:
         raise RequestError(
             f"{run.run_id}: its steps are known to its own program alone, which can trace itself (docs/scripts.md); "

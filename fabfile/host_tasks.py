@@ -149,16 +149,20 @@ def get(args: Get) -> int:
 
 @options
 class Ssh:
-    host: int | None = option("which host, by index (default: the first)", whole(0))
-    selector: Selector = group(Selector, "stack", "slice", "hosts")
+    host: int | None = option(
+        "which host, by index, of the slice or of the run (default: the first)", whole(0)
+    )
+    selector: Selector = group(Selector, "stack", "slice", "hosts", "runs")
     run: str | None = argument(
-        "in a cluster: the run whose pod it is (default: the one that is active)", default=None
+        "a run: the shell is where it runs, in its container or pod, with its variables but for secrets "
+        "(default: on the host itself; in a cluster the run that is active)",
+        default=None,
     )
 
 
-@task("fab ssh --stack dev --host 0")
+@task("fab ssh --stack dev --host 0", "fab ssh latest --host 1")
 def ssh(args: Ssh) -> int:
-    """Open a shell on a host."""
+    """Open a shell on a host, or where a run runs."""
     from console.hosts import shells
 
     return shells.open_shell(args.selector.target(), args.host, args.run)

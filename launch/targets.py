@@ -504,8 +504,10 @@ class Backend(Protocol):
         """Open a port of this machine that leads to one of a run's process."""
         ...
 
-    def open_shell(self, target: Target, index: int | None, run_id: str | None) -> int:
-        """Join this terminal to a shell on a host, or in the process of a run; return its exit code.
+    def open_shell(self, target: Target, index: int | None, run: Run | None) -> int:
+        """Join this terminal to a shell on a host, or in the place of a run's process; return its exit code.
+
+        index: of the host in the slice, or in the run; None: the first.
 
         Raises:
             RequestError, HostError: there is none.

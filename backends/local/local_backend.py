@@ -43,7 +43,7 @@ CAPABILITIES = Capabilities(
     python_remedy="name one that has the job's packages, or leave --python out",
     checks=("hosts", "storage"),
     instead={
-        "ssh": NO_SSH,
+        "ssh": f"{NO_SSH}, or a RUN for a shell where it runs",
         "ssh-config": NO_SSH,
         "trust": "fab trust: the hosts are this machine, which has no host keys to trust; say --stack",
     },
@@ -82,8 +82,11 @@ def _refuse_to_restore(_say: Say) -> None:
     raise RequestError("this machine's agent does not answer; the reason is above")
 
 
-def _refuse_shell(_target: Target, _index: int | None, _run_id: str | None) -> int:
-    raise RequestError(NO_SSH)
+def _terminal(target: Target, _index: int | None, words: Sequence[str]) -> int:
+    if not words:
+        target.require("ssh")
+    sys.stdout.flush()
+    os.execv(words[0], [*words])
 
 
 def on_this_machine(
@@ -167,7 +170,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
             restore=_refuse_to_restore,
             deploy=lambda _target: True,  # it has what this checkout has
             hold=lambda: contextlib.nullcontext(lambda: None),
-            open_shell=_refuse_shell,
+            terminal=_terminal,
         ),
     )
 

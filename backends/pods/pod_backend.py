@@ -140,10 +140,14 @@ class PodBackend:
         pod = self.runs.running_pod(run_id, index)["metadata"]["name"]
         return self.runs.connection.forwarded(pod, port)
 
-    def open_shell(self, target: Target, index: int | None, run_id: str | None) -> int:  # noqa: ARG002
-        assert run_id is not None, "a pod is found by its run"
-        pod = self.runs.running_pod(run_id, index or 0)["metadata"]["name"]
-        return shell(self.runs.connection.program(pod, CONTAINER, SHELL, terminal=True))
+    def open_shell(self, target: Target, index: int | None, run: Run | None) -> int:  # noqa: ARG002
+        assert run is not None, "a pod is found by its run"
+        pod, argv = self.runs.running_pod(run.run_id, index or 0), SHELL
+        process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index or 0}
+        with contextlib.suppress(HostError):  # its process has not begun
+            argv = self.runs.session(pod).ask("shell", process, ANSWER_LIMIT_S)["argv"]
+        name = pod["metadata"]["name"]
+        return shell(self.runs.connection.program(name, CONTAINER, argv, terminal=True))
 
 
 def target_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.host_backend import HostBackend
@@ -60,7 +60,7 @@ def backend_of(
         restore=functools.partial(restore, inventory.control, pulumi_stack, one_slice),
         deploy=_deploy,
         hold=functools.partial(exclusive, inventory.control, one_slice.name),
-        open_shell=_open_shell,
+        terminal=_terminal,
     )
 
 
@@ -70,10 +70,10 @@ def _deploy(target: Target) -> bool:
     return deploy(target, with_comforts=False) == 0
 
 
-def _open_shell(target: Target, index: int | None, run_id: str | None) -> int:  # noqa: ARG001 - a host has one always
+def _terminal(target: Target, index: int | None, words: Sequence[str]) -> int:
     from backends.vm import ssh_config
 
-    argv = ssh_config.command(target, index)
+    argv = ssh_config.command(target, index, words)
     sys.stdout.flush()
     # In place of this process, so that the terminal, its signals and its size are ssh's own.
     os.execvp(argv[0], argv)

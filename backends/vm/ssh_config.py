@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,8 +26,9 @@ from launch.targets import Target
 FOLDER = "tpu-stack"
 
 
-def command(target: Target, host: int | None) -> list[str]:
-    """Return the `ssh` command for a shell on a host; its configuration goes to the cache. host: None is the first.
+def command(target: Target, host: int | None, words: Sequence[str] = ()) -> list[str]:
+    """Return the `ssh` command for a shell on a host, or for another program there; its configuration goes to the
+    cache. host: None is the first.
 
     Raises:
         RequestError: there is no such host, or no `ssh`.
@@ -38,7 +41,9 @@ def command(target: Target, host: int | None) -> list[str]:
     if index not in indices:
         raise RequestError(f"--host {host}: the hosts are {', '.join(map(str, indices))}")
     path = _write(_entries(target, [index]), user_cache_dir(os.environ) / "ssh", f"{_name(target)}-{index}")
-    return ["ssh", "-F", str(path), host_alias(target.inventory.stack, target.slice, index)]
+    alias = host_alias(target.inventory.stack, target.slice, index)
+    tty = ["-t"] if words and sys.stdin.isatty() else []  # a shell has one by itself
+    return ["ssh", "-F", str(path), *tty, alias, *([shlex.join(words)] if words else [])]
 
 
 def show_config(target: Target, *, write: bool) -> int:

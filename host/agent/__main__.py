@@ -1,5 +1,5 @@
-"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, a lock file is looked at as root, a pod is run,
-and one verb is carried out.
+"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, a lock file is looked at as root, a shell is
+begun in the place of a process, a pod is run, and one verb is carried out.
 
 A verb's request is on stdin and its answer goes to stdout. Exit status: 0 done, 1 could not be carried out, 2 the
 request was wrong.
@@ -22,6 +22,10 @@ def main(arguments: list[str]) -> int:
 
         print(json.dumps(check_lockfile(arguments[1])))
         return 0
+    if len(arguments) == 5 and arguments[0] == "_shell":
+        from .shell import enter
+
+        enter(*arguments[1:])
     if arguments == ["_pod"]:
         from .pod import run
 

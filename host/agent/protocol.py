@@ -269,6 +269,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "stack_traces.stacks",
         f"{ONE_PROCESS} timeout_s:seconds py_spy:sha256? own_command:flag?",
     ),
+    "shell": ("shell.shell", ONE_PROCESS),
     "profile": ("process.profile", f"{ONE_PROCESS} id:name steps:count? first:count?"),
     "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
     "write": ("files.write_file", "path:path text:content"),

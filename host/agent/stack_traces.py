@@ -69,21 +69,23 @@ def running_process(request: Json) -> Process:
     return process
 
 
-def pids_of_run(process: Process) -> list[int]:
+def processes_of_ranks(process: Process) -> list[int]:
     """The processes that the agent has started and all that they have started, parents first; of a container those that
-    are in it, as this host numbers them."""
+    are in it, as this host numbers them. What only looks after the ranks is left out."""
     container = process.container
     if container is None:
-        return [process.record["pid"], *descendants(process.record["pid"])]
-    init = container.state().get("Pid") or 0
-    return descendants(init) if init else []
+        pids = [process.record["pid"], *descendants(process.record["pid"])]
+    else:
+        init = container.state().get("Pid") or 0
+        pids = descendants(init) if init else []
+    return [pid for pid in pids if not OURS.search(command_line(pid))]
 
 
 def by_py_spy(process: Process, program: str) -> tuple[list[Json], str | None]:
     """What py-spy says of each Python process of a run, and why it says nothing of some; usually None."""
     from concurrent.futures import ThreadPoolExecutor
 
-    pids = [pid for pid in pids_of_run(process) if not OURS.search(command_line(pid))][:MOST_PROCESSES]
+    pids = processes_of_ranks(process)[:MOST_PROCESSES]
     container = process.container
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda pid: dump(program, pid, container), pids))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import jax
 import pytest
 
-from tests.runs.lab import Lab
+from tests.runs.lab import CHECKOUT, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,11 +31,26 @@ while True:
 """
 
 
-def test_the_stacks_of_an_own_command_are_shown_and_kept_and_it_goes_on(lab: Lab, tmp_path: Path) -> None:
+def test_where_an_own_command_is_now_is_shown_and_kept_and_a_shell_opens_there_and_it_goes_on(
+    lab: Lab, tmp_path: Path
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "train.py").write_text(WAITS)
-    options = ("--processes-per-host", "2", "--workdir", str(folder), "--", "python", "train.py")
+    options = (
+        "--env",
+        "SPEED=fast",
+        "--secret",
+        "TOKEN_A",
+        "--processes-per-host",
+        "2",
+        "--workdir",
+        str(folder),
+        "--",
+        "python",
+        "train.py",
+    )
+    lab.environ["TOKEN_A"] = "t0p-secret"
     begun = lab.fab("train", "--detach", *options).ended()
     assert begun.code == 0, begun.said
     run = lab.all_runs()[0]
@@ -47,8 +65,28 @@ def test_the_stacks_of_an_own_command_are_shown_and_kept_and_it_goes_on(lab: Lab
     assert [path.name for path in saved] == ["host-0.txt", "host-1.txt"]
     assert all(path.stat().st_mtime >= began and "clock_nanosleep" in path.read_text() for path in saved)
     assert "rank 1, pid" in saved[0].read_text() and "rank 3, pid" in saved[1].read_text()
+
+    fab = Path(sys.executable).parent / "fab"
+    shell = subprocess.run(
+        [fab, "ssh", "latest", "--host", "1"],
+        input='pwd; ls; echo "$RUN_ID,$RANK,$SPEED,$TOKEN_A,$RUN_CONTROL_DIR"; command -v python',
+        env={**os.environ, **lab.environ},
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    place = lab.agent_root / "runs" / run.run_id
+    expected = [str(place / "work-1"), "train.py", f"{run.run_id},2,fast,,", str(place / "venv-1/bin/python")]
+    assert shell.stdout.splitlines() == expected
+    assert "with the variables of rank 2, but for TOKEN_A" in shell.stderr
     (last,) = run.directory.read_metrics()[-1:]
     lab.reach(run, int(last["step"]) + 20)
+    assert lab.fab("stop").ended().code == 0
+    for command in ("stacks", "ssh", "profile"):
+        late = lab.fab(command, "latest").ended()
+        assert (late.code, "was stopped: it has no processes" in late.said) == (2, True), late.said
 
 
 def test_a_live_profile_of_all_ranks_is_in_the_run_directory_and_a_run_without_steps_is_refused(

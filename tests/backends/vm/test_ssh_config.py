@@ -85,6 +85,8 @@ def test_a_shell_goes_straight_to_its_host_and_takes_no_other_host_key(
     argv = ssh_config.command(target_of("direct"), 2)
     assert argv[:2] == ["ssh", "-F"]
     assert argv[3:] == ["tpu-dev-main-2"]
+    in_run = ssh_config.command(target_of("direct"), 2, ["python3", "_shell", "a run"])
+    assert in_run[3:] == ["tpu-dev-main-2", "python3 _shell 'a run'"]
     found = settings(argv[2], argv[3])
     assert (found["hostname"], found["port"], found["user"]) == ("34.0.0.2", "2222", "me")
     assert (found["identityfile"], found["identitiesonly"]) == (f"{home}/.ssh/id_ed25519", "no")

@@ -12,8 +12,9 @@ import pytest
 
 from host.agent import container_start as command
 from host.agent.container_start import Access, Node, access, as_user, nodes, privileged
-from host.agent.docker_command import judged
+from host.agent.docker_command import Container, judged
 from host.agent.protocol import Failed, is_container, is_image
+from host.agent.shell import SHELL, in_container
 from tests.host.containers.conftest import docker
 from tests.waiting import until
 
@@ -54,6 +55,17 @@ def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
         *["--workdir", "/run", "--env", "A", "--env", "RUN_ID"],
         *["--entrypoint", "tini", REF, "--", "python", "-m", "job"],
     ]
+
+
+def test_a_shell_is_begun_in_a_container_in_these_words() -> None:
+    container = Container("name", "/bin/docker")
+    variables = {"PATH": "/layer/bin:/bin", "A": "kept by the client", "LD_PRELOAD": "x", "HOME": "/tmp"}
+    assert in_container(container, variables, "/work", has_terminal=True) == [
+        *["/bin/docker", "exec", "--interactive", "--tty", "--workdir", "/work", "--env", "A"],
+        *["--env", "PATH=/layer/bin:/bin", "name", *SHELL],
+    ]
+    unknown = in_container(container, {}, None, has_terminal=False)
+    assert unknown == ["/bin/docker", "exec", "--interactive", "name", *SHELL]
 
 
 def test_what_is_not_asked_for_is_not_said_and_a_delivery_may_change_nothing() -> None:
