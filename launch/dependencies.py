@@ -77,7 +77,7 @@ SCRIPT = re.compile(r"(?m)^# /// script\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
 """As in PEP 723."""
 NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
 INCLUDE = re.compile(r"(-r|-c|--requirements?|--constraints?)[ \t=]*(\S+)")
-PIN = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)[ \t]*(?:;[ \t]*([^\\\n]*))?")
+PIN = re.compile(r"(?m)^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)[ \t]*(?:;[ \t]*([^\\\n]*))?")
 USER = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s@:\"']+)(?::(?P<password>[^/\s@\"']*))?@")
 """Of a URL: who it is read as."""
 ELSEWHERE = re.compile(r"sys_platform == '(?!linux)|platform_system == '(?!Linux)")
@@ -94,6 +94,9 @@ REMEDIES = (
         "wheel",
     ),
     (re.compile(r"(\S+) was not found in the package registry"), "unknown"),
+)
+CONFLICT_REMEDY = (
+    "change the requirement, choose another --framework, or leave all of it out with --no-install"
 )
 SHEBANG = '#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"\n\' \'\'\'\n'
 """Runs a program by the interpreter beside it, as a layer has it."""
@@ -378,26 +381,38 @@ def ensure(
 
 
 def is_met(source: Source, framework: Framework, interpreter: Interpreter) -> bool:
-    """Whether it is plain, without an index, that a framework has all that a project asks for."""
+    """Whether it is plain, without an index, that a framework has all that a project asks for.
+
+    Raises:
+        RequestError: it is as plain that the framework has other versions.
+    """
     from packaging.requirements import InvalidRequirement, Requirement  # most runs have no such project
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    if source.has_lock:
-        return False  # whose other versions are to be named
-    pins = framework.pins()
-    try:
-        if not SpecifierSet(source.python).contains(interpreter.version):
-            return False
-        for line in source.requirements:
+    pins, asked, has = framework.pins(), list[str](), list[str]()
+    is_plain = not source.has_lock  # whose other versions are to be named
+    for line in source.requirements:
+        try:
             requirement = Requirement(re.sub(r"\s--hash\S+", "", line))
-            if requirement.url or requirement.extras or requirement.marker:
-                return False
-            version = pins.get(normal(requirement.name))
-            if version is None or not requirement.specifier.contains(version, prereleases=True):
-                return False
-    except (InvalidRequirement, InvalidSpecifier):  # an option; or a mistake, which uv explains
+        except InvalidRequirement:  # an option; or a mistake, which uv explains
+            is_plain = False
+            continue
+        version = pins.get(normal(requirement.name))
+        if version is None or requirement.url or requirement.marker:
+            is_plain = False
+        elif not requirement.specifier.contains(version, prereleases=True):
+            asked.append(f"{requirement.name}{requirement.specifier}")
+            has.append(f"{requirement.name} {version}")
+        is_plain = is_plain and not requirement.extras
+    if asked:
+        raise RequestError(
+            f"{source.name}: asks for {', '.join(asked)}; {framework.name} has {', '.join(has)}, whose versions stay; "
+            f"{CONFLICT_REMEDY}"
+        )
+    try:
+        return is_plain and SpecifierSet(source.python).contains(interpreter.version)
+    except InvalidSpecifier:
         return False
-    return True
 
 
 def _record(
@@ -476,9 +491,11 @@ def _resolved(
 ) -> dict[str, Any]:
     pins = framework.pins()
     variables = with_pip_variables(environ)
-    where = ["--python", sys.executable, "--python-version", interpreter.version, "--only-binary", ":all:"]
+    where = ["--python", sys.executable, "--python-version", interpreter.version]
     where += ["--python-platform", interpreter.platform] if interpreter.platform else []
-    where += [word for name in sorted(from_source) for word in ("--no-binary", name)]
+    # Not of the resolution: it would go back to versions of years ago that need nothing without a wheel.
+    wheels = ["--only-binary", ":all:"]
+    wheels += [word for name in sorted(from_source) for word in ("--no-binary", name)]
     with tempfile.TemporaryDirectory(dir=home, prefix=".making-") as temporary:
         folder, lock = Path(temporary), Path(temporary) / "lock.txt"
         constraints = folder / "framework.txt"
@@ -509,6 +526,7 @@ def _resolved(
                 "--requirements",
                 str(lock),
                 *where,
+                *wheels,
             ]
             done = _uv(words, source.path.parent, variables)
             if done.returncode:
@@ -640,12 +658,12 @@ def refusal(
     elif kind == "wheel":
         remedy = f"choose a version that has a wheel for {where}"
     else:
-        remedy = "change the requirement, or choose another --framework"
+        remedy = CONFLICT_REMEDY
     named = sorted(name for name in pins if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text))
     stays = f", whose versions stay ({', '.join(f'{name} {pins[name]}' for name in named)})" if named else ""
     return RequestError(
         f"{source.name}: what it needs cannot be installed over the packages of {framework.name}{stays}:\n"
-        f"{text}\n{remedy}; --no-install leaves all of it out"
+        f"{text}\n{remedy}"
     )
 
 
