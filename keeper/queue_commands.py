@@ -174,7 +174,8 @@ def _checked(targets: Sequence[Target], request: Request) -> tuple[Submitted, tu
     fitting, problems, submission = [], [], None
     for target in targets:
         try:  # a name is checked once, and not for each slice and member
-            submission = launching.submitted(work_out(dataclasses.replace(request, name=None), target))
+            planned = work_out(dataclasses.replace(request, name=None), target, say(terminal()))
+            submission = launching.submitted(planned)
             fitting.append(target.slice.name)
         except RequestError as error:
             problems.append(str(error) if len(targets) == 1 else f"{target.slice.name}: {error}")

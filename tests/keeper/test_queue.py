@@ -34,6 +34,7 @@ from launch.reconcile import NotStartedError
 from launch.run_request import work_out
 from launch.runs import Look
 from launch.store import Store
+from tests.launch.package_index import add_wheel
 from tests.launch.test_costs import MAIN
 
 SCRIPT = "import sys\nif '3' in sys.argv: sys.exit('no threes')\n"
@@ -161,13 +162,17 @@ def test_code_is_there_as_long_as_an_entry_that_waits_or_runs_needs_it(
 
 
 def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
-    fab: Fab, store: Store, script: Path, monkeypatch: pytest.MonkeyPatch
+    fab: Fab, store: Store, script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    add_wheel(tmp_path / "index", "greet", "1.0")
+    (script / "requirements.txt").write_text("greet\n")
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
     assert fab("submit", "--job", "jax_hello", "--hang-limit", "77", "--", "--steps", "7")[0] == 0
     assert fab("submit", "--hosts", "1", "--workdir", str(script), "--", "python", "train.py")[0] == 0
     from jobs.jax_hello import config
 
     (script / "train.py").write_text("changed")
+    (script / "requirements.txt").write_text("greet==2\n")
     entries = [number_of(store, 1), number_of(store, 2)]
     monkeypatch.setattr(
         config, "Config", dataclasses.make_dataclass("Config", [("other", int, 1)], frozen=True)
@@ -181,7 +186,8 @@ def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
     planned = work_out(own, target)
     assert "train.py" in planned.bundles[1].names and planned.bundles[1].archive != b""
     assert planned.plan.command is not None and entries[1].submission is not None
-    assert planned.plan.command.folder_sha256 == entries[1].submission.bundles[1]
+    assert planned.plan.command.bundles == entries[1].submission.bundles[1:]
+    assert planned.config.packages["requirements"] == ["greet==1.0"]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,22 @@ def test_a_script_that_says_what_it_needs_is_all_that_is_sent(folder: Path) -> N
             asked_for(words, **OPTIONS)
 
 
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("3.12", "(0123456789ab) are neither on this machine nor beside the run"),
+        ("3.9", "are for Python 3.9"),
+    ],
+)
+def test_packages_that_are_gone_or_for_another_python_are_not_left_out_of_a_resume(
+    folder: Path, python: str, message: str
+) -> None:
+    record = {"source": "requirements.txt", "python": python, "sha256": "0123456789ab" + "0" * 52}
+    config = dataclasses.asdict(command(folder, "python", "train.py").config) | {"packages": record}
+    with pytest.raises(RequestError, match=re.escape(message)):
+        of_run(config).with_packages(STACK, None, pytest.fail, in_container=True)
+
+
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
     first = command(folder, "python", "train.py")
     config = dataclasses.asdict(first.config)
