@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.ranks import LAYER_STAMP
+from launch import dependencies
 from launch import plan as plans
 from launch.bundles import Bundle
 from launch.hosts import (
@@ -47,6 +49,8 @@ BUNDLES = ("code", "folder", "packages")
 """What a run has sent to its hosts, in this order."""
 STAGE_LIMIT_S = 900.0
 """A gigabyte of packages, to many hosts at once."""
+MOST_BYTES_SENT = 2**30
+"""To all hosts at once: this machine has a copy for each of them."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -199,15 +203,20 @@ class HostLauncher:
         Raises:
             HostsError: a host is not ready; nothing has been started.
         """
-        agents = plan.target.agents
+        agents, is_on_share = plan.target.agents, plan.target.runs_on_share
         try:
             facts = preflight(plan, agents, now_s)
             code, *folders = bundles
             sent = stage(code, agents, facts)
-            sent += sum(stage_if_missing(folder, agents) for folder in folders)
+            sent += sum(stage_if_missing(folder, agents) for folder in folders[:1])
+            for packages in folders[1:]:
+                on_share = (
+                    dependencies.keep(packages, plan.run_dir, plan.target.files) if is_on_share else None
+                )
+                sent += stage_if_missing(packages, agents, on_share)
             pull(plan, agents, facts, say)
         except BaseException:
-            if plan.target.runs_on_share:
+            if is_on_share:
                 # The run directory that a preflight has made to see whether it can be, on any of the hosts, is empty.
                 requests = [{"path": plan.run_dir}] * len(agents)
                 ask_all(agents, "remove", requests, timeout_s=REMOVE_LIMIT_S)
@@ -274,23 +283,33 @@ def stage(bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any
     return _send(bundle, missing)
 
 
-def stage_if_missing(bundle: Bundle, agents: Sequence[Agent]) -> int:
+def stage_if_missing(bundle: Bundle, agents: Sequence[Agent], path: str | None = None) -> int:
     """Send a folder to the hosts that do not have it; return how many these are.
+
+    path: a file that the hosts may see, from which they take it by themselves.
 
     Raises:
         HostsError: as of `stage`.
     """
-    answers = ask_all(agents, "stage", [{"sha256": bundle.sha256}] * len(agents))
+    agents = _distinct(agents)
+    request = {"sha256": bundle.sha256, **({"archive_path": path} if path else {})}
+    answers = ask_all(agents, "stage", [request] * len(agents), timeout_s=STAGE_LIMIT_S)
     present = all_or_error("the folder could not be sent:", answers)
-    return _send(bundle, [agent for agent, it in zip(agents, present, strict=True) if not it["present"]])
+    missing = [agent for agent, it in zip(agents, present, strict=True) if not it["present"]]
+    return sum(bool(it["sent"]) for it in present) + _send(bundle, missing)
+
+
+def _distinct(agents: Sequence[Agent]) -> list[Agent]:
+    """Return one agent for each directory: hosts that share one (the local target's) need what is sent once."""
+    return list({(agent.root, agent.link): agent for agent in agents}.values())
 
 
 def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
-    # Hosts that share one directory (the local target's) need it once.
-    missing = list({(agent.root, agent.link): agent for agent in missing}.values())
-    request = {"sha256": bundle.sha256, "archive_base64": bundle.text}
-    answers = ask_all(missing, "stage", [request] * len(missing), timeout_s=STAGE_LIMIT_S)
-    all_or_error("the code could not be sent:", answers)
+    missing, request = _distinct(missing), {"sha256": bundle.sha256, "archive_base64": bundle.text}
+    at_once = max(1, MOST_BYTES_SENT // len(request["archive_base64"]))
+    for some in itertools.batched(missing, at_once):
+        answers = ask_all(some, "stage", [request] * len(some), timeout_s=STAGE_LIMIT_S)
+        all_or_error("the code could not be sent:", answers)
     return len(missing)
 
 

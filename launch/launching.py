@@ -30,9 +30,9 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime import metric_definitions
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import UNDECLARED, finite
-from launch import control, costs, jobs, policy, precompiled, runs
+from launch import control, costs, dependencies, jobs, policy, precompiled, runs
 from launch import plan as plans
-from launch.bundles import Bundle, left_out_lines
+from launch.bundles import left_out_lines
 from launch.control import Limits
 from launch.costs import price_of
 from launch.hosts import STOP_NOW_S, HostError, HostsError
@@ -122,7 +122,7 @@ def launch(
         for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), planned.bundles, strict=False):
             directory.write_text(name, bundle.text)
         for bundle in planned.bundles[2:]:
-            _keep_packages(directory, bundle)
+            dependencies.keep(bundle, directory.url, directory.files)
         directory.write_json(run_directory.RUN, described)
         require()
         run = Run(directory=directory, described=described, result=None, heartbeats=())
@@ -151,14 +151,6 @@ def ending_line(one: Slice, now_s: float) -> str | None:
         f"{one.name} ({one.capacity}) is taken back in {spoken(left_s)}: the run saves and leaves before that, and "
         "goes on once the slice is made again"
     )
-
-
-def _keep_packages(directory: RunDirectory, bundle: Bundle) -> None:
-    """Put the packages of a run beside the runs, unless they are there, for its pods and whoever resumes it."""
-    path = run_directory.packages(directory.url, bundle.sha256)
-    folder, _, name = path.rpartition("/")
-    if name not in directory.files.list(folder):
-        directory.files.write(path, bundle.text.encode())
 
 
 def submitted(planned: Planned) -> Submitted:

@@ -224,19 +224,26 @@ def bundle_dir(root: str, sha256: str) -> str:
 
 
 def stage(request: Json) -> Json:
-    """Unpack a code bundle into a folder named by its hash, atomically and readable by this user alone."""
+    """Unpack a bundle into a folder named by its hash, atomically and readable by this user alone.
+
+    It comes as `archive_base64`, or lies so in the file `archive_path`; where that is not there, `present` is false.
+    """
     path = bundle_dir(request["root"], request["sha256"])
     present = os.path.isdir(path)
     if present:
         os.chmod(path, 0o700)  # an earlier version let others read it
-    if present or request["archive_base64"] is None:
+    text = request["archive_base64"]
+    if not present and text is None and request["archive_path"] is not None:
+        with contextlib.suppress(OSError), open(request["archive_path"], encoding="ascii") as file:
+            text = file.read()
+    if present or text is None:
         return {"path": path, "present": present, "sent": False}
     import base64
     import hashlib
     import shutil
 
     try:
-        archive = base64.b64decode(request["archive_base64"], validate=True)
+        archive = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise Refused(f"stage: archive_base64 is not base64: {error}", "send the bundle again") from None
     actual = hashlib.sha256(archive).hexdigest()

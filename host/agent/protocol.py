@@ -251,7 +251,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "preflight.preflight",
         f"{HOST} {PORTS} {PLACES} {CLOCK} {DEVICE_FIELDS} container:image_here?",
     ),
-    "stage": ("files.stage", "sha256:sha256 archive_base64:text?"),
+    "stage": ("files.stage", "sha256:sha256 archive_base64:text? archive_path:path?"),
     "start": (
         "start.start",
         f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container? secrets:env? worker_env:env?",

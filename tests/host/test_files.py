@@ -247,6 +247,19 @@ def test_a_bundle_is_unpacked_once_and_then_found(agent: Any) -> None:
     assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
 
 
+def test_a_bundle_on_a_share_is_unpacked_from_there_by_each_host_and_asked_for_where_it_is_not_seen(
+    agent: Any, tmp_path: Path
+) -> None:
+    request = staging(archive_of(plain("a.py", b"print(1)\n")))
+    share = tmp_path / "a.tar.gz.base64"
+    on_share = {"sha256": request["sha256"], "archive_path": str(share)}
+    assert agent("stage", **on_share)["present"] is False
+    share.write_text(request["archive_base64"])
+    assert agent("stage", **on_share)["sent"] is True
+    assert agent("stage", **on_share)["sent"] is False
+    assert (agent.root / "bundles" / request["sha256"] / "a.py").read_text() == "print(1)\n"
+
+
 def test_a_torn_archive_or_one_of_more_than_plain_files_is_refused_and_gone(agent: Any) -> None:
     for member in (
         plain("/etc/x"),
