@@ -59,8 +59,8 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
         if spec.work is not None:
             yield f"  in    {spec.work}"
         for local_rank in range(spec.ranks.per_host):
-            of_rank = rank_variables(read_environment(request["env"]), spec.ranks, local_rank)
-            yield from _variables({**plan.env, **dict.fromkeys(plan.secrets, "***"), **of_rank})
+            variables = rank_variables(read_environment(request["env"]), spec.ranks, local_rank)
+            yield from _variables({**plan.env, **dict.fromkeys(plan.secrets, "***"), **variables})
 
 
 class _Plainly(yaml.SafeDumper):  # type: ignore[misc]

@@ -148,7 +148,7 @@ def card(run: Run, own: str | None) -> str:
     """
     job = jobs.find(run.described["job"]) if run.described["job"] in jobs.names() else None
     library, task = (job and job.hub) or (None, None)
-    settings = overview.settings_of(run)
+    settings = overview.run_settings(run)
     data = {name: settings[name] for name in ("data", "eval_data", "init_from") if settings.get(name)}
     headline, (_, latest) = run.metrics.headline, runs.progress(run)
     measured = overview.values(run, {headline: latest.get(headline)})
@@ -163,7 +163,7 @@ def card(run: Run, own: str | None) -> str:
         and data.get("data")
         and _index(run, title, task, data["data"], metrics, measured),
     }
-    known = yaml.safe_dump({name: value for name, value in front.items() if value}, sort_keys=False)
+    header = yaml.safe_dump({name: value for name, value in front.items() if value}, sort_keys=False)
     if own is None:
         code = LOADED_WITH.get(library or "", "# as the program wrote it").format(task=task, export=EXPORT)
         own = f"# How to load it\n\n```python\n{code}\n```"
@@ -184,7 +184,7 @@ def card(run: Run, own: str | None) -> str:
         f"#{own.strip()}",
         f"`{EXPORT}` stands for the folder of this file.",
     )
-    return f"---\n{TO_FILL_IN}{known}---\n\n" + "\n\n".join(sections) + "\n"
+    return f"---\n{TO_FILL_IN}{header}---\n\n" + "\n\n".join(sections) + "\n"
 
 
 def _index(

@@ -105,8 +105,11 @@ def active_run(target: Target, name: str) -> Run:
 def _py_spy() -> tuple[Bundle | None, str | None]:
     """Return py-spy as hosts are sent it, or why there is none; they write the stacks of jobs themselves then."""
     fallback = "of jobs, stacks are taken without it: Python's frames alone"
-    if (here := (platform.system(), platform.machine())) != HOSTS_PLATFORM:
-        return None, f"py-spy: that of this machine ({' '.join(here)}) does not run on hosts; {fallback}"
+    if (this_platform := (platform.system(), platform.machine())) != HOSTS_PLATFORM:
+        return (
+            None,
+            f"py-spy: that of this machine ({' '.join(this_platform)}) does not run on hosts; {fallback}",
+        )
     path = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if path is None:
         return None, f"py-spy: is not in this environment, `make install` brings it; {fallback}"

@@ -84,9 +84,9 @@ def _next_attempt(target: Target, run: Run) -> Run | None:
         fresh = runs.read(run.directory)
         if fresh is None or fresh.attempt > run.attempt:
             return fresh
-        known = target.backend.status([fresh]).of(fresh)
-        state = runs.state_by(fresh, known)
-        is_in_doubt = runs.may_be_restarted(fresh, known, state) and time.monotonic() < until_s
+        look = target.backend.status([fresh]).of(fresh)
+        state = runs.state_by(fresh, look)
+        is_in_doubt = runs.may_be_restarted(fresh, look, state) and time.monotonic() < until_s
         if state not in run_directory.ACTIVE and not is_in_doubt:
             return None
         time.sleep(RETRY_S)

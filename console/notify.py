@@ -129,25 +129,25 @@ def _kinds(environ: Mapping[str, str]) -> list[str]:
     return [kind.strip() for kind in environ.get(KINDS_VARIABLE, "").split(",") if kind.strip()]
 
 
-def about(run: Run, what: State | Literal["recovered"], say: Say) -> None:
+def about(run: Run, change: State | Literal["recovered"], say: Say) -> None:
     """Send what has become of a run's latest attempt, unless that has been sent; say what could not be sent.
 
     what: its state, or that it runs again after it was lost.
     """
-    kind = kind_of(run, what)
+    kind = event_kind(run, change)
     if kind is not None and channels(os.environ, kind):
-        _, problems = deliver(event_of(run, kind), run.directory)
+        _, problems = deliver(run_event(run, kind), run.directory)
         for problem in problems:
             say(f"not notified by {problem}")
 
 
-def kind_of(run: Run, what: State | Literal["recovered"]) -> Kind | None:
+def event_kind(run: Run, change: State | Literal["recovered"]) -> Kind | None:
     """Return the kind of event that a state of a run is; None if nobody is notified, as of a stop by a person."""
-    is_spent = what == "stopped" and (run.current_result() or {}).get("out_of_budget")
-    return "out of budget" if is_spent else KIND_OF_STATE.get(what)
+    is_spent = change == "stopped" and (run.current_result() or {}).get("out_of_budget")
+    return "out of budget" if is_spent else KIND_OF_STATE.get(change)
 
 
-def event_of(run: Run, kind: Kind, text: str = "") -> Event:
+def run_event(run: Run, kind: Kind, text: str = "") -> Event:
     """Return an event about a run's latest attempt. text: what happened; "": what the run directory says of it."""
     cost = costs.of_run(run)
     return Event(
@@ -195,8 +195,8 @@ def _text(run: Run, kind: Kind) -> str:
         saved = run.directory.checkpoint_steps()
         if kind == "recovered":
             return f"It runs again, from {f'step {saved[-1]}' if saved else 'the start'}."
-        where = f"Step {step:,} of {run.total_steps:,}." if run.total_steps else f"Step {step:,}."
-        return " ".join(part for part in (where, runs.figure(run, latest)) if part)
+        progress = f"Step {step:,} of {run.total_steps:,}." if run.total_steps else f"Step {step:,}."
+        return " ".join(part for part in (progress, runs.figure(run, latest)) if part)
     return ""
 
 
@@ -260,8 +260,8 @@ def slack_message(event: Event) -> dict[str, Any]:
 
 def plain(event: Event) -> str:
     """Return the event as a person reads it, the subject first."""
-    where = f" on {event.stack}" if event.stack else ""
-    about = f"{event.run}{where}" if event.run else ""
+    place = f" on {event.stack}" if event.stack else ""
+    about = f"{event.run}{place}" if event.run else ""
     cost = None if event.cost_usd is None else f"{event.cost_usd:,.2f} USD at list prices so far"
     return "\n".join(part for part in (event.subject, event.text, about, cost) if part)
 

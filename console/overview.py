@@ -195,7 +195,7 @@ class Comparison:
 
 def compare(runs_compared: Sequence[Run], overviews: Sequence[Mapping[str, Any]]) -> Comparison:
     """Put runs side by side. overviews: of `overview`, in the same order."""
-    about, settings = [_about(item) for item in overviews], [settings_of(run) for run in runs_compared]
+    about, settings = [_about(item) for item in overviews], [run_settings(run) for run in runs_compared]
     names = dict.fromkeys(name for item in settings for name in item)
     rows = [Row(name=name, values=tuple(item.get(name) for item in settings)) for name in names]
     measured: list[Mapping[str, float]] = [item["metrics"] for item in overviews]
@@ -225,7 +225,7 @@ def _about(overview: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def run_settings(run: Run) -> dict[str, Any]:
     """A run's options as they were decided, or as they were given where it has not come so far."""
     decided = run.settings or {}
     if run.is_own_command:

@@ -42,11 +42,11 @@ def predict(target: Target, name: str, typed: Sequence[str], *, second: str | No
         HostError: the export could not be copied from where it is, or the model could not be used.
     """
     inputs = [text for word in typed for text in _inputs(word)]
-    given = answers(target, name, inputs, None if second is None else _second(second))
+    predictions = answers(target, name, inputs, None if second is None else _second(second))
     if as_json:
-        print(json.dumps({"answers": given}, ensure_ascii=False))
+        print(json.dumps({"answers": predictions}, ensure_ascii=False))
     else:
-        print_answers(given)
+        print_answers(predictions)
     return 0
 
 

@@ -24,7 +24,7 @@ from launch.targets import Target
 YES = "yes"
 
 
-def remove(target: Target, wanted: str, *, yes: bool, mark: Callable[[str], str | None]) -> int:
+def remove(target: Target, name: str, *, yes: bool, mark: Callable[[str], str | None]) -> int:
     """Remove one run. The exit code: 0, or 1 where somebody said no.
 
     mark: lets whoever may start a run again remove it, by its id; returns a line about that, or "". None: nobody may.
@@ -33,8 +33,8 @@ def remove(target: Target, wanted: str, *, yes: bool, mark: Callable[[str], str 
         RequestError: there is no such run, it has to stay, or nobody is there to be asked.
         HostError: the place cannot be reached, or refuses.
     """
-    run = runs.find(target.runs, wanted)
-    if reason := kept(target, runs.list_runs(target.runs), [run], {}).get(run.run_id):
+    run = runs.find(target.runs, name)
+    if reason := blocked(target, runs.list_runs(target.runs), [run], {}).get(run.run_id):
         raise RequestError(f"{run.run_id} is kept: {reason}")
     return _ask_and_remove(target, [run], yes=yes, mark=mark)
 
@@ -42,7 +42,7 @@ def remove(target: Target, wanted: str, *, yes: bool, mark: Callable[[str], str 
 def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]) -> int:
     """Remove all runs but the newest by their last attempt and those that have to stay; say which those are.
 
-    resumed_by: as `kept` takes it.
+    resumed_by: as `blocked` takes it.
 
     Raises:
         RequestError: nobody is there to be asked.
@@ -50,7 +50,7 @@ def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]
     """
     listing, tell = runs.survey(target.runs), say(terminal())
     everything = listing.runs
-    staying = kept(target, everything, everything[keep:], resumed_by)
+    staying = blocked(target, everything, everything[keep:], resumed_by)
     for run_id, reason in staying.items():
         tell(f"{run_id} is kept: {reason}")
     for line in runs.cannot_be_read(listing.unreadable):
@@ -78,16 +78,16 @@ def _remove_packages(target: Target) -> None:
             files.remove(f"{folder}/{name}")
 
 
-def kept(
+def blocked(
     target: Target, everything: Sequence[Run], going: Sequence[Run], resumed_by: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the ids of those of `going` that have to stay, and why.
 
     resumed_by: the ids of runs that somebody resumes later, and how that is ended.
     """
-    known = target.backend.status(going)
+    look = target.backend.status(going)
     by_cluster = target.capabilities.restarts_runs
-    reasons = {run.run_id: reason for run in going if (reason := _active(run, known, by_cluster=by_cluster))}
+    reasons = {run.run_id: reason for run in going if (reason := _active(run, look, by_cluster=by_cluster))}
     ids = {run.run_id for run in going}
     reasons |= {run_id: reason for run_id, reason in resumed_by.items() if run_id in ids - {*reasons}}
     staying = [run for run in everything if run.run_id not in ids or run.run_id in reasons]
@@ -100,10 +100,10 @@ def kept(
     return reasons
 
 
-def _active(run: Run, known: Look, *, by_cluster: bool) -> str | None:
+def _active(run: Run, look: Look, *, by_cluster: bool) -> str | None:
     """Why a run counts as active, if it does. Where stacks share a bucket, its hosts need not be those that were
     asked: a fresh heartbeat is enough. by_cluster: it was the cluster of the run that was asked."""
-    mine, now_s = known.of(run), time.time()
+    mine, now_s = look.of(run), time.time()
     state = runs.state(run, mine.processes, unanswered=len(mine.errors) + 1, now_s=now_s)
     if state in run_directory.ACTIVE:
         return f"it is {state}; `fab stop {run.run_id}` stops it"

@@ -102,8 +102,8 @@ def parse(source: str, text: str) -> tuple[str, ...]:
 def start(run: Run, target: Target, tell: Say) -> None:
     """Start the mirrors of a run in the background, where they outlive this process and its terminal."""
     for tracker in run.described.get("track") or ():
-        words = ["track", run.run_id, "--to", tracker, "--stack", target.name, "--runs", target.runs_url]
-        words += ["--slice", target.slice.name]
+        command = ["track", run.run_id, "--to", tracker, "--stack", target.name, "--runs", target.runs_url]
+        command += ["--slice", target.slice.name]
         program = "from fabfile.command_line import main; main()"
         log = os.open(
             _cache_path(f"{run.run_id}-{tracker}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
@@ -112,7 +112,7 @@ def start(run: Run, target: Target, tell: Say) -> None:
         try:  # not a Popen, which would have to be waited for
             os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-c", program, *words],
+                [sys.executable, "-c", program, *command],
                 os.environ,
                 setsid=True,
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, to) for to, fd in enumerate((null, log, log))],
@@ -239,7 +239,7 @@ class Mirror:
         run = self._run
         if self._attempt != run.attempt:
             self._begin()
-        settings = overview.settings_of(run)
+        settings = overview.run_settings(run)
         if settings != self._settings:
             self._ask("settings", settings)
             self._settings = settings

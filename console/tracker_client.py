@@ -71,7 +71,7 @@ class Mlflow:
     def settings(self, settings: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag
 
-        texts = {name_of(name): text_of(value)[:LONGEST_PARAM] for name, value in settings.items()}
+        texts = {valid_name(name): short_text(value)[:LONGEST_PARAM] for name, value in settings.items()}
         params = self._client.get_run(self._id).data.params  # MLflow never changes a parameter
         new = [Param(name, text) for name, text in texts.items() if name not in params]
         changed = [RunTag(f"resumed with {n}", t) for n, t in texts.items() if params.get(n, t) != t]
@@ -83,7 +83,7 @@ class Mlflow:
         from mlflow.entities import Metric
 
         points = [
-            Metric(name_of(name), value, int(1000 * time_s), step)
+            Metric(valid_name(name), value, int(1000 * time_s), step)
             for step, time_s, values in lines
             for name, value in values.items()
         ]
@@ -205,12 +205,12 @@ def public(address: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else address
 
 
-def name_of(name: str) -> str:
+def valid_name(name: str) -> str:
     """Return a name that MLflow takes."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
 
 
-def text_of(value: object) -> str:
+def short_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -107,7 +107,7 @@ def run(args: Run) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
     from console.hosts import execute
 
-    argv = execute.argv_of(args.positionals, args.command)
+    argv = execute.parse_command(args.positionals, args.command)
     return execute.run(
         args.selector.target().require("run"), argv, grouped=args.group, timeout_s=args.timeout
     )

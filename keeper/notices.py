@@ -53,7 +53,7 @@ class Notices:
             directory = self._world.directory(run) if run.attempt is not None else None
             attempted = runs.read(directory) if directory is not None else None
             if attempted is not None:
-                event = notify.event_of(attempted, cast(Kind, kind), text)
+                event = notify.run_event(attempted, cast(Kind, kind), text)
         return {"event": dataclasses.asdict(event), "since_s": self._store.now_s(), "told": []}
 
     def deliver(self, noticed: Sequence[Run]) -> None:

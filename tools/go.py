@@ -12,7 +12,7 @@ from pathlib import Path
 OLDEST = (1, 21)  # from there on Go fetches the newer Go that a go.mod asks for
 OTHER_PLACES = ("/usr/local/go/bin/go", "/opt/homebrew/bin/go", "/snap/bin/go")
 ANSWER_LIMIT_S = 60
-WANTED = f"Go {'.'.join(map(str, OLDEST))} or newer"
+REQUIREMENT = f"Go {'.'.join(map(str, OLDEST))} or newer"
 
 
 class GoError(Exception):
@@ -21,17 +21,17 @@ class GoError(Exception):
 
 def find(environ: Mapping[str, str]) -> str:
     """The path of a Go that is new enough: of PATH, else of a usual place. Raises GoError."""
-    seen = []
+    versions = []
     for go in (shutil.which("go", path=environ.get("PATH", os.defpath)), *OTHER_PLACES):
         if go is None or not os.access(go, os.X_OK):
             continue
-        said = answer([go, "env", "GOVERSION"], environ) or ""  # go1.26.8
-        if tuple(int(part) for part in re.findall(r"\d+", said)[:2]) >= OLDEST:
+        output = answer([go, "env", "GOVERSION"], environ) or ""  # go1.26.8
+        if tuple(int(part) for part in re.findall(r"\d+", output)[:2]) >= OLDEST:
             return go
-        seen.append(f"{go} ({said or 'does not run'})")
-    has = f"; this machine has {', '.join(seen)}" if seen else ""
+        versions.append(f"{go} ({output or 'does not run'})")
+    has = f"; this machine has {', '.join(versions)}" if versions else ""
     raise GoError(
-        f"there is no {WANTED}{has}: https://go.dev/doc/install has it (Debian 12's package golang is too old)"
+        f"there is no {REQUIREMENT}{has}: https://go.dev/doc/install has it (Debian 12's package golang is too old)"
     )
 
 

@@ -60,7 +60,7 @@ def series(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-def reason_to_rebuild(stamp: Mapping[str, str], root: Path, python: str, asked: str) -> str | None:
+def reason_to_rebuild(stamp: Mapping[str, str], root: Path, python: str, requested: str) -> str | None:
     """Why a .venv that is there cannot be used as it is; None when it can.
 
     python: the version that its interpreter answers, empty where it does not run. asked: the path of the Python that
@@ -74,8 +74,8 @@ def reason_to_rebuild(stamp: Mapping[str, str], root: Path, python: str, asked: 
         return f"its interpreter, {made_with}, is gone"
     if series(python) != series(version):
         return f"its interpreter was Python {version} and is now {python}"
-    if asked and made_with != asked:
-        return f"it has {made_with}, and PYTHON asks for {asked}"
+    if requested and made_with != requested:
+        return f"it has {made_with}, and PYTHON asks for {requested}"
     return None
 
 
@@ -83,16 +83,21 @@ def damaged(expected: Sequence[str], names: Sequence[str]) -> list[str]:
     """What of a site-packages folder is gone, or is there a second time in another version.
 
     expected: its names after the install. Packages that somebody added are no damage."""
-    gone = set(expected) - set(names)
+    missing = set(expected) - set(names)
     locked = {name.split("-")[0] for name in expected if name.endswith(".dist-info")}
     added = {name for name in set(names) - set(expected) if name.endswith(".dist-info")}
-    return sorted(gone | {name for name in added if name.split("-")[0] in locked})
+    return sorted(missing | {name for name in added if name.split("-")[0] in locked})
 
 
 def calm(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what would lead an installer out of .venv."""
-    kept = {name: value for name, value in environ.items() if name not in _MISLEADING}
-    return {**kept, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {name: value for name, value in environ.items() if name not in _MISLEADING}
+    return {
+        **environment,
+        "PIP_USER": "0",
+        "PIP_REQUIRE_VIRTUALENV": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
 
 
 def answer(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -124,18 +129,18 @@ def carry_out(argv: Sequence[str], purpose: str, environ: Mapping[str, str]) -> 
         env=dict(environ), check=False, text=True, errors="replace",
     )  # fmt: skip
     if done.returncode != 0:
-        said = done.stdout.strip() or f"(nothing; exit code {done.returncode})"
+        output = done.stdout.strip() or f"(nothing; exit code {done.returncode})"
         raise InstallError(
-            f"{purpose} failed; it said:\n\n{said}\n\nMend that and make again: it goes on from here."
+            f"{purpose} failed; it said:\n\n{output}\n\nMend that and make again: it goes on from here."
         )
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Only one install at a time in a checkout. The kernel frees the lock of a process that dies."""
     with path.open("w") as handle:
         deadline = time.monotonic() + LOCK_WAIT_LIMIT_S
-        told = False
+        is_announced = False
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,9 +148,9 @@ def alone(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise InstallError("it takes more than half an hour; end that make") from None
-                if not told:
+                if not is_announced:
                     print("another make is installing into .venv; waiting for it …", flush=True)
-                    told = True
+                    is_announced = True
                 time.sleep(0.2)
         yield
 
@@ -159,7 +164,7 @@ class Checkout:
         self.venv, self.python = root / ".venv", str(root / ".venv" / "bin" / "python")
         self.uv_home, self.uv = root / ".uv", str(root / ".uv" / "bin" / "uv")
         self.stamp_file = self.venv / ".installed"
-        self.asked = self._asked(python) if python else None
+        self.asked = self._requested_python(python) if python else None
         self.lock = lock or self.stamp().get("lock") or LOCKS[0]
         self.lock_file = f"requirements/{self.lock}.txt"
         self.key = fingerprint(self._read(self.lock_file), self._read("pyproject.toml"))
@@ -172,12 +177,12 @@ class Checkout:
             raise InstallError(f"{name} is missing; `git checkout -- {name}` restores it") from None
 
     @staticmethod
-    def _asked(command: str) -> tuple[str, str]:
+    def _requested_python(command: str) -> tuple[str, str]:
         """The Python that PYTHON=… names, and no other."""
         python = probe(command)
         if python is None or series(python[1]) < series(PREFERRED):
-            seen = f"is Python {python[1]}" if python else "does not run as a Python"
-            raise InstallError(f"PYTHON={command}: this {seen}; name a Python {PREFERRED} or newer")
+            finding = f"is Python {python[1]}" if python else "does not run as a Python"
+            raise InstallError(f"PYTHON={command}: this {finding}; name a Python {PREFERRED} or newer")
         return python
 
     def stamp(self) -> dict[str, str]:
@@ -188,13 +193,13 @@ class Checkout:
         return {}
 
     def write_stamp(self, stamp: Mapping[str, str]) -> None:
-        beside = self.stamp_file.with_name(".installed.new")
-        beside.write_text(json.dumps(stamp, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(str(beside), str(self.stamp_file))
+        new_stamp = self.stamp_file.with_name(".installed.new")
+        new_stamp.write_text(json.dumps(stamp, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(str(new_stamp), str(self.stamp_file))
 
     def has_uv(self) -> bool:
-        made = self.uv_home / self.uv_key
-        return made.exists() and os.access(self.uv, os.X_OK)
+        environment_folder = self.uv_home / self.uv_key
+        return environment_folder.exists() and os.access(self.uv, os.X_OK)
 
     def reason_to_rebuild(self) -> str | None:
         """None when .venv is there, for this folder and with an interpreter that runs."""
@@ -215,8 +220,8 @@ class Checkout:
 
     def is_complete(self) -> bool:
         stamp = self.stamp()
-        whole = (stamp.get("lock"), stamp.get("key")) == (self.lock, self.key) and "contents" in stamp
-        return whole and self.reason_to_rebuild() is None and not self.damage()
+        is_complete = (stamp.get("lock"), stamp.get("key")) == (self.lock, self.key) and "contents" in stamp
+        return is_complete and self.reason_to_rebuild() is None and not self.damage()
 
     def fetch_uv(self) -> None:
         """The locked uv, by whatever on this machine installs a wheel: a uv, this Python's pip, or a new venv's."""
@@ -252,15 +257,15 @@ class Checkout:
         path = [self.environ.get("PATH", os.defpath), *glob.glob(f"{pyenv}/versions/{PREFERRED}*/bin")]
         environ = {**self.environ, "PATH": os.pathsep.join(path)}
         find = [self.uv, "python", "find", "--system", "--no-project", "--no-python-downloads"]
-        for wanted in (PREFERRED, f">={PREFERRED}"):
+        for version_request in (PREFERRED, f">={PREFERRED}"):
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                found = probe(answer([*find, wanted], environ))
-                if found:
-                    return found
-        there = ""
+                python = probe(answer([*find, version_request], environ))
+                if python:
+                    return python
+        installed = ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            there = answer([self.uv, "python", "list", "--only-installed"], environ)
-        names = sorted({line.split()[0] for line in there.splitlines() if line.strip()})
+            installed = answer([self.uv, "python", "list", "--only-installed"], environ)
+        names = sorted({line.split()[0] for line in installed.splitlines() if line.strip()})
         raise InstallError(
             f"this project needs Python {PREFERRED} or newer, and this machine has: {', '.join(names) or 'none'}; "
             f"install one (`pyenv install {PREFERRED}`, `uv python install {PREFERRED}`, or where the system has it "
@@ -290,9 +295,9 @@ class Checkout:
             print(f"mending .venv: something other than make has removed or replaced {names}", flush=True)
         print(f"installing {count} locked packages into .venv …", flush=True)
         # A stamp must not outlive the packages that it vouches for.
-        made = {name: self.stamp()[name] for name in ("root", "python", "version")}
+        identity = {name: self.stamp()[name] for name in ("root", "python", "version")}
         expected = {"contents": self.stamp()["contents"]} if damage else {}
-        self.write_stamp({**made, "lock": self.lock, **expected})
+        self.write_stamp({**identity, "lock": self.lock, **expected})
         uv, quiet = [self.uv, "pip"], ["--quiet", "--python", self.python]
         hashed = ["--require-hashes", "--only-binary", ":all:", self.lock_file]
         # setuptools is in the lock: nothing is fetched to build with.
@@ -307,7 +312,7 @@ class Checkout:
             if not damage or not self.damage():
                 break
         contents = "\n".join(self.contents())
-        self.write_stamp({**made, "lock": self.lock, "key": self.key, "contents": contents})
+        self.write_stamp({**identity, "lock": self.lock, "key": self.key, "contents": contents})
 
 
 def bring_up_to_date(checkout: Checkout, *, only_uv: bool = False) -> None:
@@ -315,7 +320,7 @@ def bring_up_to_date(checkout: Checkout, *, only_uv: bool = False) -> None:
     enough = checkout.has_uv if only_uv else checkout.is_complete
     if enough():
         return
-    with alone(checkout.root / ".install.lock"):
+    with locked(checkout.root / ".install.lock"):
         if enough():
             return
         start = time.monotonic()

@@ -65,10 +65,10 @@ class PulumiCli:
 
 def find_or_build(environ: Mapping[str, str], say: Say) -> PulumiCli:
     """The command line of this machine; it takes some minutes when it has to be built. Raises PulumiCliError."""
-    found = on_path(environ, say) or built(environ)
-    if found is not None:
-        return found
-    home = home_of(environ)
+    command = on_path(environ, say) or built(environ)
+    if command is not None:
+        return command
+    home = cache_home(environ)
     home.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(f"{home}.lock", timeout=0)
     try:
@@ -92,10 +92,14 @@ def wanted_version() -> str:
     return match[1]
 
 
-def home_of(environ: Mapping[str, str]) -> Path:
+def cache_home(environ: Mapping[str, str]) -> Path:
     """Where what this recipe builds belongs: ~/.cache/tpu-stack/pulumi/VERSION-HASH."""
-    given = environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if os.path.isabs(given) else Path(environ.get("HOME") or Path.home()) / ".cache"
+    cache_folder = environ.get("XDG_CACHE_HOME", "")
+    cache = (
+        Path(cache_folder)
+        if os.path.isabs(cache_folder)
+        else Path(environ.get("HOME") or Path.home()) / ".cache"
+    )
     recipe = hashlib.sha256(b"".join((RECIPE / name).read_bytes() for name in ("go.mod", "go.sum")))
     recipe.update(" ".join([*_build_command("go", ""), *SCRIPTS]).encode())
     return cache / "tpu-stack" / "pulumi" / f"{wanted_version()}-{recipe.hexdigest()[:10]}"
@@ -107,18 +111,18 @@ def on_path(environ: Mapping[str, str], say: Say) -> PulumiCli | None:
     command = shutil.which("pulumi", path=path)
     if command is None:
         return None
-    version = _version_of(command, environ)
+    version = _version(command, environ)
     if version is None or _numbers(version) < _numbers(wanted_version()):
-        words = f"pulumi {version}" if version else "no pulumi that answers"
-        say(f"{command} is {words}, and {wanted_version()} or newer is needed: leaving it aside")
+        text = f"pulumi {version}" if version else "no pulumi that answers"
+        say(f"{command} is {text}, and {wanted_version()} or newer is needed: leaving it aside")
         return None
     folder = Path(command).resolve().parent
     dynamic = folder / DYNAMIC if (folder / DYNAMIC).is_file() else shutil.which(DYNAMIC, path=path)
     if dynamic is None:
         say(f"{command} has no {DYNAMIC} beside it or on PATH: leaving it aside")
         return None
-    beside = folder / LANGUAGE_HOST
-    host = beside if beside.is_file() else shutil.which(LANGUAGE_HOST, path=path)
+    language_host = folder / LANGUAGE_HOST
+    host = language_host if language_host.is_file() else shutil.which(LANGUAGE_HOST, path=path)
     return PulumiCli(
         folder=Path(command).parent,
         dynamic_folder=Path(dynamic).parent,
@@ -129,26 +133,26 @@ def on_path(environ: Mapping[str, str], say: Say) -> PulumiCli | None:
 
 def built(environ: Mapping[str, str]) -> PulumiCli | None:
     """The one that was built before from this very recipe."""
-    home = home_of(environ)
+    home = cache_home(environ)
     if not (home / "pulumi").is_file():
         return None
     return PulumiCli(folder=home, dynamic_folder=home, version=wanted_version())
 
 
-def go_of(environ: Mapping[str, str]) -> str:
+def find_go(environ: Mapping[str, str]) -> str:
     """A Go that can build it. Raises PulumiCliError, which says how to get one, or Pulumi itself."""
     try:
         return go.find(environ)
     except go.GoError as error:
         raise PulumiCliError(
-            f"this needs the Pulumi command line {wanted_version()} or newer, or {go.WANTED} to build it; {error}."
+            f"this needs the Pulumi command line {wanted_version()} or newer, or {go.REQUIREMENT} to build it; {error}."
             " Install that, or Pulumi (https://www.pulumi.com/docs/install), and try again"
         ) from None
 
 
 def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
-    compiler = go_of(environ)
-    home = home_of(environ)
+    compiler = find_go(environ)
+    home = cache_home(environ)
     new = home.with_name(f"{home.name}.new")
     shutil.rmtree(new, ignore_errors=True)  # left by a build that was ended
     new.mkdir()
@@ -167,7 +171,7 @@ def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
         for script, folder in SCRIPTS.items():
             shutil.copyfile(Path(sdk) / folder / script, new / script)
             (new / script).chmod(0o755)
-        version = _version_of(str(new / "pulumi"), environ)
+        version = _version(str(new / "pulumi"), environ)
         if version != wanted_version():
             raise PulumiCliError(f"what was built answers {version!r} and not {wanted_version()!r}")
         shutil.rmtree(home, ignore_errors=True)
@@ -189,7 +193,7 @@ def _build_command(compiler: str, target: str) -> list[str]:
 def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:
     """Runs the build and says now and then how far it is. Raises PulumiCliError with its last lines."""
     lines: list[str] = []
-    start = told = time.monotonic()
+    start = announced_s = time.monotonic()
     process = subprocess.Popen(
         argv, cwd=RECIPE, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
@@ -202,8 +206,8 @@ def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:
             now = time.monotonic()
             if now - start > BUILD_LIMIT_S:
                 raise PulumiCliError(f"the build is not done after {BUILD_LIMIT_S // 60} minutes")
-            if now - told > TELL_EVERY_S:
-                told = now
+            if now - announced_s > TELL_EVERY_S:
+                announced_s = now
                 fetched = sum(line.startswith("go: downloading") for line in lines)
                 say(
                     f"… {fetched} modules fetched, {len(lines) - fetched} packages compiled, {now - start:.0f} s"
@@ -216,18 +220,18 @@ def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:
         reader.join()
         process.stderr.close()
     if process.returncode != 0:
-        said = "".join(lines[-20:]).strip() or f"(nothing; exit code {process.returncode})"
+        output = "".join(lines[-20:]).strip() or f"(nothing; exit code {process.returncode})"
         raise PulumiCliError(
-            f"building Pulumi's command line failed; the last lines of {argv[0]} build:\n\n{said}\n\n"
+            f"building Pulumi's command line failed; the last lines of {argv[0]} build:\n\n{output}\n\n"
             "It needs the Go module proxy that `go env GOPROXY` names, and 4 GB of disk; mend that and try again, or"
             " install Pulumi (https://www.pulumi.com/docs/install)"
         )
 
 
-def _version_of(command: str, environ: Mapping[str, str]) -> str | None:
+def _version(command: str, environ: Mapping[str, str]) -> str | None:
     """3.250.0; None where it gives no version."""
-    said = go.answer([command, "version"], {**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"})
-    return said.removeprefix("v") if said is not None and _numbers(said) else None
+    output = go.answer([command, "version"], {**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"})
+    return output.removeprefix("v") if output is not None and _numbers(output) else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -238,14 +242,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def main() -> int:
     try:
-        found = find_or_build(os.environ, lambda line: print(line, file=sys.stderr, flush=True))
+        command = find_or_build(os.environ, lambda line: print(line, file=sys.stderr, flush=True))
     except PulumiCliError as problem:
         print(f"pulumi_cli: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\npulumi_cli: interrupted; what was compiled is kept", file=sys.stderr)
         return 130
-    print(found.command)
+    print(command.command)
     return 0
 
 

@@ -34,11 +34,11 @@ def main() -> None:
 
 def _take_all(base: str) -> None:
     with urllib.request.urlopen(f"{base}api/runs") as answer:
-        found = json.load(answer)["runs"]
+        runs = json.load(answer)["runs"]
     done = [
-        f"{run['place']}/{run['id']}" for run in found if run["state"] == "done" and run["job"] == "flax_mlm"
+        f"{run['place']}/{run['id']}" for run in runs if run["state"] == "done" and run["job"] == "flax_mlm"
     ]
-    active = [f"{run['place']}/{run['id']}" for run in found if run["state"] == "running"]
+    active = [f"{run['place']}/{run['id']}" for run in runs if run["state"] == "running"]
     compared = "&".join(f"run={run}" for run in done[:2])
     _take(base, "runs", width=1060, height=400, scheme="light")
     _take(f"{base}run/{(active or done)[0]}", "run", width=1060, height=1240, scheme="dark")

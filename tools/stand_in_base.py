@@ -64,7 +64,7 @@ def find_or_make(say: Say) -> str:
         python = Path(scratch) / "python.tar"
         _run(pack_python(python))
         _run(bootstrap(archive, python))
-        changes = [word for each in CHANGES for word in ("--change", each)]
+        changes = [word for change in CHANGES for word in ("--change", change)]
         _run(["docker", "import", *changes, str(archive), name])
     _run(["docker", "run", "--rm", "--network", "none", name, "python3", "-c", TRY])
     return name
@@ -74,16 +74,16 @@ def chosen(environ: Mapping[str, str], say: Say) -> str | None:
     """What tests put into TPU_STACK_BASE_IMAGE: what is there already, or a stand-in where one can be made.
 
     None: neither, and the official image is needed. Raises StandInBaseError."""
-    if given := environ.get(VARIABLE):
-        return given
+    if given_image := environ.get(VARIABLE):
+        return given_image
     able = os.geteuid() == 0 and shutil.which("mmdebstrap") and shutil.which("docker")
     return find_or_make(say) if able else None
 
 
 def recipe() -> str:
     """Changes when the image would: packages, settings, this Python, the certificate authorities."""
-    said = repr((PACKAGES, CHANGES, sys.version, sys.base_prefix)).encode()
-    return hashlib.sha256(said + AUTHORITIES.read_bytes()).hexdigest()[:12]
+    recipe = repr((PACKAGES, CHANGES, sys.version, sys.base_prefix)).encode()
+    return hashlib.sha256(recipe + AUTHORITIES.read_bytes()).hexdigest()[:12]
 
 
 def pack_python(archive: Path) -> list[str]:

@@ -51,7 +51,7 @@ class Look:
     """A folder as it was read last. error: why it could not be read now; the runs are then the previous ones."""
 
     runs: Mapping[str, Snapshot] = dataclasses.field(default_factory=dict)
-    others: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     error: str | None = None
     is_read: bool = False
     took_s: float = 0.0
@@ -123,8 +123,10 @@ class Place:
                 snapshots[name] = Snapshot(
                     name=name, problems=(f"cannot be understood ({type(error).__name__})",)
                 )
-        others = tuple(name for name in names_present if name not in snapshots and not name.startswith("."))
-        return Look(runs=snapshots, others=others, is_read=True)
+        other_names = tuple(
+            name for name in names_present if name not in snapshots and not name.startswith(".")
+        )
+        return Look(runs=snapshots, other_names=other_names, is_read=True)
 
     def pieces(
         self, files: list[tuple[str, str]], offset: int = 0, limit_bytes: int = LARGEST_JSON_BYTES
@@ -159,7 +161,7 @@ def _snapshot(name: str, run: Run, data: bytes, end: Piece | None) -> Snapshot:
     latest = {name: value for line in lines for name, value in line.items() if value is not None}
     steps = [beat["step"] for beat in run.current() if beat]
     progress = max([*steps, int(latest.get("step", 0))]), latest
-    state = state_of(run, time.time())
+    state = dashboard_state(run, time.time())
     summary = {**overview.overview(run, state, progress), "figure": runs.figure(run, latest)}
     return Snapshot(
         name=name,
@@ -172,7 +174,7 @@ def _snapshot(name: str, run: Run, data: bytes, end: Piece | None) -> Snapshot:
     )
 
 
-def state_of(run: Run, now_s: float) -> State:
+def dashboard_state(run: Run, now_s: float) -> State:
     """Return what a run is doing, by its directory only: while its heartbeats are fresh, it lives."""
     state = runs.state(run, (), unanswered=1, now_s=now_s)
     if state == "lost" and not any(run.current()):

@@ -45,8 +45,8 @@ from launch.targets import Target
 
 STATIC = Path(__file__).parent / "static"
 PAGES = ("/", "/run/{place}/{run}", "/compare")
-HERE = "127.0.0.1"
-NAMES = [HERE, "localhost"]
+LOOPBACK = "127.0.0.1"
+NAMES = [LOOPBACK, "localhost"]
 """Host names that are accepted; a foreign name that resolves to this machine is refused (DNS rebinding)."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -80,17 +80,17 @@ def serve(targets: Sequence[Target], *, port: int) -> int:
     # Or each answer waits 40 ms for an acknowledgement: asyncio sets it only where a socket names its protocol.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        listening.bind((HERE, port))
+        listening.bind((LOOPBACK, port))
     except OSError as error:
         listening.close()
         raise RequestError(
             f"--port {port}: cannot be listened on ({error.strerror}); choose another, or 0 for any that is free"
         ) from None
     listening.listen(128)
-    places = places_of(targets)
+    places = dashboard_places(targets)
     for place in places:
         place.look(0.0)
-    print(f"dashboard: http://{HERE}:{listening.getsockname()[1]}/", flush=True)
+    print(f"dashboard: http://{LOOPBACK}:{listening.getsockname()[1]}/", flush=True)
     print(f"  of {', '.join(place.folder.url for place in places)}; Ctrl-C ends it", flush=True)
     config = uvicorn.Config(
         app(places), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
@@ -104,7 +104,7 @@ def serve(targets: Sequence[Target], *, port: int) -> int:
     return 0
 
 
-def places_of(targets: Sequence[Target]) -> list[Place]:
+def dashboard_places(targets: Sequence[Target]) -> list[Place]:
     """Return where the targets' runs lie, each place once, with keys that an address may hold."""
     places: dict[str, Place] = {}
     for target in targets:
@@ -124,7 +124,7 @@ def app(places: Sequence[Place]) -> Starlette:
     def answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
         return lambda request: as_json(request, answer(request))
 
-    def of_run(answer: Callable[[Place, Snapshot, QueryParams], Any]) -> Callable[[Request], Response]:
+    def run_handler(answer: Callable[[Place, Snapshot, QueryParams], Any]) -> Callable[[Request], Response]:
         def answered(request: Request) -> Response:
             content = answer(*dashboard.find(**request.path_params), request.query_params)
             return content if isinstance(content, Response) else as_json(request, content)
@@ -140,11 +140,11 @@ def app(places: Sequence[Place]) -> Starlette:
         Route(
             "/api/compare", answering(lambda request: dashboard.compare(request.query_params.getlist("run")))
         ),
-        Route(api, of_run(dashboard.run)),
-        Route(f"{api}/curves", of_run(dashboard.curves)),
-        Route(f"{api}/hosts/curves", of_run(dashboard.host_curves)),
-        Route(f"{api}/log", of_run(dashboard.log)),
-        Route(f"{api}/samples", of_run(dashboard.samples)),
+        Route(api, run_handler(dashboard.run)),
+        Route(f"{api}/curves", run_handler(dashboard.curves)),
+        Route(f"{api}/hosts/curves", run_handler(dashboard.host_curves)),
+        Route(f"{api}/log", run_handler(dashboard.log)),
+        Route(f"{api}/samples", run_handler(dashboard.samples)),
     ]
     return Starlette(
         routes=routes,
@@ -231,8 +231,8 @@ class Dashboard:
                     "url": place.folder.url,
                     "is_read": look.is_read,
                     "error": look.error,
-                    "others": [shown(name) for name in look.others[:20]],
-                    "more_others": max(0, len(look.others) - 20),
+                    "others": [shown(name) for name in look.other_names[:20]],
+                    "more_others": max(0, len(look.other_names) - 20),
                     "problems": [
                         {"run": snapshot.name, "says": problem, "is_shown": snapshot.summary is not None}
                         for snapshot in look.runs.values()
@@ -262,7 +262,7 @@ class Dashboard:
                 "index": index,
                 "name": names[index] if index < len(names) else None,
                 "beat": beat and _beat(beat),
-                "sampled": samples and _told(samples),
+                "sampled": samples and _sample_texts(samples),
             }
             for index, (beat, samples) in enumerate(zip(run.current(), sampled, strict=True))
         ]
@@ -282,7 +282,7 @@ class Dashboard:
                 [metric.title, run.metrics.compared(metric, measured)]
                 for metric in run.metrics.ordered(measured)
             ],
-            "settings": [[name, overview.cell(value)] for name, value in overview.settings_of(run).items()],
+            "settings": [[name, overview.cell(value)] for name, value in overview.run_settings(run).items()],
             "warnings": result["warnings"] if isinstance(result.get("warnings"), list) else [],
             "about": about(run.described, result, run.heartbeats),
             "has_samples": pictures is not None,
@@ -384,7 +384,7 @@ def _beat(beat: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "message": printable(shown(message)) if message else None}
 
 
-def _told(sampled: HostSamples) -> dict[str, str]:
+def _sample_texts(sampled: HostSamples) -> dict[str, str]:
     """What a host's sampler has read last, by title; nothing where that was long ago."""
     latest = sampled.fresh(time.time())
     names = [name for name in COLUMNS if name in latest and name not in redundant_columns(latest)]

@@ -76,7 +76,7 @@ def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
 
 def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
     """Compare the slice's hosts with what its type has, and say what an hour of it costs."""
-    other_slices = [other.name for other in inventory.slices if other.name != one_slice.name]
+    other_slices = [candidate.name for candidate in inventory.slices if candidate.name != one_slice.name]
     also = f" (also there: {', '.join(other_slices)})" if other_slices else ""
     count = len(one_slice.hosts)
     findings = [

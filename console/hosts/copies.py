@@ -48,7 +48,7 @@ def put(target: Target, source: str, path_there: str, *, force: bool) -> int:
         HostsError: no host could.
     """
     local = Path(source).expanduser().absolute()
-    kind, size = kind_of(local), size_of(local)
+    kind, size = path_kind(local), tree_size(local)
     name = local.resolve().name if local.name in ("", "..") else local.name
     if kind == "nothing":
         raise RequestError(f"{source}: there is no such file on this machine")
@@ -57,10 +57,10 @@ def put(target: Target, source: str, path_there: str, *, force: bool) -> int:
 
     def copy(host: Host, transport: Transport, count: Count) -> int:
         copied = decide(name, kind, _look(host, transport, path_there, name), force=force)
-        fresh = _beside(copied.path) if copied.replaces else copied.path
+        fresh = _temporary_path(copied.path) if copied.replaces else copied.path
         transport.put(local, fresh, count)
         if copied.replaces:
-            _sh(host, transport, SWAP, copied.path, fresh, _beside(copied.path))
+            _sh(host, transport, SWAP, copied.path, fresh, _temporary_path(copied.path))
         return size
 
     hosts = _different(target)
@@ -80,7 +80,7 @@ def get(target: Target, source: str, path_here: str, *, force: bool) -> int:
     name = posixpath.basename(posixpath.normpath(source))
     if name in ("", ".", "..", "~"):
         raise RequestError(f"{source}: name the folder itself, so that its copy has a name")
-    if len(hosts) > 1 and kind_of(local) == "file":
+    if len(hosts) > 1 and path_kind(local) == "file":
         raise RequestError(f"{path_here} is a file, and the copies of {len(hosts)} hosts need a folder")
 
     def copy(host: Host, transport: Transport, count: Count) -> int:
@@ -89,13 +89,13 @@ def get(target: Target, source: str, path_here: str, *, force: bool) -> int:
             raise RequestError(f"{source}: there is no such file on the host")
         path = local / str(host.index) if len(hosts) > 1 else local
         slash = "/" if len(hosts) > 1 or path_here.endswith("/") else ""
-        place = Place(path=f"{path}{slash}", kind=kind_of(path), inside=kind_of(path / name))
+        place = Place(path=f"{path}{slash}", kind=path_kind(path), inside=path_kind(path / name))
         copied = decide(name, source_place.kind, place, force=force)
-        fresh = Path(_beside(copied.path) if copied.replaces else copied.path)
+        fresh = Path(_temporary_path(copied.path) if copied.replaces else copied.path)
         transport.get(source_place.path, fresh, count)
         if copied.replaces:
-            swap(Path(copied.path), fresh, Path(_beside(copied.path)))
-        return size_of(Path(copied.path))
+            swap(Path(copied.path), fresh, Path(_temporary_path(copied.path)))
+        return tree_size(Path(copied.path))
 
     return _on_all(hosts, copy, f"{source} from", None)
 
@@ -110,7 +110,7 @@ def _count(hosts: Sequence[object]) -> str:
     return f"{len(hosts)} hosts" if len(hosts) > 1 else "1 host"
 
 
-def _beside(path: str) -> str:
+def _temporary_path(path: str) -> str:
     folder, name = posixpath.split(path)
     return posixpath.join(folder, beside_name(name))
 
@@ -228,12 +228,12 @@ def decide(name: str, kind: Kind, place: Place, *, force: bool) -> Copy:
     return Copy(path=path, replaces=existing == "folder")
 
 
-def size_of(path: Path) -> int:
+def tree_size(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder; links are not followed."""
     if not path.is_dir() or path.is_symlink():
-        return path.lstat().st_size if kind_of(path) == "file" else 0
+        return path.lstat().st_size if path_kind(path) == "file" else 0
     return DiskFiles().folder_bytes(str(path))
 
 
-def kind_of(path: Path) -> Kind:
+def path_kind(path: Path) -> Kind:
     return "folder" if path.is_dir() else "file" if path.exists() or path.is_symlink() else "nothing"

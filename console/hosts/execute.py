@@ -24,7 +24,7 @@ Ending = int | HostError | None
 """A command's exit code (None: the time limit was reached), or why the host did not complete it."""
 
 
-def argv_of(words: Sequence[str], line: str) -> tuple[str, ...]:
+def parse_command(arguments: Sequence[str], line: str) -> tuple[str, ...]:
     """Return the command that the user typed.
 
     Several words are a command and its arguments, and reach it unchanged. A single word, or `line`, is a line for
@@ -33,12 +33,12 @@ def argv_of(words: Sequence[str], line: str) -> tuple[str, ...]:
     Raises:
         RequestError: there is no command, or two.
     """
-    if bool(words) == bool(line):
+    if bool(arguments) == bool(line):
         raise RequestError(
             "say one command: `fab run -- COMMAND ARGUMENT …`, or "
             "`fab run --command 'cd /tmp && ls *.log'` for a line of shell"
         )
-    return tuple(words) if len(words) > 1 else ("sh", "-c", line or words[0])
+    return tuple(arguments) if len(arguments) > 1 else ("sh", "-c", line or arguments[0])
 
 
 def run(target: Target, argv: Sequence[str], *, grouped: bool, timeout_s: float | None) -> int:

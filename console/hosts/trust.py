@@ -95,8 +95,8 @@ def _trust_host(
         host_key=key,
         confirmed=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    others = [entry for entry in entries if (entry.slice, entry.index) != (new.slice, new.index)]
-    inventories.write_keys(path, sorted([*others, new], key=lambda entry: (entry.slice, entry.index)))
+    kept_entries = [entry for entry in entries if (entry.slice, entry.index) != (new.slice, new.index)]
+    inventories.write_keys(path, sorted([*kept_entries, new], key=lambda entry: (entry.slice, entry.index)))
     tell(f"host {host.index} is trusted by this key from now on; it is in {path}")
     return 0
 

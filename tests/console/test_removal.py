@@ -152,11 +152,11 @@ def test_the_newest_stay_and_what_is_active_or_was_begun_from_directly_or_not(
     assert sorted(path.name for path in folder.iterdir()) == ["best", *(IDS[each] for each in "abcef")]
     assert removal.prune(here(), keep=2, yes=False, resumed_by={}) == 0
     assert capsys.readouterr().out.endswith(f"nothing to remove: {folder} has 5 runs\n")
-    for wanted, why in (("cccc", "it is running"), ("aaaa", f"{IDS['b']} began from it")):
-        with pytest.raises(RequestError, match=f"{IDS[wanted[0]]} is kept: {why}"):
-            removal.remove(here(), wanted, yes=True, mark=nobody)
-    for wanted in ("ffff", "bbbb"):
-        assert removal.remove(here(), wanted, yes=True, mark=nobody) == 0
+    for name, why in (("cccc", "it is running"), ("aaaa", f"{IDS['b']} began from it")):
+        with pytest.raises(RequestError, match=f"{IDS[name[0]]} is kept: {why}"):
+            removal.remove(here(), name, yes=True, mark=nobody)
+    for name in ("ffff", "bbbb"):
+        assert removal.remove(here(), name, yes=True, mark=nobody) == 0
 
 
 def test_the_latest_run_stays_while_another_stack_starts_it(write_run: WriteRun) -> None:
@@ -180,9 +180,9 @@ def test_a_run_on_pods_that_may_still_wait_stays_while_its_cluster_does_not_answ
     everything = [waiting, ended, preempted]
     cluster: Any = object()
     on_pods = dataclasses.replace(here(), backend=PodBackend(cluster))
-    reasons = removal.kept(on_pods, everything, everything, {})
+    reasons = removal.blocked(on_pods, everything, everything, {})
     assert {*reasons} == {IDS["a"], IDS["c"]}
-    assert not removal.kept(here(), everything, everything, {}), "other hosts say nothing of a cluster"
+    assert not removal.blocked(here(), everything, everything, {}), "other hosts say nothing of a cluster"
     assert "its API server cannot be reached" in reasons[IDS["a"]]
     assert f"its folder {waiting.directory.url} itself" in reasons[IDS["a"]]
 

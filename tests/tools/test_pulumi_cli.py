@@ -100,14 +100,14 @@ def test_a_pulumi_that_will_not_do_is_left_aside_with_the_reason(
         script(tmp_path / "bin" / pulumi_cli.DYNAMIC, "")
     environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
     found = pulumi_cli.find_or_build(environ, said.append)
-    assert found.folder == pulumi_cli.home_of(environ)
+    assert found.folder == pulumi_cli.cache_home(environ)
     assert reason in said[0]
 
 
 def test_a_build_that_fails_or_is_of_another_version_leaves_nothing_and_the_next_one_starts_anew(
     environ: dict[str, str], said: list[str]
 ) -> None:
-    home = pulumi_cli.home_of(environ)
+    home = pulumi_cli.cache_home(environ)
     (home.with_name(f"{home.name}.new")).mkdir(parents=True)  # of a build that was killed
     for wrong, shown in (
         ({"GO_FAILS": "yes"}, "(?s)line 11\n.*line 30\n.*GOPROXY"),
@@ -128,7 +128,7 @@ def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]
         subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
     folders = {process.communicate(timeout=60)[0].splitlines()[-1] for process in both}
-    assert folders == {str(pulumi_cli.home_of(environ))}
+    assert folders == {str(pulumi_cli.cache_home(environ))}
     found = pulumi_cli.find_or_build(environ, said.append)
     assert found.folder.parent == tmp_path / "home" / ".cache" / "tpu-stack" / "pulumi"
     assert found.language_host is None
@@ -141,7 +141,7 @@ def test_a_go_is_found_in_its_usual_place_and_without_one_the_error_says_what_to
     tmp_path: Path, environ: dict[str, str], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(go, "OTHER_PLACES", (str(tmp_path / "go" / "go"),))
-    assert pulumi_cli.go_of({**environ, "PATH": "/nonexistent"}) == str(tmp_path / "go" / "go")
+    assert pulumi_cli.find_go({**environ, "PATH": "/nonexistent"}) == str(tmp_path / "go" / "go")
     monkeypatch.setattr(go, "OTHER_PLACES", ())
     with pytest.raises(PulumiCliError, match=f"{WANTED} or newer, or Go 1.21 or newer.*too old"):
         pulumi_cli.find_or_build({**environ, "PATH": "/nonexistent"}, said.append)

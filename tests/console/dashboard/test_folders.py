@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_said_and_keeps_nothing_else_from_being_shown(tmp
         assert problem.startswith(f"{name}: "), name
     assert "leads out of the run directory" in found.runs[runs["leads out"].name].problems[0]
     assert "more than the 1,048,576 that are read" in found.runs[runs["huge"].name].problems[0]
-    assert found.others == ("<img src=x onerror=alert(1)>", "notes.txt")
+    assert found.other_names == ("<img src=x onerror=alert(1)>", "notes.txt")
     assert found.error is None
 
 

@@ -54,10 +54,10 @@ def python(program: str, *arguments: str) -> list[str]:
 def test_several_words_are_a_command_and_one_is_a_line_of_shell(
     words: list[str], line: str, argv: tuple[str, ...]
 ) -> None:
-    assert execute.argv_of(words, line) == argv
+    assert execute.parse_command(words, line) == argv
     for none_or_two in (([], ""), (["ls"], "ls")):
         with pytest.raises(RequestError, match="say one command"):
-            execute.argv_of(*none_or_two)
+            execute.parse_command(*none_or_two)
 
 
 def test_words_arrive_as_themselves_on_every_host_and_its_exit_code_is_told(
