@@ -31,6 +31,7 @@ STORE_AWAY = re.compile(r"client socket has timed out after (?P<ms>\d+)ms while 
 NOT_REGISTERED = re.compile(
     r"DEADLINE_EXCEEDED[\s\S]*(?:RegisterTask|Barrier timed out)|Barrier timed out[\s\S]*Wait_for_all_tasks_to_register"
 )
+NO_MODULE = re.compile(r"^(?:\[\d+\] )?ModuleNotFoundError: No module named '(?P<name>[^']+)'", re.MULTILINE)
 JAX = ("jax.distributed.initialize", "initialization_timeout=…, 300 s by default")
 TORCH = ("init_process_group", "timeout=…")
 NO_MEMORY = re.compile(
@@ -71,6 +72,13 @@ def cause(
             ),
         ),
         (NOT_REGISTERED, lambda _match: _not_joined(absent or "not every rank had joined", *JAX, waited)),
+        (
+            NO_MODULE,
+            lambda match: (
+                f"the module {match['name']} is not there; where it is a package, name that in requirements.txt of the "
+                "folder or in the script's block (docs/scripts.md)"
+            ),
+        ),
         (NO_MEMORY, lambda _match: "it ran out of memory; a smaller batch or model needs less"),
     )
     return next((sentence(match) for pattern, sentence in kinds if (match := pattern.search(printed))), None)

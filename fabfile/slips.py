@@ -258,6 +258,9 @@ class Line:
                 job = owners[0] if len(owners) == 1 else "JOB"
             elif near:
                 yield f"{no_option}; did you mean {near}?"
+            elif self._trains and self._inputs:
+                yield f"{no_option}; the script's come after --:\n  {self._moved(self.strays, self._inputs)}"
+                return
             else:
                 yield f"{no_option}; `fab help {self.command.name}` lists those it has"
         if theirs:

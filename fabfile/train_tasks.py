@@ -160,10 +160,11 @@ class Training:
             "--send": " ".join(self.send),
             "--progress": self.progress,
             "--from-source": " ".join(self.from_source),
+            "--no-install": self.no_install,
         }
         new_run_options = {"--framework": self.framework, "--processes-per-host": self.processes_per_host}
         fixed = {**command_options, **(new_run_options if resume else {})}
-        refused = [f"{name} {value}" for name, value in fixed.items() if value]
+        refused = [name if value is True else f"{name} {value}" for name, value in fixed.items() if value]
         if not refused:
             return
         if resume:
