@@ -32,9 +32,9 @@ class ComputeClient:
     """
 
     def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
-        self.google = GoogleApi(
-            settings, backoff, _collections, endpoint=settings.compute_endpoint, service=COMPUTE_SERVICE
-        )
+        # Google's client takes the endpoint of this API with the path of all its methods.
+        endpoint = f"{settings.compute_endpoint}/compute/v1/"
+        self.google = GoogleApi(settings, backoff, _collections, endpoint=endpoint, service=COMPUTE_SERVICE)
 
     def under(self, backoff: Backoff) -> ComputeClient:
         """Return a client with the same connections that retries by another Backoff."""

@@ -2,8 +2,9 @@
 
 A slice of one host is an instance, a larger one a managed instance group in bulk mode: all of its machines or none
 (https://cloud.google.com/compute/docs/instance-groups/about-bulk-mode). A multislice is several of them, its parts.
-A group has no labels, so its description has the owner; instances have the owner label, by their template. Nothing is
-repaired by the group itself (DO_NOTHING): a slice that is lost is made again by whoever wants it.
+A group has no labels, so its description has the owner; instances have the owner label, which no template has, as
+templates are made before a stack has its id and deleted after it. Nothing is repaired by the group itself (DO_NOTHING):
+a slice that is lost is made again by whoever wants it.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ def group(spec: GroupSpec, name: str) -> Json:
         "baseInstanceName": f"{name}-w-###",
         "description": owner_text(spec.owner, spec.description),
         "instanceTemplate": spec.template,
+        "allInstancesConfig": {"properties": {"labels": dict(spec.labels)}},
         "targetSize": spec.hosts,
         "targetSizePolicy": {"mode": "BULK"},
         "instanceLifecyclePolicy": {"defaultActionOnFailure": "DO_NOTHING"},
@@ -166,10 +168,11 @@ def group(spec: GroupSpec, name: str) -> Json:
 
 def instance(spec: GroupSpec, name: str) -> Json:
     """The body of instances.insert, beside the template."""
-    if spec.capacity != "flex-start" or not spec.valid_until_s:
-        return {"name": name}
-    valid_s = min(spec.valid_until_s, LONGEST_REQUEST_S)
-    return {"name": name, "params": {"requestValidForDuration": {"seconds": str(valid_s)}}}
+    body: Json = {"name": name, "labels": dict(spec.labels)}
+    if spec.capacity == "flex-start" and spec.valid_until_s:
+        valid_s = min(spec.valid_until_s, LONGEST_REQUEST_S)
+        body["params"] = {"requestValidForDuration": {"seconds": str(valid_s)}}
+    return body
 
 
 def owner_text(owner: str, description: str) -> str:

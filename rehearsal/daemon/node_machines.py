@@ -17,7 +17,7 @@ from typing import Literal
 import asyncssh
 
 from rehearsal.machines.machines import Machine, Machines
-from rehearsal.tpu_api import Node, NoHardware
+from rehearsal.tpu_api import Hosts, NoHardware
 
 MachineState = Literal["up", "down", "gone"]
 
@@ -67,6 +67,7 @@ class NodeMachines:
         self._keys: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._workers: dict[str, Worker] = {}
+        self._again: set[str] = set()
         self._guard = threading.Lock()
         self._open = True
         self._threads = concurrent.futures.ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hosts")
@@ -88,7 +89,7 @@ class NodeMachines:
         self._keys[instance] = pair.export_private_key().decode()
         return pair.export_public_key().decode().split()[1]
 
-    def changed(self, node: Node, state: str) -> None:
+    def changed(self, node: Hosts, state: str) -> None:
         """Bring a node's machines into the state that the node's requires; does not wait for that."""
         place = PLACES.get(state)
         if place is None or not node.addresses:
@@ -112,8 +113,11 @@ class NodeMachines:
                     authorized_key=self._authorized_key,
                 )
                 worker = self._workers[name] = Worker(machine=machine, belongs=place)
-            elif worker.belongs == "gone":
-                return  # it is on its way out, and no other machine is ever called so
+            elif (
+                worker.belongs == "gone"
+            ):  # it is on its way out, and another one may be called so afterwards
+                (self._again.add if place == "up" else self._again.discard)(name)
+                return
             worker.belongs = place
             if self._open:
                 self._threads.submit(functools.partial(self._bring, worker))
@@ -122,7 +126,7 @@ class NodeMachines:
         """The names of the machines that are not being removed, in worker order."""
         with self._guard:
             present = [name for name, worker in self._workers.items() if worker.belongs != "gone"]
-        return sorted(present, key=lambda name: (name.rpartition("-")[0], int(name.rpartition("-")[2])))
+        return sorted(present, key=_worker_order)
 
     def instances(self) -> dict[str, str]:
         """Their addresses, by name."""
@@ -150,6 +154,8 @@ class NodeMachines:
     def _is_settled(self) -> bool:
         with self._guard:
             workers = list(self._workers.items())
+            if self._again:
+                return False
         return all(worker.stands == worker.belongs or name in self.failed for name, worker in workers)
 
     def _free_address(self) -> str:
@@ -180,8 +186,13 @@ class NodeMachines:
         if worker.stands == "gone":
             with self._guard:
                 self._workers.pop(name, None)
-                self._addresses.pop(name, None)
-                self._keys.pop(name, None)
+                has_successor = name in self._again
+                self._again.discard(name)
+                if not has_successor:
+                    self._addresses.pop(name, None)
+                    self._keys.pop(name, None)
+            if has_successor:
+                self.move(name, "up")
         with self._moved:
             self._moved.notify_all()
         self._tell()
@@ -200,6 +211,11 @@ class NodeMachines:
             self._machines.kill(name)
         worker.stands = place
         self._say(f"machine {name} is {place}")
+
+
+def _worker_order(name: str) -> tuple[str, int]:
+    prefix, _, number = name.rpartition("-")
+    return (prefix, int(number)) if number.isdecimal() else (name, 0)
 
 
 def new_identity(folder: Path) -> str:

@@ -6,7 +6,18 @@ with TpuApi() as api: … api.url … api.control.preempt("my-node")
 from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.cloud import Clock, Delays
 from rehearsal.tpu_api.control import Control, FaultKind
-from rehearsal.tpu_api.resources import Hardware, Node, NoHardware
+from rehearsal.tpu_api.resources import Hardware, Hosts, Node, NoHardware
 from rehearsal.tpu_api.server import TpuApi
 
-__all__ = ["ApiError", "Clock", "Control", "Delays", "FaultKind", "Hardware", "NoHardware", "Node", "TpuApi"]
+__all__ = [
+    "ApiError",
+    "Clock",
+    "Control",
+    "Delays",
+    "FaultKind",
+    "Hardware",
+    "Hosts",
+    "NoHardware",
+    "Node",
+    "TpuApi",
+]

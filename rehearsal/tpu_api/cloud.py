@@ -95,6 +95,10 @@ class Cloud:
         self.operations: dict[str, Operation] = {}
         self.journal: list[Entry] = []
         self.unreachable: set[str] = set()  # zones that do not answer
+        self.other_holders: list[Callable[[], collections.Counter[ChipPool]]] = []
+        """Of chips: what other APIs of this cloud have made."""
+        self.on_more_capacity: list[Action] = []
+        """What other APIs do when there may be chips for what waits."""
         self._events: list[tuple[float, int, Action]] = []
         self._numbers = itertools.count(1)
 
@@ -109,7 +113,7 @@ class Cloud:
             action()
         self.moment = max(self.moment, now)
 
-    def _after(self, seconds: float, action: Action) -> None:
+    def after(self, seconds: float, action: Action) -> None:
         """Carry out `action` that long after the present moment."""
         heapq.heappush(self._events, (self.moment + seconds, self.number(), action))
 
@@ -138,7 +142,10 @@ class Cloud:
 
     def held(self) -> collections.Counter[ChipPool]:
         """The chips that are taken now."""
-        return chips_by_pool(node for node in self.nodes.values() if node.placed)
+        total = chips_by_pool(node for node in self.nodes.values() if node.placed)
+        for chips in self.other_holders:
+            total += chips()
+        return total
 
     def asked_for(self, project: str) -> collections.Counter[ChipPool]:
         """The chips that count against a quota: of queued resources until they are deleted, and of other nodes."""
@@ -220,7 +227,7 @@ class Cloud:
 
     def capacity_may_have_changed(self) -> None:
         """Plan another look at the waiting requests, at this moment but after the current change."""
-        self._after(0, self._grant_capacity)
+        self.after(0, self._grant_capacity)
 
     # --- queued resources -----------------------------------------------------------------------------------------
 
@@ -239,10 +246,10 @@ class Cloud:
                 message = "the request could not be served before its valid-until time"
                 self.fail_queued_resource(qr, ApiError("DEADLINE_EXCEEDED", message))
 
-        self._after(self.delays.operation_s, lambda: self._end(operation, qr.as_response()))
-        self._after(self.delays.accept_s, waiting)
+        self.after(self.delays.operation_s, lambda: self._end(operation, qr.as_response()))
+        self.after(self.delays.accept_s, waiting)
         if qr.limit_s is not None:
-            self._after(qr.limit_s, expired)
+            self.after(qr.limit_s, expired)
         return operation
 
     def _grant_capacity(self) -> None:
@@ -250,6 +257,8 @@ class Cloud:
         for qr in list(self.queued_resources.values()):
             if qr.state == "WAITING_FOR_RESOURCES" and self._fit(qr.plans):
                 self._provision(qr)
+        for act in self.on_more_capacity:
+            act()
 
     def _provision(self, qr: QueuedResource) -> None:
         qr.initiator = "SERVICE"
@@ -265,13 +274,13 @@ class Cloud:
             if self._is_there(qr, "PROVISIONING"):
                 self._move(qr, "ACTIVE")
                 if qr.run_s is not None:
-                    self._after(qr.run_s, run_is_over)
+                    self.after(qr.run_s, run_is_over)
 
         def run_is_over() -> None:
             if self._is_there(qr, "ACTIVE"):
                 self.lose_node(self.owned_nodes(qr)[0], "TERMINATED", leave_nodes=False)
 
-        self._after(self.delays.create_s, ready)
+        self.after(self.delays.create_s, ready)
 
     def delete_queued_resource(self, qr: QueuedResource, *, force: bool) -> Operation:
         """DELETING, then gone, its nodes first. Raises ApiError where it has nodes and force was not asked for."""
@@ -292,7 +301,7 @@ class Cloud:
             self.drop_queued_resource(qr)
             self._end(operation, EMPTY)
 
-        self._after(self.delays.delete_s, finish)
+        self.after(self.delays.delete_s, finish)
         return operation
 
     def fail_queued_resource(self, qr: QueuedResource, error: ApiError) -> None:
@@ -316,7 +325,7 @@ class Cloud:
                     self._drop_node(node)
                 self._move(qr, "SUSPENDED")
 
-        self._after(self.delays.suspend_s, suspended)
+        self.after(self.delays.suspend_s, suspended)
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 
@@ -330,7 +339,7 @@ class Cloud:
                 return
             if self._fit([node]):
                 node.placed = True
-                self._after(self.delays.create_s, ready)
+                self.after(self.delays.create_s, ready)
             else:
                 self._end(operation, _stock_out(node.pool))
                 self._drop_node(node)
@@ -340,7 +349,7 @@ class Cloud:
                 self._ready(node)
                 self._end(operation, node.as_response())
 
-        self._after(self.delays.place_s, place)
+        self.after(self.delays.place_s, place)
         return operation
 
     def delete_node(self, node: Node) -> Operation:
@@ -355,7 +364,7 @@ class Cloud:
             self._drop_node(node)
             self._end(operation, EMPTY)
 
-        self._after(self.delays.delete_s, finish)
+        self.after(self.delays.delete_s, finish)
         return operation
 
     def patch_node(self, node: Node, changes: dict[str, object]) -> Operation:
@@ -370,7 +379,7 @@ class Cloud:
             else:
                 self._end(operation, _deleted(node))
 
-        self._after(self.delays.operation_s, changed)
+        self.after(self.delays.operation_s, changed)
         return operation
 
     def lose_node(self, node: Node, state: str, *, leave_nodes: bool) -> None:
@@ -396,7 +405,7 @@ class Cloud:
             if self._is_there(node, "REPAIRING"):
                 self._move(node, "READY")
 
-        self._after(seconds, repaired)
+        self.after(seconds, repaired)
 
     def vanish_node(self, node: Node) -> None:
         """Gone at once, as if someone else had deleted it."""

@@ -13,7 +13,7 @@ import importlib.resources
 import json
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from contracts.aliases import Json
@@ -39,20 +39,30 @@ class Method:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """A request that the document allows: the resource named in its path, its query typed, its body cleaned."""
+    """A request that the document allows: its query typed, its body cleaned.
+
+    resource: the one named in the path, of APIs whose resources have such names; names: the path's parameters.
+    """
 
     method: Method
     resource: str
+    names: Mapping[str, str]
     query: Json
     body: Json
 
 
 class Document:
-    """A discovery document that can be asked."""
+    """A discovery document that can be asked. collections: the only ones that can be; None: all."""
 
-    def __init__(self, document: Json) -> None:
+    def __init__(self, document: Json, collections: Collection[str] | None = None) -> None:
         self.schemas: Json = document["schemas"]
-        self.methods = list(_methods(document))
+        self.title = str(document["title"])
+        chosen = {
+            name: value
+            for name, value in document["resources"].items()
+            if collections is None or name in collections
+        }
+        self.methods = list(_methods({"resources": chosen}, str(document["servicePath"])))
 
     def call(self, http_method: str, target: str, body: bytes) -> Call:
         """The method call of a request; `target` is the path with its query. Raises ApiError with every violation."""
@@ -66,10 +76,16 @@ class Document:
                 cleaned, more = self._body(method, body)
                 if violations or more:
                     raise _refusal(violations + more)
-                resource = urllib.parse.unquote(match["resource"])
-                return Call(method=method, resource=resource, query=query, body=cleaned)
+                names = {name: urllib.parse.unquote(value) for name, value in match.groupdict().items()}
+                return Call(
+                    method=method,
+                    resource=names.get("resource", ""),
+                    names=names,
+                    query=query,
+                    body=cleaned,
+                )
         allowed = ", ".join(sorted(method.http_method for method, _ in candidates))
-        problem = f"has {allowed} only" if allowed else "is no path of this version of the Cloud TPU API"
+        problem = f"has {allowed} only" if allowed else f"is no path of this version of the {self.title}"
         raise ApiError("INVALID_ARGUMENT", f"{http_method} {path}: the path {problem}")
 
     def _body(self, method: Method, body: bytes) -> tuple[Json, list[Violation]]:
@@ -115,6 +131,19 @@ class Document:
             violations.append((at, f"{message!r} is no {schema} object"))
             return {}
         properties: Json = self.schemas[schema].get("properties", {})
+        return self._fields(schema, properties, message, at, violations, inbound=inbound, required=required)
+
+    def _fields(
+        self,
+        schema: str,
+        properties: Json,
+        message: Json,
+        at: str,
+        violations: list[Violation],
+        *,
+        inbound: bool,
+        required: bool,
+    ) -> Json:
         cleaned: Json = {}
         for name, value in message.items():
             spec = properties.get(name)
@@ -142,6 +171,10 @@ class Document:
             return self._message(spec["$ref"], value, at, violations, inbound=inbound, required=required)
         if spec["type"] == "array" and isinstance(value, list):
             return [check_item(spec["items"], item, f"{at}[{index}]") for index, item in enumerate(value)]
+        if spec["type"] == "object" and isinstance(value, dict) and "properties" in spec:
+            return self._fields(
+                at, spec["properties"], value, at, violations, inbound=inbound, required=required
+            )
         if spec["type"] == "object" and isinstance(value, dict):
             return {
                 key: check_item(spec["additionalProperties"], item, f"{at}.{key}")
@@ -231,8 +264,11 @@ def _refusal(violations: list[Violation]) -> ApiError:
     return ApiError("INVALID_ARGUMENT", f"Invalid request: {details}", violations)
 
 
-def _methods(resource: Json) -> Iterator[Method]:
+def _methods(resource: Json, base: str) -> Iterator[Method]:
     for method in resource.get("methods", {}).values():
+        if "{+" not in method["path"]:
+            yield _plain_method(method, base)
+            continue
         # Of flatPath, v2/projects/{projectsId}/…/nodes/{nodesId}:start, path, v2/{+name}:start, tells what the name is.
         version, _, named = method["path"].partition("/{+")
         name, _, tail = named.partition("}")
@@ -250,11 +286,24 @@ def _methods(resource: Json) -> Iterator[Method]:
             response=method["response"]["$ref"],
         )
     for child in resource.get("resources", {}).values():
-        yield from _methods(child)
+        yield from _methods(child, base)
+
+
+def _plain_method(method: Json, base: str) -> Method:
+    """One whose path has a parameter for each part: projects/{project}/zones/{zone}/instances."""
+    pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:?]+)", re.escape(method["path"]))
+    return Method(
+        id=method["id"],
+        http_method=method["httpMethod"],
+        path=re.compile(f"{re.escape(base)}{pattern}"),
+        parameters={key: spec for key, spec in method["parameters"].items() if spec["location"] != "path"},
+        request=method.get("request", {}).get("$ref"),
+        response=method.get("response", {}).get("$ref", ""),
+    )
 
 
 @functools.cache
-def shipped(version: str = "v2") -> Document:
-    """The document of a version of the API inside the installed google-api-python-client."""
+def shipped(version: str = "v2", api: str = "tpu", collections: frozenset[str] | None = None) -> Document:
+    """The document of a version of an API inside the installed google-api-python-client."""
     folder = importlib.resources.files("googleapiclient") / "discovery_cache" / "documents"
-    return Document(json.loads((folder / f"tpu.{version}.json").read_text()))
+    return Document(json.loads((folder / f"{api}.{version}.json").read_text()), collections)

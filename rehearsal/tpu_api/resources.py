@@ -91,6 +91,15 @@ class Operation:
         return answer
 
 
+class Hosts(Protocol):
+    """A node, or a machine of another API. addresses: of each instance, inside and outside, once it has booted."""
+
+    @property
+    def instances(self) -> list[str]: ...
+    @property
+    def addresses(self) -> tuple[tuple[str, str], ...]: ...
+
+
 class Hardware(Protocol):
     """Asked and told by the cloud, whose lock is held meanwhile: nothing here may take long.
 
@@ -103,8 +112,8 @@ class Hardware(Protocol):
     def host_key(self, instance: str) -> str:
         """The public ed25519 key of a worker that comes up for the first time, without its type: AAAA…"""
 
-    def changed(self, node: "Node", state: str) -> None:
-        """A node has come into a state, or is "gone"."""
+    def changed(self, node: "Hosts", state: str) -> None:
+        """Hosts have come into a state of a node, or are "gone"."""
 
 
 class NoHardware:
@@ -123,7 +132,7 @@ class NoHardware:
         fields = [b"ssh-ed25519", hashlib.sha256(instance.encode()).digest()]
         return base64.b64encode(b"".join(len(field).to_bytes(4) + field for field in fields)).decode()
 
-    def changed(self, node: "Node", state: str) -> None:
+    def changed(self, node: "Hosts", state: str) -> None:
         """Do nothing: there is no hardware."""
 
 

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from types import TracebackType
+from typing import Protocol
 
 from contracts.aliases import Json
 from rehearsal.tpu_api import discovery
@@ -49,7 +50,9 @@ class TpuApi:
             hardware=hardware or NoHardware(),
         )
         self.control = Control(self.cloud)
-        self._methods = Methods(self.cloud, Offers(has))
+        self.offers = Offers(has)
+        self._tpu = _TpuService(Methods(self.cloud, self.offers))
+        self._services: dict[str, ApiService] = {}
         self.closing = threading.Event()
         self._server = _Server(self)
         self._thread = threading.Thread(
@@ -74,11 +77,25 @@ class TpuApi:
         self._server.server_close()
         self._thread.join()
 
+    def add(self, prefix: str, service: "ApiService") -> None:
+        """Answer for another API too. prefix: of its paths."""
+        self._services[prefix] = service
+
+    def _service(self, target: str) -> "ApiService":
+        return next(
+            (service for prefix, service in self._services.items() if target.startswith(prefix)), self._tpu
+        )
+
+    def error_body(self, target: str, error: ApiError) -> tuple[int, Json]:
+        """HTTP code and body of a refusal."""
+        return self._service(target).error_body(error)
+
     def answer(self, http_method: str, target: str, body: bytes) -> tuple[int, Json] | None:
         """HTTP code and body; None: the connection is to end without an answer. Raises ApiError."""
         if self.closing.is_set():
             return None
-        document = discovery.shipped("v2alpha1" if target.startswith("/v2alpha1/") else "v2")
+        service = self._service(target)
+        document = service.document(target)
         call = document.call(http_method, target, body)
         with self.cloud.lock:
             fault = self.control.take_fault(call.method.id.removeprefix(PREFIX))
@@ -87,13 +104,35 @@ class TpuApi:
             if fault is not None and (error := fault.error()) is not None:
                 raise error
             self.cloud.settle()
-            answer = self._methods.carry_out(call)
+            answer = service.carry_out(call)
         if wrong := document.wrong(call.method.response, answer):
             details = "; ".join(f"{at}: {text}" for at, text in wrong)
             raise ApiError("INTERNAL", f"the simulator's own answer to {call.method.id} is wrong: {details}")
         if fault is not None and fault.kind == "slow":
             self.closing.wait(fault.seconds)
         return None if fault is not None and fault.kind == "cut-after" else (200, answer)
+
+
+class ApiService(Protocol):
+    """One API of the simulated cloud; whoever calls `carry_out` holds its lock and has settled it."""
+
+    def document(self, target: str) -> discovery.Document: ...
+    def carry_out(self, call: discovery.Call) -> Json: ...
+    def error_body(self, error: ApiError) -> tuple[int, Json]: ...
+
+
+class _TpuService:
+    def __init__(self, methods: Methods) -> None:
+        self._methods = methods
+
+    def document(self, target: str) -> discovery.Document:
+        return discovery.shipped("v2alpha1" if target.startswith("/v2alpha1/") else "v2")
+
+    def carry_out(self, call: discovery.Call) -> Json:
+        return self._methods.carry_out(call)
+
+    def error_body(self, error: ApiError) -> tuple[int, Json]:
+        return error.http_code, error.as_answer()
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -127,11 +166,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             answered = self.server.api.answer(self.command, self.path, body)
         except ApiError as error:
-            answered = error.http_code, error.as_answer()
+            answered = self.server.api.error_body(self.path, error)
         except Exception as error:
             LOG.exception("a bug of the simulator")
             bug = ApiError("INTERNAL", f"a bug of the simulator: {type(error).__name__}: {error}")
-            answered = bug.http_code, bug.as_answer()
+            answered = self.server.api.error_body(self.path, bug)
         if answered is None:
             self.close_connection = True
         else:

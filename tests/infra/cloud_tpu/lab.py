@@ -62,15 +62,23 @@ def machine_of(model: type[RuleBasedStateMachine], max_examples: int) -> Any:
 class Cloud:
     """The simulator with a provider of ours. Sleeping moves its clock, and nothing takes time."""
 
-    def __init__(self, api: TpuApi, clock: Clock) -> None:
+    def __init__(
+        self,
+        api: TpuApi,
+        clock: Clock,
+        provider: QueuedResourceProvider | None = None,
+        props: Callable[..., Json] = wanted_props,
+    ) -> None:
+        """provider, props: of slices of another API than the Cloud TPU API."""
         self.api = api
+        self.props = props
         self.control = api.control
         self.clock = clock
         self.lines: list[str] = []
         self.while_sleeping: Callable[[], None] = lambda: None
         self.engine_is_there = True
         self.session = self._session()
-        self.provider = QueuedResourceProvider()
+        self.provider = provider or QueuedResourceProvider()
         self.provider._session = self.session
 
     def _session(self) -> Session:
@@ -81,7 +89,11 @@ class Cloud:
             is_awaited=lambda: self.engine_is_there,
             say=self.lines.append,
         )
-        return Session({"gcp:tpuV2CustomEndpoint": f"{self.api.url}/v2/"}.get, backoff)
+        endpoints = {
+            "gcp:tpuV2CustomEndpoint": f"{self.api.url}/v2/",
+            "gcp:computeCustomEndpoint": f"{self.api.url}/compute/v1/",
+        }
+        return Session(endpoints.get, backoff)
 
     def _sleep(self, seconds: float) -> None:
         self.while_sleeping()
@@ -92,7 +104,7 @@ class Cloud:
         return self.session.client()
 
     def lifecycle(self) -> Lifecycle[Any]:
-        return lifecycle_for({}, self.session.clients, self.session.backoff)
+        return lifecycle_for(self.props(), self.session.clients, self.session.backoff)
 
     @property
     def said(self) -> str:
@@ -100,10 +112,10 @@ class Cloud:
 
     def create(self, **more: Any) -> Json:
         """The outputs."""
-        return dict(self.provider.create(wire(wanted_props(**more))).outs or {})
+        return dict(self.provider.create(wire(self.props(**more))).outs or {})
 
     def update(self, before: Json, **more: Any) -> Json:
-        return dict(self.provider.update("id", wire(before), wire(wanted_props(**more))).outs or {})
+        return dict(self.provider.update("id", wire(before), wire(self.props(**more))).outs or {})
 
     def read(self, outputs: Json) -> Json | None:
         """None: the engine drops it from its state."""
@@ -190,7 +202,7 @@ class Stack:
 
     def up(self, **more: Any) -> None:
         """Raises what the provider raises."""
-        props = wire(wanted_props(**more))
+        props = wire(self.cloud.props(**more))
         provider = self.cloud.provider
         assert provider.check({}, props).failures == []
         if self.state is not None:

@@ -1,0 +1,84 @@
+"""What befalls slices in the simulated Compute Engine without a request of its API."""
+
+import contextlib
+from collections.abc import Iterator
+
+from contracts.aliases import Json
+from rehearsal.compute_api.cloud import ComputeCloud, Thing
+from rehearsal.compute_api.resources import Group, Instance
+from rehearsal.tpu_api import ApiError
+
+
+class ComputeControl:
+    """Names are paths (projects/…/zones/…/instances/…), or last parts that are nobody else's.
+
+    Capacity, injected errors and the clock are the business of the cloud's `rehearsal.tpu_api.Control`. A thing that is
+    not there, or whose state does not allow it, raises ApiError; a value without sense ValueError.
+    """
+
+    def __init__(self, cloud: ComputeCloud) -> None:
+        self._cloud = cloud
+
+    @contextlib.contextmanager
+    def _now(self) -> Iterator[None]:
+        with self._cloud.cloud.lock:
+            self._cloud.cloud.settle()
+            yield
+
+    def preempt(self, name: str) -> None:
+        """A spot instance, or the machines of a spot group, are taken back. Others than spot raise ValueError."""
+        with self._now():
+            thing = self._thing(name)
+            if thing.pool.tier != "spot":
+                raise ValueError(
+                    f"{thing.path} is {thing.pool.tier}: only spot is preempted; stop it instead"
+                )
+            self._cloud.take(thing)
+
+    def stop(self, name: str) -> None:
+        """Like `preempt` for any capacity, as when somebody stops it."""
+        with self._now():
+            self._cloud.take(self._thing(name))
+
+    def vanish(self, name: str) -> None:
+        """Gone at once, as if someone else had deleted it."""
+        with self._now():
+            self._cloud.drop(self._thing(name))
+
+    def reactivate(self, name: str, seconds: float = 10.0) -> None:
+        """A host of a group has failed, and Google restarts the slice."""
+        with self._now():
+            self._cloud.reactivate(self._group(name), seconds)
+
+    def fail(self, name: str) -> None:
+        """The topology of a group fails for good."""
+        with self._now():
+            self._cloud.fail(self._group(name))
+
+    def alive(self) -> Json:
+        """Everything that is there, by path: the state of groups, the status of instances."""
+        with self._now():
+            return {
+                "groups": {
+                    path: group.topology if group.phase == "standing" else group.phase.upper()
+                    for path, group in self._cloud.groups.items()
+                },
+                "instances": {path: each.status for path, each in self._cloud.instances.items()},
+            }
+
+    def _group(self, name: str) -> Group:
+        thing = self._thing(name)
+        if not isinstance(thing, Group):
+            raise ValueError(f"{thing.path} is no group")
+        return thing
+
+    def _thing(self, name: str) -> Thing:
+        things: dict[str, Instance | Group] = {**self._cloud.instances, **self._cloud.groups}
+        matches = [thing for path, thing in things.items() if name in (path, thing.name)]
+        if len(matches) > 1:
+            raise ValueError(
+                f"{name!r}: there are {', '.join(thing.path for thing in matches)}; give the path"
+            )
+        if not matches:
+            raise ApiError("NOT_FOUND", f"{name!r}: there is no such instance or group")
+        return matches[0]

@@ -1,0 +1,233 @@
+"""The things that the simulated Compute Engine answers about: instances, managed groups of them, operations.
+
+Each is a record that the cloud changes as time goes on; `render` is the thing as the API answers.
+"""
+
+import base64
+import copy
+import dataclasses
+import hashlib
+from typing import Any
+
+from contracts.aliases import Json
+from rehearsal.tpu_api.capacity import ChipPool
+from rehearsal.tpu_api.discovery import timestamp
+from rehearsal.tpu_api.resources import Hardware
+
+ROOT = "https://www.googleapis.com/compute/v1/"
+STOCK_OUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
+
+
+def url(path: str) -> str:
+    return f"{ROOT}{path}"
+
+
+def fingerprint(value: object) -> str:
+    """What a change has to name, so that it changes what its caller has read."""
+    return base64.b64encode(hashlib.sha256(repr(value).encode()).digest()[:8]).decode()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Operation:
+    """zone: its path. error: (Google's code, message), once it has failed."""
+
+    name: str
+    zone: str
+    target: str
+    verb: str
+    number: int
+    created: float
+    is_done: bool = False
+    error: tuple[str, str] | None = None
+
+    def render(self) -> Json:
+        answer: Json = {
+            "kind": "compute#operation",
+            "id": str(self.number),
+            "name": self.name,
+            "zone": url(self.zone),
+            "operationType": self.verb,
+            "targetLink": url(self.target),
+            "insertTime": timestamp(self.created),
+            "status": "DONE" if self.is_done else "RUNNING",
+            "progress": 100 if self.is_done else 0,
+        }
+        if self.error is not None:
+            answer["error"] = {"errors": [{"code": self.error[0], "message": self.error[1]}]}
+            answer["httpErrorStatusCode"] = 503
+        return answer
+
+
+@dataclasses.dataclass(kw_only=True)
+class Instance:
+    """path: projects/P/zones/Z/instances/N. properties: of its template, with its own labels and metadata.
+
+    group: the path of the group that has made it. worker: its index there. valid_s: how long it waits for capacity;
+    None: it does not. placed: it has its chips. ends: when it is deleted by itself, unix seconds.
+    """
+
+    path: str
+    properties: Json
+    pool: ChipPool
+    chips: int
+    number: int
+    created: float
+    group: str | None = None
+    worker: int = 0
+    valid_s: float | None = None
+    status: str = "PROVISIONING"
+    placed: bool = False
+    ends: float | None = None
+    operation: Operation | None = None
+    addresses: tuple[tuple[str, str], ...] = ()
+    host_key: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def zone(self) -> str:
+        return self.path.rpartition("/instances/")[0]
+
+    @property
+    def instances(self) -> list[str]:
+        """As `rehearsal.tpu_api.Hosts`."""
+        return [self.name]
+
+    def boot(self, hardware: Hardware) -> None:
+        if not self.addresses:
+            self.addresses = (hardware.addresses(self.name),)
+            self.host_key = hardware.host_key(self.name)
+
+    @property
+    def guest_attributes(self) -> list[tuple[str, str, str]]:
+        """(namespace, key, value) of what its guest agent and its start-up script publish once it runs."""
+        if self.status != "RUNNING":
+            return []
+        return [
+            ("hostkeys", "ssh-ed25519", self.host_key),
+            ("tpu-stack", "worker-id", str(self.worker)),
+        ]
+
+    def render(self) -> Json:
+        properties = self.properties
+        metadata = [{"key": key, "value": value} for key, value in sorted(self.metadata.items())]
+        answer: Json = {
+            "kind": "compute#instance",
+            "id": str(self.number),
+            "name": self.name,
+            "zone": url(self.zone),
+            "selfLink": url(self.path),
+            "creationTimestamp": timestamp(self.created),
+            "status": self.status,
+            "machineType": url(f"{self.zone}/machineTypes/{properties['machineType']}"),
+            "labels": self.labels,
+            "labelFingerprint": fingerprint(self.labels),
+            "metadata": {"kind": "compute#metadata", "items": metadata, "fingerprint": fingerprint(metadata)},
+            "tags": self.tags | {"fingerprint": fingerprint(self.tags)},
+            "scheduling": copy.deepcopy(properties.get("scheduling", {})),
+            "networkInterfaces": [self._interface()],
+        }
+        for name in ("serviceAccounts", "reservationAffinity"):
+            if name in properties:
+                answer[name] = copy.deepcopy(properties[name])
+        if self.ends is not None:
+            answer["resourceStatus"] = {"scheduling": {"terminationTimestamp": timestamp(self.ends)}}
+        return answer
+
+    def _interface(self) -> Json:
+        asked: Json = copy.deepcopy(next(iter(self.properties.get("networkInterfaces", [])), {}))
+        if self.addresses:
+            inside, outside = self.addresses[0]
+            asked["networkIP"] = inside
+            for access in asked.get("accessConfigs", []):
+                access["natIP"] = outside
+        return {"name": "nic0"} | asked
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.properties.get("labels", {}))
+
+    @property
+    def tags(self) -> Json:
+        return {"items": list(self.properties.get("tags", {}).get("items", []))}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        items = self.properties.get("metadata", {}).get("items", [])
+        own = {"created-by": self.group} if self.group else {}
+        return {item["key"]: item.get("value", "") for item in items} | own
+
+
+@dataclasses.dataclass(kw_only=True)
+class Group:
+    """path: projects/P/zones/Z/instanceGroupManagers/N. body: as it was asked for.
+
+    phase: waiting (for capacity), creating, standing or deleting. topology: the state of its accelerator topology.
+    trouble: (code, message) of the last look for capacity.
+    """
+
+    path: str
+    body: Json
+    pool: ChipPool
+    chips: int
+    number: int
+    created: float
+    phase: str = "waiting"
+    topology: str = "INCOMPLETE"
+    trouble: tuple[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def zone(self) -> str:
+        return self.path.rpartition("/instanceGroupManagers/")[0]
+
+    @property
+    def size(self) -> int:
+        return int(self.body["targetSize"])
+
+    @property
+    def has_policy(self) -> bool:
+        return bool(self.body.get("resourcePolicies", {}).get("workloadPolicy"))
+
+    def instance_name(self, number: int) -> str:
+        """Of the base name's hash symbols each is a digit; without them it is followed by letters."""
+        base = str(self.body["baseInstanceName"])
+        digits = len(base) - len(base.rstrip("#"))
+        return f"{base.rstrip('#')}{number + 1:0{digits}d}" if digits else f"{base}-{number:04x}"
+
+    def render(self, topology: str, count: int) -> Json:
+        """topology: of its policy. count: of its instances."""
+        is_busy = self.phase in ("waiting", "creating")
+        actions: dict[str, Any] = dict.fromkeys(
+            ("abandoning", "creating", "creatingWithoutRetries", "deleting", "none", "recreating", "refreshing",
+             "restarting", "resuming", "starting", "stopping", "suspending", "verifying"), 0,
+        )  # fmt: skip
+        actions["creating"] = self.size if is_busy else 0
+        actions["deleting"] = max(count, 1) if self.phase == "deleting" else 0
+        actions["none"] = 0 if is_busy or self.phase == "deleting" else count
+        status: Json = {"isStable": self.phase == "standing"}
+        if self.has_policy:
+            bulk: Json = {"inProgress": is_busy}
+            if self.trouble is not None:
+                code, message = self.trouble
+                bulk["lastProgressCheck"] = {"error": {"errors": [{"code": code, "message": message}]}}
+            status["bulkInstanceOperation"] = bulk
+            status["appliedAcceleratorTopologies"] = [
+                {"acceleratorTopology": topology, "state": self.topology}
+            ]
+        return copy.deepcopy(self.body) | {
+            "kind": "compute#instanceGroupManager",
+            "id": str(self.number),
+            "name": self.name,
+            "zone": url(self.zone),
+            "selfLink": url(self.path),
+            "creationTimestamp": timestamp(self.created),
+            "fingerprint": fingerprint(self.body),
+            "currentActions": actions,
+            "status": status,
+        }
