@@ -17,7 +17,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from contracts.errors import RequestError
@@ -33,19 +33,25 @@ MOST_NAMED = 20
 """Names in a line about what is left out."""
 
 
+type Size = tuple[int, int]
+"""Of files: how many they are, and their bytes."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bundle:
     """A tar.gz and the SHA-256 of its bytes. The same files give the same bytes, whenever and wherever made.
 
     names: of its files. left_out: files and folders that are not in it, each with the reason. ignored: what git ignores
-    of them, folders with a slash at the end, each with how many files it is and their bytes.
+    of them, fab_ignored: what .fabignore does, folders with a slash at the end, each with how many files it is and
+    their bytes.
     """
 
     sha256: str
     archive: bytes
     names: frozenset[str] = frozenset()
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
-    ignored: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict, compare=False)
+    ignored: Mapping[str, Size] = dataclasses.field(default_factory=dict, compare=False)
+    fab_ignored: Mapping[str, Size] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def of_archive(cls, archive: bytes) -> Bundle:
@@ -83,17 +89,26 @@ def left_out_lines(bundles: Sequence[Bundle]) -> Iterator[str]:
     for title, bundle in zip(TITLES, bundles, strict=False):
         groups: dict[str, list[str]] = {}
         for name, reason in sorted(bundle.left_out.items()):
-            groups.setdefault(reason, []).append(name if name.isprintable() else repr(name))
+            groups.setdefault(reason, []).append(_shown(name))
         for reason, group in groups.items():
             more = f" and {len(group) - MOST_NAMED} more" if len(group) > MOST_NAMED else ""
             yield f"not sent of {title}: {', '.join(group[:MOST_NAMED])}{more} ({reason})"
-        if bundle.ignored:
-            largest = sorted(bundle.ignored, key=lambda name: -bundle.ignored[name][1])
-            named = [f"{name} ({_size(*bundle.ignored[name])})" for name in largest[:LARGEST_FILES]]
+        for ignored, reason in (
+            (bundle.ignored, "git ignores it"),
+            (bundle.fab_ignored, f"{FAB_IGNORE} names it"),
+        ):
+            if not ignored:
+                continue
+            largest = [name for name, _ in sorted(ignored.items(), key=lambda item: -item[1][1])]
+            named = [f"{_shown(name)} ({_size(*ignored[name])})" for name in largest[:LARGEST_FILES]]
             more = f" and {len(largest) - LARGEST_FILES} more" if len(largest) > LARGEST_FILES else ""
             example = f"{largest[0]}**" if largest[0].endswith("/") else largest[0]
-            way = f"git ignores it; `--send {shlex.quote(example)}` sends it"
+            way = f"{reason}; `--send {shlex.quote(example)}` sends it"
             yield f"not sent of {title}: {', '.join(named)}{more} ({way})"
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)
 
 
 def _size(files: int, size_bytes: int) -> str:
@@ -264,6 +279,10 @@ SECRET = "may hold a secret"
 FOLDER_SECRET = f"{SECRET}; `--send FILE` sends one"
 OF_SUBMODULES = "160000 "
 """How git begins what it says of one."""
+FAB_IGNORE = ".fabignore"
+"""Names what is not sent, as .gitignore names what git ignores, but of tracked files too."""
+EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+"""Git's name for an empty file, which it knows without having it."""
 
 
 def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
@@ -282,9 +301,10 @@ def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
         files = listing(folder, ignored=git_there.ignored)
     except OSError as error:
         raise RequestError(f"--workdir {folder}: cannot be read ({error.strerror})") from None
+    files = files.without(git_there.submodules_missing(files))
+    files, fab_ignored = git_there.without_fab_ignored(files)
     sent = {name: _status(folder, name) for pattern in send for name in _matching(folder, pattern)}
     files = files.with_files(sent)
-    files = files.without(git_there.submodules_missing(files))
     if files.size_bytes > LARGEST_BYTES:
         largest = ", ".join(
             f"{name} ({files.files[name].st_size / 2**20:,.0f} MiB)" for name in files.largest(LARGEST_FILES)
@@ -292,11 +312,33 @@ def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
         raise RequestError(
             f"--workdir {folder}: holds {files.size_bytes / 2**20:,.0f} MiB, more than the "
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {largest}. Name them in "
-            ".gitignore, and read data from a bucket or the share"
+            f".gitignore or {FAB_IGNORE}, and read data from a bucket or the share"
         )
     ignored = {name: _contents(folder / name, name, sent) for name in files.ignored}
     bundle = files.bundle(FOLDER_SECRET, allowed=send, programs=files.programs)  # a pattern names no secret
-    return dataclasses.replace(bundle, ignored={name: size for name, size in ignored.items() if size[0]})
+    return dataclasses.replace(
+        bundle,
+        ignored={name: size for name, size in ignored.items() if size[0]},
+        fab_ignored=_sizes(
+            {name: size for name, size in fab_ignored.items() if name not in sent}, files.files
+        ),
+    )
+
+
+def _sizes(ignored: Mapping[str, int], kept: Collection[str]) -> dict[str, Size]:
+    """Return what is ignored as few names with their sizes: folders of which nothing is kept stand for their files."""
+    kept_folders = {folder for name in kept for folder in _folders(name)}
+    sizes = dict[str, Size]()
+    for name, size_bytes in ignored.items():
+        title = next((folder for folder in _folders(name) if folder not in kept_folders), name)
+        count, total = sizes.get(title, (0, 0))
+        sizes[title] = count + 1, total + size_bytes
+    return sizes
+
+
+def _folders(name: str) -> list[str]:
+    """Return the folders that a file is in, each with a slash at the end, from the outermost on."""
+    return [name[: end + 1] for end, letter in enumerate(name) if letter == "/"]
 
 
 def _contents(place: Path, name: str, sent: Collection[str]) -> tuple[int, int]:
@@ -396,13 +438,46 @@ class _Git:
         pairs = itertools.pairwise([*sorted(names), ""])
         return {name for name, next_one in pairs if not (name[-1] == "/" and next_one.startswith(name))}
 
-    def _names(self, folder: Path, *arguments: str) -> list[str]:
-        done = git(folder, *arguments, limit_s=GIT_LIMIT_S)
+    def _names(self, folder: Path, *arguments: str, given: str | None = None) -> list[str]:
+        done = git(folder, *arguments, limit_s=GIT_LIMIT_S, given=given)
         if done is None or done.returncode:
             raise RequestError(
                 f"--workdir {self._folder}: git cannot list its files; `git -C {folder} ls-files` says why"
             )
         return [name for name in done.stdout.split("\0") if name]
+
+    def without_fab_ignored(self, files: Listing) -> tuple[Listing, dict[str, int]]:
+        """Return the listing without what the files .fabignore in it name, and those files with their bytes.
+
+        Git reads them, in a repository of nothing but the names: what the folder's own has in its index counts, and so
+        do the files of submodules and of repositories in it.
+        """
+        if not any(name.rpartition("/")[2] == FAB_IGNORE for name in files.files):
+            return files, {}
+        folders = {
+            name for name in files.left_out if os.path.isdir(self._folder / name)
+        }  # one of them is not listed
+        folders -= {name for name in folders if os.path.islink(self._folder / name)}
+        asked = {
+            f"{name}/file" if name in folders else name: name for name in (*files.files, *files.left_out)
+        }
+        ignored = {asked[path] for path in self._named_by_fab_ignore(asked)}
+        kept = {name: status for name, status in files.files.items() if name not in ignored}
+        left_out = {name: reason for name, reason in files.left_out.items() if name not in ignored}
+        sizes = {name: status.st_size for name, status in files.files.items() if name in ignored}
+        return dataclasses.replace(files, files=kept, left_out=left_out), sizes
+
+    def _named_by_fab_ignore(self, names: Iterable[str]) -> list[str]:
+        with tempfile.TemporaryDirectory() as empty:
+            if git(Path(empty), "init", "--quiet", ".") is None:
+                raise RequestError(
+                    f"--workdir {self._folder}: has a {FAB_IGNORE}, and there is no git to read it; install git"
+                )
+            place = (f"--git-dir={empty}/.git", f"--work-tree={self._folder}")
+            index = "".join(f"100644 {EMPTY_BLOB} 0\t{name}\0" for name in names)
+            self._names(self._folder, *place, "update-index", "-z", "--index-info", given=index)
+            matching = ("--cached", "--ignored", f"--exclude-per-directory={FAB_IGNORE}")
+            return self._names(self._folder, *place, "ls-files", "-z", *matching)
 
     def submodules_missing(self, files: Listing) -> dict[str, str]:
         """Return the submodules of which no file is there, with the reason."""
@@ -411,11 +486,14 @@ class _Git:
         return {name: reason for name in self._submodules if name not in folders}
 
 
-def git(folder: Path, *arguments: str, limit_s: float = 10) -> subprocess.CompletedProcess[str] | None:
-    """Return what git did in a folder; None if it is not installed, or took longer than the limit."""
+def git(
+    folder: Path, *arguments: str, limit_s: float = 10, given: str | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Return what git did in a folder; None if it is not installed, or took longer than the limit. given: its input."""
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
+            input=given,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # as Python itself has names that are no UTF-8

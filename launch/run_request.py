@@ -23,7 +23,7 @@ from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch import costs, dependencies, jobs, precompiled, remote_files, run_environment, runs
 from launch import plan as plans
-from launch.bundles import Bundle, archive, bundle_folder, is_secret, named_in
+from launch.bundles import FAB_IGNORE, Bundle, archive, bundle_folder, is_secret, named_in
 from launch.dependencies import Source
 from launch.framework_launchers import unwrap
 from launch.hosts import HostError
@@ -674,7 +674,7 @@ def _missing(name: str, config: Config, folder: Bundle) -> list[str]:
         if reason := folder.left_out.get(str(parent)):
             return [f"-- {name}: {parent} is not sent ({reason})"]
     if (Path(config.workdir) / name).exists():
-        return [
-            f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; add --send {name}"
-        ]
+        by_us = any(str(place) == title or name.startswith(title) for title in folder.fab_ignored)
+        ignores = f"{FAB_IGNORE} names it" if by_us else "git ignores it there"
+        return [f"-- {name}: is in {config.workdir}, but {ignores}, so it is not sent; add --send {name}"]
     return [f"-- {name}: there is no such file in {config.workdir}"]

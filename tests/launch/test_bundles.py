@@ -277,6 +277,58 @@ def test_a_checked_out_submodule_is_sent_and_a_folder_that_git_ignores_is_looked
     assert bundle_folder(folder / "scratch" / "deep").names == {"try.py"}
 
 
+def test_a_fabignore_leaves_out_tracked_files_and_those_of_submodules_and_of_repositories_inside(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "project"
+    write(
+        folder,
+        **{"train.py": b"", "docs/a.md": b"four", "docs/b/c.md": b"", "keep.bin": b"", "a\n.bin": b"12"},
+    )
+    write(folder, **{"part/.fabignore": b"/only.here\n", "part/only.here": b"1", "part/b/only.here": b""})
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "submodule", "--quiet", "add", str(_repository(tmp_path / "library")), "vendor/one")
+    git(folder, "submodule", "--quiet", "add", str(_repository(tmp_path / "gone")), "vendor/gone")
+    git(folder, "submodule", "--quiet", "deinit", "--force", "vendor/gone")
+    write(folder, **{"nested/inner.py": b"", "nested/data/x": b"123", ".env": b"A=b"})
+    git(folder / "nested", "init", "-q")
+    (folder / "link").symlink_to("docs")
+    assert {"docs/a.md", "vendor/one/library.py", "nested/data/x"} < bundle_folder(folder).names
+    assert {*bundle_folder(folder).left_out} == {"link", "vendor/gone", ".env"}
+    rules = [
+        "docs/",
+        "*.bin",
+        "!keep.bin",
+        "/vendor/*/library.py",
+        "nested/data",
+        "vendor/gone/",
+        "link",
+        ".env",
+    ]
+    write(folder, **{".fabignore": "\n".join(rules).encode()})
+    sent = bundle_folder(folder)
+    ours = {".fabignore", "part/.fabignore", ".gitmodules"}
+    assert sent.names == {*ours, "train.py", "keep.bin", "part/b/only.here", "nested/inner.py"}
+    assert sent.left_out == {}
+    assert sent.fab_ignored == {
+        "docs/": (2, 4),
+        "a\n.bin": (1, 2),
+        "vendor/": (1, 0),
+        "nested/data/": (1, 3),
+        ".env": (1, 3),
+        "part/only.here": (1, 1),
+    }
+    (line,) = left_out_lines([archive({}), sent])
+    assert line == (
+        "not sent of your folder: docs/ (2 files, 4 B), .env (1 file, 3 B), nested/data/ (1 file, 3 B) and 3 more "
+        "(.fabignore names it; `--send 'docs/**'` sends it)"
+    )
+    sent = bundle_folder(folder, ["docs/**", ".env"])
+    assert sent.names > {"docs/a.md", "docs/b/c.md", ".env"}
+    assert {"docs/", ".env"} & sent.fab_ignored.keys() == set()
+
+
 @given(
     st.dictionaries(
         st.binary(min_size=1, max_size=300).filter(lambda name: not {0, 47} & {*name}), st.binary()
