@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rehearsal.daemon.cli import UpRequest
 
 
+PROVISIONINGS = ("queued", "compute")
+
+
 @options
 class Rehearsal:
     action: str = argument(
@@ -26,6 +29,9 @@ class Rehearsal:
     )
     queue: str = option("with `--kubernetes`: Kueue, and a queue of this name", default="")
     keeper: bool = flag("with `up`: a gateway with a keeper")
+    provisioning: str = option(
+        "with `up`: queued, a slice of the Cloud TPU API, or compute, one of Compute Engine", default="queued"
+    )
     host: str = option('the target of a fault: a host\'s index or name, or "share"', default="")
     amount: float | None = option("the amount of a fault: seconds or milliseconds", number)
     zone: str = option("where chips run out, of a slice with several zones", default="")
@@ -41,12 +47,19 @@ class Rehearsal:
             raise RequestError(
                 "--slices, --queue: a rehearsal on hosts has one slice and no queue; add --kubernetes"
             )
+        if self.provisioning not in PROVISIONINGS:
+            raise RequestError(f"--provisioning {self.provisioning}: choose {' or '.join(PROVISIONINGS)}")
+        if self.kubernetes and self.provisioning != "queued":
+            raise RequestError(
+                "--provisioning: a cluster has node pools instead; leave it or --kubernetes out"
+            )
         return UpRequest(
             hosts=self.hosts,
             kind="kubernetes" if self.kubernetes else "docker" if self.docker else "plain",
             keeper=self.keeper,
             slices=self.slices,
             queue=self.queue,
+            provisioning="compute" if self.provisioning == "compute" else "queued",
         )
 
 

@@ -45,7 +45,9 @@ def capacity(console: Console, wanted: targets.TargetRequest, *, days: int, as_j
         lines = [vars(offer) | vars(hours) for offer, hours in hours_by_offer.items()]
         console.print(json.dumps(lines), highlight=False, markup=False, soft_wrap=True)
     elif not hours_by_offer:
-        console.print(f"{documents.url}: no request has been noted yet; those for queued slices are")
+        console.print(
+            f"{documents.url}: no request has been noted yet; those for slices that wait for capacity are"
+        )
     else:
         console.print(capacity_table(hours_by_offer, days=days, now=datetime.datetime.now(datetime.UTC)))
         console.print(LEGEND % days, style="dim")

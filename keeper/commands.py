@@ -55,10 +55,10 @@ class HandOver:
                 f"--stack {target.name}: it has no keeper; set tpu-stack:keeper: true, then `pulumi up` and `fab "
                 "keeper install`; without one, `fab train --max-restarts` brings a run back as long as the command runs"
             )
-        if not target.slice.origin.startswith("queued-resource "):
+        if not target.slice.origin.startswith(("queued-resource ", "group ", "instance ")):
             raise RequestError(
-                f"{target.slice.name}: it is a {target.slice.origin}, and the keeper makes only queued slices again; "
-                "set provisioning: queued for it, then `pulumi up`"
+                f"{target.slice.name}: it is a {target.slice.origin}, and the keeper makes only queued slices and "
+                "those of Compute Engine again; set provisioning: queued or compute for it, then `pulumi up`"
             )
 
     def take(self, run: Run, target: Target) -> str:

@@ -22,6 +22,9 @@ from infra.cloud_tpu import request, settings
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.queued_resources import QueuedResources
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.compute import request as compute
+from infra.compute.groups import ComputeGroups
+from infra.compute.request import GroupSpec
 from infra.lifecycles import Clients
 from infra.slice_api import ACTIVE
 from launch import costs, inventories
@@ -33,13 +36,14 @@ Ownership = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
 STACK_LABEL = "tpu-stack"
 """As `infra.naming` has it."""
 QUEUED_RESOURCE = "pulumi-python:dynamic/tpu_stack:QueuedResource"
+COMPUTE_SLICE = "pulumi-python:dynamic/tpu_stack:ComputeSlice"
 IDENTITY = "pulumi-python:dynamic/tpu_stack:StackIdentity"
 DIRECT = "gcp:tpu/v2Vm:V2Vm"
 STACK = "pulumi:pulumi:Stack"
 PROJECT = "gcp:project"
 """The key of Pulumi's configuration."""
 EMPTY_STATES = frozenset(
-    {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED"}
+    {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED", "PENDING"}
 )
 """States in which a resource holds no machine and nothing is billed."""
 QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
@@ -64,12 +68,12 @@ class StackState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A queued resource with its nodes (count), or a node without one. label: the stack that its labels name.
+    """A queued resource with its nodes (count), a node without one, or a group or instance of Compute Engine.
 
-    asked_by: the id of the queued resource that it is or was of.
+    label: the stack that its labels name. asked_by: the id of the queued resource that it is or was of.
     """
 
-    kind: Literal["queued resource", "node"]
+    kind: Literal["queued resource", "node", "group", "instance"]
     zone: str
     own_id: str
     accelerator_type: str
@@ -83,17 +87,24 @@ class Holding:
     @property
     def pool(self) -> tuple[str, str, bool]:
         """What a quota is for: zone, generation, and whether the chips are spot."""
-        accelerator = catalogue.ACCELERATORS.get(self.accelerator_type)
+        accelerator = catalogue.OFFERS["any"].get(self.accelerator_type)
         return self.zone, accelerator.generation.name if accelerator else "", self.capacity == "spot"
 
     @property
     def chips(self) -> int:
         """How many chips it has now."""
-        accelerator = catalogue.ACCELERATORS.get(self.accelerator_type)
+        accelerator = catalogue.OFFERS["any"].get(self.accelerator_type)
         return accelerator.chips * self.count if accelerator and self.state not in EMPTY_STATES else 0
 
     def delete(self, clients: Clients, backoff: Backoff, project: str, owner: str) -> None:
         """Have it removed, if it is the owner's. Raises CloudTpuError."""
+        if self.kind in ("group", "instance"):
+            groups = ComputeGroups(clients.compute, backoff)
+            part = groups.removable_part(
+                project, self.zone, self.own_id, owner, is_group=self.kind == "group"
+            )
+            Lifecycle(groups).remove(part)
+            return
         api = QueuedResources(clients.tpu, backoff)
         lifecycle = Lifecycle(api)
         if self.kind == "node":
@@ -144,6 +155,13 @@ def parse_export(stack: str, text: str) -> StackState:
             if kind == QUEUED_RESOURCE
             for zone in [outputs["zone"], *(outputs.get("zones") or ())]
         }
+        names |= {
+            f"{zone}/{name}"
+            for kind, outputs in resources
+            if kind == COMPUTE_SLICE
+            for zone in [outputs["zone"], *(outputs.get("zones") or ())]
+            for name in part_names(str(outputs["slice_id"]), int(outputs.get("count") or 1))
+        }
         names |= {f"{outputs['zone']}/{outputs['name']}" for kind, outputs in resources if kind == DIRECT}
         identity = next((outputs for kind, outputs in resources if kind == IDENTITY), None)
         owner, project = (str(identity["owner"]), str(identity.get("project", ""))) if identity else ("", "")
@@ -157,15 +175,24 @@ def parse_export(stack: str, text: str) -> StackState:
 
 def zone_ids(inventory: Inventory) -> set[str]:
     """Return ZONE/ID of its slices, in all zones that they may be in."""
-    return {
-        f"{zone}/{one_slice.origin.rpartition(' ')[2]}"
-        for one_slice in inventory.slices
-        for zone in (one_slice.zone, *one_slice.zones)
-    }
+    names: set[str] = set()
+    for one_slice in inventory.slices:
+        kind, _, own_id = one_slice.origin.rpartition(" ")
+        is_of_parts = kind in ("group", "instance")
+        own_ids = part_names(own_id, one_slice.count) if is_of_parts else (own_id,)
+        names |= {f"{zone}/{each}" for zone in (one_slice.zone, *one_slice.zones) for each in own_ids}
+    return names
 
 
-def holdings(queued: Iterable[Json], nodes: Iterable[Json], stack: StackState) -> list[Holding]:
-    """Return all that a project holds, zombies first. Pure."""
+def part_names(slice_id: str, count: int) -> tuple[str, ...]:
+    """Return the names of the groups or instances of a slice on Compute Engine."""
+    return GroupSpec.from_props({"slice_id": slice_id, "count": count}).part_names
+
+
+def holdings(
+    queued: Iterable[Json], nodes: Iterable[Json], stack: StackState, things: Sequence[Json] = ()
+) -> list[Holding]:
+    """Return all that a project holds, zombies first. things: groups and instances of Compute Engine. Pure."""
     queued = [*queued]
     serving = {
         str(resource["name"]).rpartition("/")[2]
@@ -197,9 +224,71 @@ def holdings(queued: Iterable[Json], nodes: Iterable[Json], stack: StackState) -
         if f"{holding.zone}/{holding.asked_by}" not in held:
             direct.append(holding)
     return sorted(
-        [*held.values(), *direct],
+        [*held.values(), *direct, *_on_compute(things, stack)],
         key=lambda holding: (holding.ownership != "zombie", holding.ownership, holding.zone, holding.own_id),
     )
+
+
+def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
+    """Return the groups of TPU machines, and the TPU machines that are of none, whoever's they are."""
+    machines: dict[tuple[str, str], list[Json]] = {}
+    groups = {
+        (compute.zone_of(thing), str(thing["name"])): thing for thing in things if compute.is_group(thing)
+    }
+    for thing in things:
+        if not compute.is_group(thing) and _tpu(thing) is not None:
+            machines.setdefault((compute.zone_of(thing), compute.part_of(thing)), []).append(thing)
+    found = []
+    for zone, name in sorted({*machines, *groups}):
+        group, instances = groups.get((zone, name)), machines.get((zone, name), [])
+        owner = compute.owner_of(group or instances[0])
+        is_tpu = bool(instances) or bool((group or {}).get("resourcePolicies")) or bool(owner)
+        if not is_tpu:
+            continue
+        labels = instances[0].get("labels", {}) if instances else {}
+        ownership: Ownership = "another stack's" if owner or STACK_LABEL in labels else "not tpu-stack's"
+        if f"{zone}/{name}" in stack.names:
+            ownership = "in use"
+        elif owner and owner == stack.owner:
+            ownership = "zombie"
+        statuses = {str(each.get("status")) for each in instances}
+        found.append(
+            Holding(
+                kind="instance" if group is None else "group",
+                zone=zone,
+                own_id=name,
+                accelerator_type=_accelerator_type(instances) if instances else "?",
+                count=1,
+                capacity=compute.capacity_of(instances[0]) if instances else "?",
+                state=", ".join(sorted(statuses)) or compute.WAITING,
+                ownership=ownership,
+                label=str(labels.get(STACK_LABEL, "")),
+                asked_by=name,
+            )
+        )
+    return found
+
+
+def _tpu(instance: Json) -> tuple[str, int] | None:
+    """Return generation and chips of an instance's machine type; None: it has no TPU."""
+    machine_type = str(instance.get("machineType", "")).rpartition("/")[2]
+    number = machine_type.rpartition("-")[2].removesuffix("t")
+    prefixes = {each.nodes.prefix: each.name for each in catalogue.GENERATIONS if each.nodes}
+    generation = prefixes.get(machine_type.rpartition("-")[0])
+    return (generation, int(number)) if generation and number.isdecimal() else None
+
+
+def _accelerator_type(instances: Sequence[Json]) -> str:
+    """Return the type of a slice of these machines; its machine type where no slice is of so many chips."""
+    chips = sum(tpu[1] for each in instances if (tpu := _tpu(each)) is not None)
+    generation = (_tpu(instances[0]) or ("", 0))[0]
+    types = [
+        name
+        for name, tpu in catalogue.OFFERS["any"].items()
+        if tpu.generation.name == generation and tpu.chips == chips
+    ]
+    machine_type = str(instances[0].get("machineType", "")).rpartition("/")[2]
+    return next(iter(types), f"{len(instances)} x {machine_type}")
 
 
 def _holding(
@@ -296,16 +385,17 @@ def _carry_out(
     def look() -> tuple[StackState, list[Holding]]:
         try:
             queued, nodes = clients.tpu.queued_resources(project), clients.tpu.nodes(project)
+            on_compute = ComputeGroups(clients.compute, backoff).listing(project)
         except CloudTpuError as error:
             raise RequestError(str(error)) from None
-        if unknown := sorted({*queued.unreachable, *nodes.unreachable}):
+        if unknown := sorted({*queued.unreachable, *nodes.unreachable, *on_compute.unreachable}):
             backoff.say(
                 f"warning: Google could not say what it holds in {', '.join(unknown)}; try again later"
             )
         # Read afterwards, so that it has whatever Pulumi had begun by then.
         state = _exported(stack)
         state = dataclasses.replace(state, names=state.names | names)
-        return state, holdings(queued.items, nodes.items, state)
+        return state, holdings(queued.items, nodes.items, state, on_compute.items)
 
     tell, (state, held) = backoff.say, look()
     rows = table("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour")

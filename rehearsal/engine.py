@@ -280,8 +280,9 @@ class Engine:
     """One stack. `world`: what the stand-in has made. folder: a new one for everything, to be removed afterwards.
 
     project_file: a Pulumi.yaml whose name holds here too; None: a bare project tpu-stack.
-    tpu_url: of the simulated Cloud TPU API. variables: of the environment of the engine and its plugins. plugins: a
-    folder with more of them, such as a language host, by which `pulumi import` reads the project.
+    tpu_url: of the simulated Cloud TPU API, and of Compute Engine where that is simulated. variables: of the
+    environment of the engine and its plugins. plugins: a folder with more of them, such as a language host, by which
+    `pulumi import` reads the project.
     """
 
     def __init__(
@@ -317,6 +318,7 @@ class Engine:
         # What every settings file of this stack has to hold: how its secrets are kept, and where the cloud is.
         self.own_settings: dict[str, Any] = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
         self.own_settings["config"]["gcp:tpuV2CustomEndpoint"] = f"{tpu_url}/v2/"
+        self.own_settings["config"]["gcp:computeCustomEndpoint"] = f"{tpu_url}/compute/v1/"
         self._write({})
 
     # --- life -----------------------------------------------------------------------------------------------------

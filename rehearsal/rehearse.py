@@ -3,7 +3,7 @@
 In the first act a person mends what was lost, in the second the keeper does, with nobody there. On a cluster there is
 one act, in which Kubernetes does.
 
-    python -m rehearsal.rehearse [--hosts N] [--kubernetes]
+    python -m rehearsal.rehearse [--hosts N] [--kubernetes | --provisioning compute]
 
 Every step is a command that can be typed; it is printed before it is run. Exit codes: 0 all of it came true; 1
 something did not, which is named; 2 the rehearsal could not begin; 130 interrupted. It is taken down in every case.
@@ -26,10 +26,11 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from contracts.aliases import Say
 from rehearsal import state
-from rehearsal.daemon.cli import OWNER_VARIABLE
+from rehearsal.daemon.cli import OWNER_VARIABLE, Provisioning
 from rehearsal.machines import docker_engine, guardian
 from rehearsal.machines.docker_engine import MachinesError
 
@@ -158,14 +159,17 @@ def is_done(status: str) -> bool:
     return re.match(r"\S+ +done\b", status) is not None
 
 
-def tell(story: Story, hosts: int, scratch: Path) -> None:
+def tell(story: Story, hosts: int, scratch: Path, *, provisioning: Provisioning = "queued") -> None:
     """The story. Raises StoryError."""
+    is_compute = provisioning == "compute"
+    api = "Compute Engine" if is_compute else "Cloud TPU API"
     story.tell(
-        "A cloud on this machine: a simulated Cloud TPU API, the real Pulumi engine with the program of infra/, and"
+        f"A cloud on this machine: a simulated {api}, the real Pulumi engine with the program of infra/, and"
         f" {hosts} containers as hosts, each with its own address, SSH server and host key."
     )
     try:
-        story.type(f"fab rehearsal up --hosts {hosts} --keeper")
+        option = f" --provisioning {provisioning}" if is_compute else ""
+        story.type(f"fab rehearsal up --hosts {hosts} --keeper{option}")
     except StoryError as problem:
         raise NotBegunError(f"{problem}; what is missing is said above") from None
 
@@ -376,15 +380,25 @@ def what_is_left(name: str, folder: Path) -> list[str]:
     return [*leftovers, *([str(folder)] if folder.exists() else [])]
 
 
-def rehearse(hosts: int, environ: Mapping[str, str], say: Say, *, kubernetes: bool = False) -> int:
-    """Returns the exit code. kubernetes: whether the hosts are nodes of a cluster."""
+def rehearse(
+    hosts: int,
+    environ: Mapping[str, str],
+    say: Say,
+    *,
+    kubernetes: bool = False,
+    provisioning: Provisioning = "queued",
+) -> int:
+    """Returns the exit code. kubernetes: whether the hosts are nodes of a cluster. provisioning: if they are not."""
     with tempfile.TemporaryDirectory(prefix="tpu-stack-rehearse-") as scratch:
         folder = Path(scratch) / "rehearsal"
         story = Story(environ=environment(environ, folder), say=say)
         say(f"To watch from another terminal: export {state.FOLDER_VARIABLE}={folder}")
         code, began = 1, time.monotonic()
         try:
-            (tell_on_cluster if kubernetes else tell)(story, hosts, Path(scratch))
+            if kubernetes:
+                tell_on_cluster(story, hosts, Path(scratch))
+            else:
+                tell(story, hosts, Path(scratch), provisioning=provisioning)
             code = 0
         except StoryError as problem:
             say(f"\nnot as it should be: {problem}")
@@ -421,10 +435,17 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--kubernetes", action="store_true", help="on a cluster of real Kubernetes")
+    parser.add_argument(
+        "--provisioning", choices=get_args(Provisioning), default="queued", help="what makes the slice"
+    )
     options = parser.parse_args(arguments)
     with contextlib.suppress(BrokenPipeError):
         return rehearse(
-            options.hosts, os.environ, lambda line: print(line, flush=True), kubernetes=options.kubernetes
+            options.hosts,
+            os.environ,
+            lambda line: print(line, flush=True),
+            kubernetes=options.kubernetes,
+            provisioning=options.provisioning,
         )
     return 1
 

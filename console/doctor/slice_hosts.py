@@ -40,21 +40,31 @@ def stack_checks(target: Target, ask: Ask) -> list[Check]:
         Check("stack", "regions", lambda: regions(inventory, one_slice)),
     ]
     if (project := inventory.project) is not None:
-        checks.append(Check("stack", "capacity", lambda: queued_resource(ask, project, one_slice)))
+        checks.append(Check("stack", "capacity", lambda: request_state(ask, project, one_slice)))
     return checks
 
 
-def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
-    """Ask the Cloud TPU API for the state of the slice's queued resource, or of its node."""
+DESCRIBED = {
+    "queued-resource": (["tpus", "queued-resources"], "state.state"),
+    "node": (["tpus", "tpu-vm"], "state"),
+    "group": (["instance-groups", "managed"], "status.appliedAcceleratorTopologies[0].state"),
+    "instance": (["instances"], "status"),
+}
+"""By the kind of a slice's origin: the words behind `gcloud compute` that describe it, and where its state is."""
+
+
+def request_state(ask: Ask, project: str, one_slice: Slice) -> Finding:
+    """Ask Google for the state of what the slice came from: a queued resource, a node, a group or an instance."""
     kind, _, name = one_slice.origin.partition(" ")
-    commands = {"queued-resource": "queued-resources", "node": "tpu-vm"}
-    if kind not in commands or not name:
-        return skip(f"{one_slice.name} came neither from a queued resource nor from a node of Google's")
-    form = "value(state.state)" if kind == "queued-resource" else "value(state)"
+    if kind not in DESCRIBED or not name:
+        return skip(f"{one_slice.name} came from no request to Google's APIs")
+    words, path = DESCRIBED[kind]
+    # Of a multislice on Compute Engine, which has one for each slice, the first.
+    name = f"{name}-0" if kind in ("group", "instance") and one_slice.count > 1 else name
     answer = ask(
         [
-            "gcloud", "compute", "tpus", commands[kind], "describe", name,
-            f"--zone={one_slice.zone}", f"--project={project}", f"--format={form}",
+            "gcloud", "compute", *words, "describe", name,
+            f"--zone={one_slice.zone}", f"--project={project}", f"--format=value({path})",
         ]
     )  # fmt: skip
     if answer.exit_code is None:
@@ -65,9 +75,9 @@ def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
             return fail(f"{one_slice.origin} is gone", again)
         return warn(f"{one_slice.origin} cannot be asked: {answer.last_line}", "`gcloud auth login`")
     state = answer.stdout.strip()
-    if state in ("ACTIVE", "READY"):
+    if state in ("ACTIVE", "READY", "ACTIVE_DEGRADED", "RUNNING"):
         return ok(f"{one_slice.origin} is {state}")
-    lost = state in ("SUSPENDED", "SUSPENDING", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED")
+    lost = state in ("SUSPENDED", "SUSPENDING", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED", "INCOMPLETE")
     return (fail if lost else warn)(
         f"{one_slice.origin} is {state or 'in no state that it tells'}",
         again if lost else "wait, then `pulumi up --refresh`",

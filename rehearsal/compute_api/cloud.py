@@ -324,26 +324,31 @@ def _stock_out(pool: ChipPool) -> tuple[str, str]:
     return STOCK_OUT, message
 
 
+REFUSED = ("ct4p", "ct5lp")
+"""Families of machines with TPUs that Compute Engine makes for GKE only."""
+
+
 @functools.cache
-def generation_prefixes() -> dict[str, str]:
-    """The prefixes of machine types and the catalogue's prefixes of types: ct6e to v6e."""
-    return {
+def families() -> dict[str, str]:
+    """The families of machines with TPUs that it makes, and the catalogue's prefixes of types: ct6e to v6e."""
+    prefixes = {
         generation.nodes.prefix.partition("-")[0]: generation.type_prefix
         for generation in catalogue.GENERATIONS
         if generation.nodes is not None
     }
+    return {family: prefix for family, prefix in prefixes.items() if family not in REFUSED}
 
 
 def tpu_of(properties: Json, zone: str) -> tuple[ChipPool, int]:
     """The pool of the chips of an instance, and how many it has. Raises ApiError for a machine without TPUs."""
     machine_type = str(properties.get("machineType", "")).rpartition("/")[2]
-    family, _, number = machine_type.partition("-")[0], "", machine_type.rpartition("-")[2].removesuffix("t")
-    prefix = generation_prefixes().get(family)
-    if prefix is None or not number.isdecimal():
-        raise ApiError("INVALID_ARGUMENT", f"'{machine_type}' is no machine type with TPUs of this simulator")
-    if family in ("ct5lp", "ct4p"):
+    family, number = machine_type.partition("-")[0], machine_type.rpartition("-")[2].removesuffix("t")
+    if family in REFUSED:
         message = f"This user agent is not allowed to use the machine type [{machine_type}]"
         raise ApiError("INVALID_ARGUMENT", message)
+    prefix = families().get(family)
+    if prefix is None or not number.isdecimal():
+        raise ApiError("INVALID_ARGUMENT", f"'{machine_type}' is no machine type with TPUs of this simulator")
     scheduling = properties.get("scheduling", {})
     affinity = properties.get("reservationAffinity", {}).get("consumeReservationType")
     tier = TIERS.get(scheduling.get("provisioningModel", ""), "on-demand")

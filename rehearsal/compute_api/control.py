@@ -66,6 +66,12 @@ class ComputeControl:
                 "instances": {path: each.status for path, each in self._cloud.instances.items()},
             }
 
+    def slices(self) -> dict[str, str]:
+        """The state of each group, and of each instance that is of none, by path."""
+        with self._now():
+            single = {path: each.status for path, each in self._cloud.instances.items() if each.group is None}
+        return {**self.alive()["groups"], **single}
+
     def _group(self, name: str) -> Group:
         thing = self._thing(name)
         if not isinstance(thing, Group):

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import filelock
 
@@ -59,16 +59,21 @@ READY_WORDS: Mapping[HostKind, str] = {
 }
 
 
+Provisioning = Literal["queued", "compute"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpRequest:
     """The options of `up`. hosts: of all slices together. kind: of the hosts. keeper: whether the stack has one, and a
-    gateway that starts it. slices, queue: of a cluster; queue: the name of a Kueue queue, empty for none."""
+    gateway that starts it. slices, queue: of a cluster; queue: the name of a Kueue queue, empty for none.
+    provisioning: how the slice of hosts is made: queued (by the Cloud TPU API) or compute (by Compute Engine)."""
 
     hosts: int = 1
     kind: HostKind = "plain"
     keeper: bool = False
     slices: int = 1
     queue: str = ""
+    provisioning: Provisioning = "queued"
 
     def options(self) -> list[str]:
         """The daemon's options."""
@@ -77,6 +82,7 @@ class UpRequest:
             *options,
             *(["--keeper"] if self.keeper else []),
             *(["--queue", self.queue] if self.queue else []),
+            *(["--provisioning", self.provisioning] if self.provisioning != "queued" else []),
         ]
 
 

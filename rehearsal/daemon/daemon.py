@@ -25,7 +25,7 @@ import filelock
 from contracts.aliases import Say
 from rehearsal import state
 from rehearsal.daemon import rehearsal_stack
-from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, UpRequest
+from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, Provisioning, UpRequest
 from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultRequest
 from rehearsal.daemon.host_rehearsal import HostRehearsal, Setup
@@ -54,7 +54,9 @@ class Daemon:
                 f"--slices {request.slices}: {request.hosts} hosts do not make slices of one size; choose --hosts"
                 f" {request.slices}, {2 * request.slices}, …"
             )
-        self._accelerator = rehearsal_stack.accelerator_with(request.hosts // request.slices)
+        self._accelerator = rehearsal_stack.accelerator_with(
+            request.hosts // request.slices, request.provisioning
+        )
         self._folder, self._request, self._socket_path, self._say = folder, request, socket_path, say
         self._exits = contextlib.ExitStack()
         self._phase: state.Phase = "starting"
@@ -248,6 +250,7 @@ def main() -> int:
     parser.add_argument("--keeper", action="store_true", help="with a gateway that starts the keeper")
     parser.add_argument("--slices", type=int, default=1, help="of a cluster, of as many hosts each")
     parser.add_argument("--queue", default="", help="of a cluster: a queue of Kueue")
+    parser.add_argument("--provisioning", choices=get_args(Provisioning), default="queued")
     parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
     options = parser.parse_args()
     os.umask(0o077)
@@ -258,6 +261,7 @@ def main() -> int:
             keeper=options.keeper,
             slices=options.slices,
             queue=options.queue,
+            provisioning=options.provisioning,
         )
         return serve(options.folder.absolute(), request, options.owner)
     except RehearsalError as error:

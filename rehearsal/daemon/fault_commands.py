@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from rehearsal.compute_api import ComputeControl
 from rehearsal.daemon.gateway import KeeperGateway
 from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines.docker_engine import MachinesError
@@ -149,6 +150,7 @@ class FaultCommands:
         hosts: NodeMachines,
         faults: Faults,
         control: Control,
+        compute: ComputeControl,
         pool: str,
         chips: int,
         freeze_bucket: Callable[..., None],
@@ -157,7 +159,7 @@ class FaultCommands:
         """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
         self.common_faults, self.faults, self._gateway = CommonFaults(faults, freeze_bucket), faults, gateway
         self._hosts = hosts
-        self._control = control
+        self._control, self._compute = control, compute
         self._pool = pool
         self._chips = chips
 
@@ -178,11 +180,13 @@ class FaultCommands:
     # --- the cloud --------------------------------------------------------------------------------------------
 
     def preempt(self, _request: FaultRequest) -> str:
-        self._control.preempt(self._node())
+        for name, control in self._parts():
+            control.preempt(name)
         return f"Google took the slice {SLICE} back, without notice. Look: fab status; mend: fab recover"
 
     def vanish(self, _request: FaultRequest) -> str:
-        self._control.vanish(self._node())
+        for name, control in self._parts():
+            control.vanish(name)
         return f"the slice {SLICE} is gone, as if somebody had deleted it. Mend: fab recover"
 
     def stockout(self, request: FaultRequest) -> str:
@@ -212,12 +216,17 @@ class FaultCommands:
             )
         return self._gateway
 
-    def _node(self) -> str:
-        """The stack's own first: somebody else may have one in the project."""
+    def _parts(self) -> list[tuple[str, Control | ComputeControl]]:
+        """The slice, with what it can be taken by: one name, or more of a multislice on Compute Engine.
+
+        The stack's own first: somebody else may have one in the project.
+        """
+        if on_compute := list(self._compute.slices()):
+            return [(name, self._compute) for name in on_compute]
         names = [str(node["name"]) for node in self._control.alive()["nodes"]]
         if not names:
             raise RehearsalError("there is no slice now; `pulumi up --refresh` makes it again")
-        return min(names, key=lambda name: not name.endswith(f"-{SLICE}"))
+        return [(min(names, key=lambda name: not name.endswith(f"-{SLICE}")), self._control)]
 
     # --- machines ---------------------------------------------------------------------------------------------
 

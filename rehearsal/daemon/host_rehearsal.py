@@ -14,6 +14,7 @@ from typing import Any
 from contracts.aliases import Say
 from infra.catalogue import Accelerator
 from rehearsal import state
+from rehearsal.compute_api import ComputeApi
 from rehearsal.daemon import rehearsal_stack
 from rehearsal.daemon.cli import UpRequest
 from rehearsal.daemon.control_socket import Caller
@@ -123,11 +124,14 @@ class HostRehearsal:
         self._api = self._exits.enter_context(
             TpuApi(capacity={pool: chips}, delays=Delays().scaled(DELAY_FACTOR), hardware=self._hosts)
         )
+        self._compute = ComputeApi(self._api).control
         self.environment["GOOGLE_TPU_V2_CUSTOM_ENDPOINT"] = self._api.url
+        self.environment["GOOGLE_COMPUTE_CUSTOM_ENDPOINT"] = f"{self._api.url}/compute/v1/"
         self.faults = FaultCommands(
             hosts=self._hosts,
             faults=machines.faults,
             control=self._api.control,
+            compute=self._compute,
             pool=pool,
             chips=chips,
             freeze_bucket=machines.freeze_bucket,
@@ -141,6 +145,7 @@ class HostRehearsal:
             accelerator=accelerator,
             registry=machines.registry.host if machines.registry else None,
             keeper=self._gateway is not None,
+            provisioning=self._setup.request.provisioning,
             variables={
                 **machines.storage.environment,
                 bucket_server.HOSTS: json.dumps(
@@ -179,14 +184,19 @@ class HostRehearsal:
 
     def status(self) -> Mapping[str, Any]:
         """Nodes with their states, hosts with addresses and whether they are up."""
-        nodes = self._api.control.alive()["nodes"] if self._stack is not None else []
+        is_made = self._stack is not None
+        nodes = self._api.control.alive()["nodes"] if is_made else []
+        of_compute = self._compute.slices() if is_made else {}
         hosts = self._hosts
         if hosts is None:
             return {}
         registry = self._machines.registry
         return {
             "registry": registry.host if registry else "",
-            "nodes": [{"name": node["name"], "state": node["state"]} for node in nodes],
+            "nodes": [
+                *({"name": node["name"], "state": node["state"]} for node in nodes),
+                *({"name": name, "state": state} for name, state in of_compute.items()),
+            ],
             "hosts": [
                 {"name": name, "address": address, "is": hosts.stands(name)}
                 for name, address in hosts.instances().items()

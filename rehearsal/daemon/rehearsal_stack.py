@@ -18,6 +18,8 @@ from typing import Any, Literal, NoReturn, get_args
 from contracts.aliases import Say
 from infra import catalogue
 from infra.pulumi_program import declare
+from rehearsal.compute_api import families
+from rehearsal.daemon.cli import Provisioning
 from rehearsal.engine import ROOT, Engine, OperationKind, Report
 from rehearsal.machines.host_image import SHARE
 from rehearsal.state import SLICE, STACK, RehearsalError
@@ -41,15 +43,19 @@ PASSING = re.compile(
 HasLeft = Callable[[], bool]
 
 
-def accelerator_with(hosts: int) -> catalogue.Accelerator:
-    """A type with so many hosts: of v5e if it has one, else of the first generation that has.
+def accelerator_with(hosts: int, provisioning: Provisioning = "queued") -> catalogue.Accelerator:
+    """A type with so many hosts: of v5e if it has one, else of the first generation that has; of what that makes.
 
     Raises:
         RehearsalError: there is none.
     """
-    candidates = [tpu for tpu in catalogue.ACCELERATORS.values() if tpu.hosts == hosts]
+    offered = list(catalogue.ACCELERATORS.values())
+    if provisioning == "compute":
+        made = families().values()
+        offered = [tpu for tpu in catalogue.OFFERS["any"].values() if tpu.generation.type_prefix in made]
+    candidates = [tpu for tpu in offered if tpu.hosts == hosts]
     if not candidates:
-        sizes = sorted({tpu.hosts for tpu in catalogue.ACCELERATORS.values() if tpu.hosts <= 64})
+        sizes = sorted({tpu.hosts for tpu in offered if tpu.hosts <= 64})
         raise RehearsalError(
             f"--hosts {hosts}: no TPU slice has so many hosts; choose one of {', '.join(map(str, sizes))}"
         )
@@ -60,14 +66,23 @@ def default_zone(accelerator: catalogue.Accelerator) -> str:
     return accelerator.generation.zones[0]
 
 
-def configuration(accelerator: catalogue.Accelerator, *, keeper: bool = False) -> dict[str, Any]:
+def configuration(
+    accelerator: catalogue.Accelerator, *, keeper: bool = False, provisioning: Provisioning = "queued"
+) -> dict[str, Any]:
     """The configuration of a user's Pulumi.rehearsal.yaml: one spot slice, a bucket, NFS from a gateway."""
+    on_compute = {"provisioning": "compute"} if provisioning == "compute" else {}
     return {
         **({"tpu-stack:keeper": True} if keeper else {}),
         "gcp:project": PROJECT,
         "tpu-stack:zone": default_zone(accelerator),
         "tpu-stack:slices": [
-            {"name": SLICE, "accelerator": accelerator.type_name, "capacity": "spot", "wait": WAIT}
+            {
+                "name": SLICE,
+                "accelerator": accelerator.type_name,
+                "capacity": "spot",
+                "wait": WAIT,
+                **on_compute,
+            }
         ],
         "tpu-stack:storage": {"bucket": {"name": BUCKET}, "nfs": {"kind": "gateway", "mount": SHARE}},
         "tpu-stack:access": {"members": [f"user:{ACCOUNT}"]},
@@ -87,6 +102,7 @@ class RehearsalStack:
         accelerator: catalogue.Accelerator,
         registry: str | None = None,
         keeper: bool = False,
+        provisioning: Provisioning = "queued",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """registry: host and port of the one that stands for Google's; None: there is none. keeper: whether the stack
@@ -103,7 +119,7 @@ class RehearsalStack:
             stack=STACK,
             variables=variables,
         )
-        self._engine.configure(configuration(accelerator, keeper=keeper))
+        self._engine.configure(configuration(accelerator, keeper=keeper, provisioning=provisioning))
         self._busy = threading.Lock()
 
     def carry_out(self, kind: OperationKind, say: Say, has_left: HasLeft, **options: Any) -> Report:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.gcp_stand_in import arguments, bucket_server
+from rehearsal.gcp_stand_in import arguments, bucket_server, compute_api
 from rehearsal.gcp_stand_in.arguments import Mistake
 from rehearsal.gcp_stand_in.table import KINDS, ResourceKind, label_outputs
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
@@ -29,13 +29,13 @@ SHUTDOWN_S = 0.5
 
 # Inputs that the provider's own configuration gives where a resource leaves them out.
 FROM_CONFIG = ("project", "region", "zone")
-TPU_ENDPOINT = "tpuV2CustomEndpoint"
+TPU_ENDPOINT, COMPUTE_ENDPOINT = "tpuV2CustomEndpoint", "computeCustomEndpoint"
 
 
 def provider_settings(variables: Mapping[str, str]) -> dict[str, str]:
     """The part of the provider's configuration that the stand-in needs, from gcp:config:project and so on. Credentials
     are left out on purpose."""
-    names = (*FROM_CONFIG, TPU_ENDPOINT)
+    names = (*FROM_CONFIG, TPU_ENDPOINT, COMPUTE_ENDPOINT)
     return {name: value for name in names if (value := variables.get(f"gcp:config:{name}"))}
 
 
@@ -93,6 +93,7 @@ class Provider:
             created = kind.outputs(own_id, inputs, self.world.number(), self._address_range(inputs))
             self._add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=created))
             bucket_server.write(type_token, inputs)
+            compute_api.write(self.settings.get(COMPUTE_ENDPOINT), type_token, inputs)
         return own_id, self._outputs(type_token, own_id, inputs) or {}
 
     def _add(self, thing: Thing) -> None:
@@ -147,6 +148,7 @@ class Provider:
         existing = self.world.find(type_token, own_id)
         if existing is not None:
             self._free(existing)
+            compute_api.remove(self.settings.get(COMPUTE_ENDPOINT), type_token, existing.inputs)
             bucket_server.remove(type_token, existing.inputs)
         elif type_token == MACHINE:  # of other types, the provider takes this for done
             message = f"googleapi: Error 404: The resource '{own_id}' was not found, notFound"

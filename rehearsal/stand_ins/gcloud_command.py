@@ -20,7 +20,13 @@ VERSION = "478.0.0"
 KEYS = "os-login.json"
 CONNECT_LIMIT_S = 10.0
 PIECE = 1 << 16
-TPU_KINDS = {"queued-resources": "queuedResources", "tpu-vm": "nodes"}
+DESCRIBED = {
+    "compute tpus queued-resources": "v2/projects/{project}/locations/{zone}/queuedResources",
+    "compute tpus tpu-vm": "v2/projects/{project}/locations/{zone}/nodes",
+    "compute instances": "compute/v1/projects/{project}/zones/{zone}/instances",
+    "compute instance-groups managed": "compute/v1/projects/{project}/zones/{zone}/instanceGroupManagers",
+}
+"""What `describe` shows: the words before it, and the collection in the simulated APIs."""
 
 State = dict[str, Any]
 
@@ -29,12 +35,9 @@ def main(arguments: list[str]) -> int:
     positional = [argument for argument in arguments if not argument.startswith("-")]
     if positional[:2] == ["compute", "start-iap-tunnel"]:
         return tunnel(positional, arguments)
-    if (
-        positional[:2] == ["compute", "tpus"]
-        and positional[3:4] == ["describe"]
-        and positional[2] in TPU_KINDS
-    ):
-        return describe(TPU_KINDS[positional[2]], positional, arguments)
+    for words, collection in DESCRIBED.items():
+        if positional[:-1] == [*words.split(), "describe"]:
+            return describe(collection, positional[-1], arguments)
     if positional[:3] == ["compute", "os-login", "describe-profile"]:
         print(json.dumps(profile(state())))
     elif positional[:4] == ["compute", "os-login", "ssh-keys", "add"]:
@@ -109,8 +112,8 @@ def add_key(arguments: list[str]) -> None:
     os.replace(f"{path}.new", path)
 
 
-def describe(kind: str, positional: list[str], arguments: list[str]) -> int:
-    """Print a resource of the simulated Cloud TPU API: as JSON, or one field with --format=value(a.b)."""
+def describe(collection: str, name: str, arguments: list[str]) -> int:
+    """Print a resource of a simulated API: as JSON, or one field with --format=value(a.b[0].c)."""
     import http.client  # only now: tunnels are opened often, and have to be there quickly
     import urllib.parse
 
@@ -121,17 +124,20 @@ def describe(kind: str, positional: list[str], arguments: list[str]) -> int:
     url = urllib.parse.urlsplit(state()["tpu_url"])
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=CONNECT_LIMIT_S)
     try:
-        connection.request(
-            "GET", f"/v2/projects/{project}/locations/{zone}/{kind}/{urllib.parse.quote(positional[4])}"
-        )
+        path = collection.format(project=project, zone=zone)
+        connection.request("GET", f"/{path}/{urllib.parse.quote(name)}")
         answer = json.loads(connection.getresponse().read())
     except (OSError, ValueError) as error:
-        fail(f"(gcloud.compute.tpus) the simulated Cloud TPU API does not answer: {error}")
+        fail(f"(gcloud.compute) the simulated cloud does not answer: {error}")
     if "error" in answer:
-        fail(f"(gcloud.compute.tpus.describe) {answer['error']['status']}: {answer['error']['message']}")
+        problem = answer["error"]
+        fail(f"(gcloud.compute.describe) {problem.get('status') or problem['code']}: {problem['message']}")
     if form.startswith("value(") and form.endswith(")"):
-        for name in form[6:-1].split("."):
-            answer = answer.get(name, "") if isinstance(answer, dict) else ""
+        for field in form[6:-1].replace("[", ".").replace("]", "").split("."):
+            if isinstance(answer, list):
+                answer = answer[int(field)] if int(field) < len(answer) else ""
+            else:
+                answer = answer.get(field, "") if isinstance(answer, dict) else ""
         print(answer)
     else:
         print(json.dumps(answer, indent=2))

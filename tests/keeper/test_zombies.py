@@ -19,7 +19,9 @@ from keeper import zombies
 from keeper.zombies import limits, parse_export
 from launch import inventories
 from launch.targets import TargetRequest
+from rehearsal.compute_api import ComputeApi
 from rehearsal.tpu_api import Clock, TpuApi
+from tests.infra.compute.lab import A, B, opened_lab
 from tests.launch.test_costs import MAIN
 
 OWNER, ZONE, OTHER_ZONE = "a1b2c3", "us-central1-a", "us-west4-a"
@@ -48,7 +50,9 @@ def in_state(zone: str, own_id: str, **more: Any) -> dict[str, Any]:
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuApi]:
     clock = Clock(frozen_at=1_800_000_000.0)
     with TpuApi(clock=clock) as made:
+        ComputeApi(made)
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", made.url)
+        monkeypatch.setenv("GOOGLE_COMPUTE_CUSTOM_ENDPOINT", f"{made.url}/compute/v1/")
         monkeypatch.setattr(
             zombies, "Backoff", lambda say: Backoff(say=say, now=clock.now, sleep=made.control.advance)
         )
@@ -238,3 +242,29 @@ def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_he
     assert list(limits([quota(of_spot, "5", None, ZONE)], found)) == [
         f"quota {of_spot} in {ZONE}: 5; 8 chips are held"
     ]
+
+
+# --- Compute Engine ---------------------------------------------------------------------------------------------------
+
+
+def test_groups_and_instances_of_any_label_are_shown_and_only_ours_that_nobody_knows_of_go(
+    monkeypatch: pytest.MonkeyPatch, stack: Callable[..., TargetRequest], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened_lab() as lab:
+        for name, origin in (("TPU_V2", "v2/"), ("COMPUTE", "compute/v1/")):
+            monkeypatch.setenv(f"GOOGLE_{name}_CUSTOM_ENDPOINT", f"{lab.api.url}/{origin}")
+        monkeypatch.setattr(zombies, "Backoff", lambda say: dataclasses.replace(lab.session.backoff, say=say))
+        lab.create(slice_id="known", count=2)
+        lab.create(slice_id="left")
+        lab.create(slice_id="one", hosts=1, topology="2x2")
+        lab.put_group(A, "theirs")
+        lab.control.advance(60)
+        outputs = {"zone": A, "slice_id": "known", "count": 2}
+        wanted = stack(state({"type": zombies.COMPUTE_SLICE, "outputs": outputs}))
+        lab.control.cut_off(B)
+        assert zombies.command(wanted, remove=True, yes=True) == 0
+        shown = capsys.readouterr().out
+        assert f"Google could not say what it holds in {B}" in shown
+        assert "v6e-16" in shown and "another stack's" in shown and "in use" in shown
+        assert {*lab.groups()} == {f"{A}/known-0", f"{A}/known-1", f"{A}/theirs"}
+        assert f"{A}/one" not in lab.machines()

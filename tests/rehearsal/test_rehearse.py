@@ -26,7 +26,7 @@ from rehearsal.rehearse import Story, StoryError, compare_losses, read_losses, r
 def test_however_the_story_ends_it_is_taken_down_and_only_a_good_end_is_code_0(
     monkeypatch: pytest.MonkeyPatch, accident: BaseException | None, left: list[str], code: int
 ) -> None:
-    def tell(*_: object) -> None:
+    def tell(*_: object, **__: object) -> None:
         if accident:
             raise accident
 

@@ -55,7 +55,7 @@ def test_a_slice_that_is_gone_or_suspended_is_a_failure_and_one_that_waits_is_no
         ]
         return Answer(exit_code=0, stdout=answer) if isinstance(answer, str) else answer
 
-    said = slice_hosts.queued_resource(ask, "p", stack[1])
+    said = slice_hosts.request_state(ask, "p", stack[1])
     assert said.state == state
     assert state != "fail" or "fab recover" in said.remedy
 

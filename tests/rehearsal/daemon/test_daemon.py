@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from rehearsal import state
+from rehearsal.compute_api import ComputeControl
 from rehearsal.daemon import cluster_rehearsal, daemon
 from rehearsal.daemon.cli import UpRequest
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
@@ -90,10 +91,13 @@ class Rehearsal:
         self.hosts.stands = {"w-0": "down", "w-1": "up"}.get
         self.control = mock.create_autospec(Control, instance=True)
         self.control.alive.return_value = {"nodes": [{"name": NODE}]}
+        self.compute = mock.create_autospec(ComputeControl, instance=True)
+        self.compute.slices.return_value = {}
         self.commands = FaultCommands(
             hosts=self.hosts,
             faults=self.faults,
             control=self.control,
+            compute=self.compute,
             pool=POOL,
             chips=32,
             freeze_bucket=mock.Mock(),
@@ -114,6 +118,15 @@ def test_each_fault_on_a_host_asks_which_and_tells_its_name_in_one_line() -> Non
         commands.carry_out("clock", FaultRequest(host="0"))
     with pytest.raises(RehearsalError, match=r'"zap" is no act.*kill.*preempt'):
         commands.carry_out("zap", FaultRequest())
+
+
+def test_what_befalls_a_slice_reaches_every_part_of_one_on_compute_engine() -> None:
+    rehearsal = Rehearsal()
+    parts = [f"projects/p/zones/z/instanceGroupManagers/main-{number}" for number in (0, 1)]
+    rehearsal.compute.slices.return_value = dict.fromkeys(parts, "ACTIVE")
+    rehearsal.commands.carry_out("preempt", FaultRequest())
+    assert [call.args for call in rehearsal.compute.preempt.call_args_list] == [(part,) for part in parts]
+    rehearsal.control.preempt.assert_not_called()
 
 
 @pytest.mark.parametrize(
