@@ -243,7 +243,8 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
 def _of_script(path: Path) -> Source | None:
     if not path.is_file():
         return None
-    blocks = [*SCRIPT.finditer(_read(path))]
+    text = path.read_text(encoding="utf-8", errors="replace")  # Python reads a script by its own declaration
+    blocks = [*SCRIPT.finditer(text)]
     if not blocks:
         return None
     if len(blocks) > 1:

@@ -47,11 +47,15 @@ def user_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def remove_unused(folder: Path, days: float) -> None:
-    """Remove the files of a folder that nobody has written, or touched when they were used, for so many days."""
+    """Remove what is in a folder that nobody has written, or touched when it was used, for so many days."""
     oldest_s = time.time() - days * DAY_S
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes them too
-            if path.stat().st_mtime < oldest_s:
+            if path.stat().st_mtime >= oldest_s:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink()
 
 

@@ -99,7 +99,9 @@ def test_the_nearest_file_says_what_a_project_needs_and_of_which_framework(
 
 
 def test_a_folder_that_needs_nothing_has_no_source(tmp_path: Path) -> None:
-    assert find(project(tmp_path, {"train.py": "", "pyproject.toml": "[tool.ruff]\n"}), "train.py") is None
+    folder = project(tmp_path, {"pyproject.toml": "[tool.ruff]\n"})
+    (folder / "train.py").write_bytes(b"# coding: latin-1\nname = '\xe9'\n")
+    assert find(folder, "train.py") is None
 
 
 @pytest.mark.parametrize(
