@@ -517,20 +517,22 @@ def _resolved(
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         words = ["pip", "compile", str(source.path), "--constraints", str(constraints), *where]
         words += ["--output-file", str(lock), "--generate-hashes", "--no-header", "--no-annotate"]
+        words += ["--emit-index-url", "--emit-find-links"]
         words += ["--overrides", str(framework.overrides)] if framework.overrides else []
         locked = _exported(source, variables) if source.has_lock else ""
         lock.write_text(locked)  # which uv keeps to where it can
         done = _uv(words, source.path.parent, variables)
         if done.returncode:
             raise refusal(source, framework, interpreter, pins, done.stderr)
-        lines = lock.read_text()
+        written = lock.read_text().splitlines(keepends=True)
+        indexes = "".join(line for line in written if line.startswith("--"))
+        lines = "".join(line for line in written if not line.startswith("--"))
         if differing := _differing(locked, lines):
             differing = f"; not as in uv.lock, beside the framework: {differing}"
         needed = own_entries(lines, pins, source)
         requirements = [_masked(entry.split(" \\")[0].split(" ;")[0].strip()) for entry in needed]
         record = _record(source, interpreter, requirements, lines)
         if needed:
-            lock.write_text("".join(needed))
             tree = folder / "tree"
             words = [
                 "pip",
@@ -539,11 +541,12 @@ def _resolved(
                 str(tree),
                 "--no-deps",
                 "--requirements",
-                str(lock),
+                "-",
                 *where,
                 *wheels,
             ]
-            done = _uv(words, source.path.parent, variables)
+            words += ["--no-index"] if "--no-index" in source.requirements else []
+            done = _uv(words, source.path.parent, variables, indexes + "".join(needed))
             if done.returncode:
                 raise refusal(source, framework, interpreter, pins, done.stderr)
             _check_size(source, tree)
@@ -697,12 +700,15 @@ def uv() -> str:
     return str(Path(sys.executable).with_name("uv"))
 
 
-def _uv(words: Sequence[str], cwd: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _uv(
+    words: Sequence[str], cwd: Path, variables: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [uv(), *words, "--quiet", "--color", "never", "--no-progress"],
             cwd=cwd,
             env={**variables, "UV_PYTHON_DOWNLOADS": "never"},
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",

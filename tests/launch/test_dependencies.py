@@ -168,6 +168,18 @@ def test_what_a_framework_lacks_is_packed_once_and_runs_over_it(
         assert done.stdout == f"hello from {installed}/greet.py\n"
 
 
+def test_an_index_that_a_requirements_file_names_is_where_its_packages_come_from(
+    tmp_path: Path, environ: dict[str, str], framework: Framework
+) -> None:
+    add_wheel(tmp_path / "project" / "wheels", "own", "1.0")
+    away = {**environ, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    text = "--no-index\n--find-links ./wheels/own\nown\n"
+    source = find(project(tmp_path, {"requirements.txt": text}))
+    assert source is not None
+    packages = dependencies.ensure(source, framework, HERE, (), away, lambda _: None)
+    assert packages.record["requirements"] == ["own==1.0"]
+
+
 def test_a_lock_holds_where_the_framework_has_nothing_else(
     tmp_path: Path, environ: dict[str, str], framework: Framework
 ) -> None:

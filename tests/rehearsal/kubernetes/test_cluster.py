@@ -26,6 +26,7 @@ from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.kubernetes.cluster import NAMESPACE
 from rehearsal.rehearse import has_ended, is_done, read_losses
+from tests.launch.package_index import add_wheel
 from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person, environ
 from tests.rehearsal.daemon.test_keeper import losses_in_the_bucket
 from tests.rehearsal.daemon.test_rehearsal_up import LAUNCH_LIMIT_S, SIZES, run_started, status
@@ -249,7 +250,10 @@ def test_what_cannot_be_had_ends_the_run_with_the_reason(
     limits = {"limits": [{"type": "Container", "default": {"memory": "1536Mi"}}]}
     cluster.core.create_namespaced_limit_range(NAMESPACE, {"metadata": {"name": "memory"}, "spec": limits})
     (tmp_path / "eat").mkdir()
-    (tmp_path / "eat" / "eat.py").write_text(EATER)
+    add_wheel(tmp_path / "index", "greet", "1.0")
+    needed = f"--no-index\n--find-links {tmp_path}/index/greet\ngreet\n"
+    (tmp_path / "eat" / "requirements.txt").write_text(needed)
+    (tmp_path / "eat" / "eat.py").write_text(f"import greet\n{EATER}")
     line = f"fab train --stack rehearsal --max-restarts 1 --workdir {tmp_path}/eat -- python eat.py"
     done = person.type(*line.split(), limit_s=LAUNCH_LIMIT_S)
     cluster.core.delete_namespaced_limit_range("memory", NAMESPACE)
