@@ -133,6 +133,33 @@ raise SystemExit(f"https://me:{secret}@host refuses")
 """
 
 
+OTHERS = """
+import os, signal, time
+rank, told = int(os.environ["RANK"]), os.environ["RUN_DIR"] + "/failed"
+if rank == 0:
+    raise SystemExit
+if rank == 2:
+    time.sleep(2)
+    open(told, "w").write(str(time.time()))
+    raise SystemExit(9)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_is_done_waits_for_nobody_and_one_that_fails_ends_those_that_would_not_stop(
+    lab: Lab, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(OTHERS)
+    run = launch(lab, ["python", "train.py"], processes_per_host="2", workdir=str(tmp_path))
+    lab.until((Path(run.directory.url) / "failed").exists, "rank 2 fails")
+    ended = lab.finish(run)
+    failed_s = float((Path(run.directory.url) / "failed").read_text())
+    assert result(ended)["error"].startswith("host 1: rank 2 ended with exit code 9")
+    assert result(ended)["time"] - failed_s < 20
+    assert [exit["code"] for exit in lab.exits(run)][1] == 9
+
+
 @pytest.mark.parametrize("per_host", ["1", "2"])
 def test_a_secret_reaches_the_ranks_and_nothing_else_that_a_run_leaves(lab: Lab, per_host: str) -> None:
     folder = lab.runs_dir.parent / "loud"
