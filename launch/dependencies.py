@@ -19,8 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
-import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +34,7 @@ from jobs.runtime.cache import remove_unused, user_cache_dir
 from launch.bundles import Bundle
 from launch.jobs import CHECKOUT
 from launch.output import counted, printable
+from launch.requirement_files import NAME, Source, masked, normal
 
 LARGEST_BYTES = 2**30
 """Of the files of all packages: they are sent to every host."""
@@ -47,13 +47,6 @@ PYTHON = "3.12"
 """On hosts and in images."""
 OLDEST_LIBC = "manylinux_2_28"
 """What wheels for hosts and images may ask for: Ubuntu 20.04's glibc is 2.31, that of the images 2.36."""
-OF_FRAMEWORK = {
-    "jax": ("jax", "jaxlib", "flax", "optax"),
-    "pytorch": ("torch", "torchvision", "torchaudio", "accelerate", "lightning", "pytorch-lightning"),
-    "pytorch_xla": ("torch-xla",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-keras"),
-}
-"""Packages that only a project of that framework asks for."""
 PIP_VARIABLES = {
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
     "PIP_EXTRA_INDEX_URL": "UV_EXTRA_INDEX_URL",
@@ -63,25 +56,12 @@ PIP_VARIABLES = {
 }
 """pip's variables about where packages come from → uv's."""
 INDEX_VARIABLES = (
-    *(
-        "UV_DEFAULT_INDEX",
-        "UV_INDEX_URL",
-        "UV_INDEX",
-        "UV_EXTRA_INDEX_URL",
-        "UV_FIND_LINKS",
-        "UV_TORCH_BACKEND",
-    ),
-    *("UV_EXCLUDE_NEWER", "UV_PRERELEASE", "UV_RESOLUTION", "UV_INDEX_STRATEGY"),
+    *("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+    *("UV_TORCH_BACKEND", "UV_EXCLUDE_NEWER", "UV_PRERELEASE", "UV_RESOLUTION", "UV_INDEX_STRATEGY"),
 )
 """Variables that uv's choice depends on."""
 
-SCRIPT = re.compile(r"(?m)^# /// script\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-"""As in PEP 723."""
-NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
-INCLUDE = re.compile(r"(-r|-c|--requirements?|--constraints?)[ \t=]*(\S+)")
 PIN = re.compile(r"(?m)^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)[ \t]*(?:;[ \t]*([^\\\n]*))?")
-USER = re.compile(r"(?P<scheme>[\w+.-]+)://(?P<user>[^/\s@:\"']+)(?::(?P<password>[^/\s@\"']*))?@")
-"""Of a URL: who it is read as."""
 ELSEWHERE = re.compile(r"sys_platform == '(?!linux)|platform_system == '(?!Linux)")
 """A marker of packages that no Linux machine has."""
 AWAY = re.compile(
@@ -102,35 +82,6 @@ CONFLICT_REMEDY = (
 )
 SHEBANG = '#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"\n\' \'\'\'\n'
 """Runs a program by the interpreter beside it, as a layer has it."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-    """What says which packages a project needs.
-
-    path: a script with a PEP 723 block, a pyproject.toml or a requirements.txt. texts: its content, that of the files
-    it includes, and of a lock, by their paths. requirements: lines of requirements and options. python: the versions of
-    Python that it allows. has_lock: a uv.lock is beside it.
-    """
-
-    path: Path
-    texts: Mapping[str, str]
-    requirements: tuple[str, ...]
-    python: str = ""
-    has_lock: bool = False
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Of the packages that it asks for."""
-        return frozenset(normal(match[0]) for line in self.requirements if (match := NAME.match(line)))
-
-    @property
-    def name(self) -> str:
-        return "uv.lock" if self.has_lock else self.path.name
-
-    @property
-    def is_script(self) -> bool:
-        return self.path.suffix == ".py"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,135 +127,6 @@ class Packages:
         )
         text = f"{counted(len(requirements), 'package')} besides the framework's: {shown}"
         return f"{self.record['source']}: {text if requirements else 'the framework has all of it'}{self.changed}"
-
-
-def normal(name: str) -> str:
-    """Return the normalized name of a package."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-# --- what a project says --------------------------------------------------------------------------------------------
-
-
-def find(workdir: Path, script: str | None = None) -> Source | None:
-    """Return what says which packages a project needs: the script's own block, else uv.lock, requirements.txt or
-    pyproject.toml of the folder. None: nothing does.
-
-    script: a file of the folder.
-
-    Raises:
-        RequestError: it cannot be read, or has a password in it.
-    """
-    places = {name: workdir / name for name in ("uv.lock", "requirements.txt", "pyproject.toml")}
-    source = _of_script(workdir / script) if script is not None else None
-    if source is None and places["uv.lock"].is_file():
-        source = _of_project(places["pyproject.toml"], places["uv.lock"])
-    if source is None and places["requirements.txt"].is_file():
-        texts: dict[str, str] = {}
-        lines = tuple(_requirements(places["requirements.txt"], texts))
-        source = Source(path=places["requirements.txt"], texts=texts, requirements=lines)
-    if source is None and places["pyproject.toml"].is_file():
-        source = _of_project(places["pyproject.toml"], None)
-    for path, text in source.texts.items() if source is not None else ():
-        for number, line in enumerate(text.splitlines(), 1):
-            if _has_password(line):
-                raise RequestError(
-                    f"{path}, line {number}: a URL with a user or password in it, which would be sent to the hosts "
-                    "with the folder; name the index by UV_INDEX or UV_DEFAULT_INDEX in this shell, or write ${NAME} "
-                    "for a variable"
-                )
-    return source
-
-
-def _has_password(line: str) -> bool:
-    """Whether a URL in a line has a password or token in it, and not only the name of a variable: ${TOKEN}."""
-    for url in USER.finditer(line):
-        secret = url["password"] or (url["user"] if "http" in url["scheme"] else "")
-        if secret and not secret.startswith("${"):
-            return True
-    return False
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not UTF-8"
-        raise RequestError(f"{path}: cannot be read: {reason}; correct it, or add --no-install") from None
-
-
-def _toml(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"{path}: is no TOML: {error}; correct it, or add --no-install") from None
-
-
-def _of_script(path: Path) -> Source | None:
-    if not path.is_file():
-        return None
-    text = path.read_text(encoding="utf-8", errors="replace")  # Python reads a script by its own declaration
-    blocks = [*SCRIPT.finditer(text)]
-    if not blocks:
-        return None
-    if len(blocks) > 1:
-        raise RequestError(f"{path}: has {len(blocks)} blocks `# /// script`; PEP 723 allows one")
-    lines = blocks[0]["content"].splitlines(keepends=True)
-    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
-    return _declared(path, _toml(path, content), {str(path): content})
-
-
-def _of_project(path: Path, lock: Path | None) -> Source | None:
-    if not path.is_file():
-        return None
-    text = _read(path)
-    project = _toml(path, text).get("project", {})
-    if "dependencies" not in project:  # a file of tools' settings; or only a build would tell
-        return None
-    texts = {str(path): text, **({str(lock): _read(lock)} if lock is not None else {})}
-    return dataclasses.replace(_declared(path, project, texts), has_lock=lock is not None)
-
-
-def _declared(path: Path, table: Mapping[str, Any], texts: Mapping[str, str]) -> Source:
-    requirements, python = table.get("dependencies", ()), table.get("requires-python", "")
-    if not isinstance(requirements, Sequence) or not all(
-        isinstance(text, str) for text in [*requirements, python]
-    ):
-        raise RequestError(f"{path}: dependencies is no list of texts; correct it, or add --no-install")
-    return Source(path=path, texts=texts, requirements=tuple(requirements), python=python)
-
-
-def _requirements(path: Path, texts: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of a requirements file, with those of files that it includes, and add their contents."""
-    texts[str(path)] = text = _read(path)
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line).strip()
-        included = INCLUDE.match(line)
-        is_constraint = included is not None and included[1].startswith(("-c", "--c"))
-        if line and (included is None or is_constraint):
-            yield line
-        place = str(path.parent / included[2]) if included and "://" not in included[2] else str(path)
-        if place not in texts:
-            lines = [*_requirements(Path(place), texts)]
-            yield from () if is_constraint else lines
-
-
-def framework_of(source: Source) -> str | None:
-    """Return the framework whose packages a project asks for; None: it asks for none's.
-
-    Raises:
-        RequestError: it asks for those of several.
-    """
-    named = {name: sorted(source.names & {*packages}) for name, packages in OF_FRAMEWORK.items()}
-    frameworks = [name for name, packages in named.items() if packages]
-    if "pytorch_xla" in frameworks:
-        frameworks = [name for name in frameworks if name != "pytorch"]
-    if len(frameworks) > 1:
-        both = " and ".join(f"{named[name][0]} ({name})" for name in frameworks)
-        raise RequestError(
-            f"{source.name}: asks for {both}; say which one the command runs in with --framework"
-        )
-    return frameworks[0] if frameworks else None
 
 
 # --- what hosts have ------------------------------------------------------------------------------------------------
@@ -444,7 +266,7 @@ def key(
         [path.read_text() for path in (framework.lock, framework.overrides) if path is not None],
         dataclasses.asdict(interpreter),
         sorted(from_source),
-        [_masked(variables.get(name, "")) for name in INDEX_VARIABLES],
+        [masked(variables.get(name, "")) for name in INDEX_VARIABLES],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
@@ -530,7 +352,7 @@ def _resolved(
         if differing := _differing(locked, lines):
             differing = f"; not as in uv.lock, beside the framework: {differing}"
         needed = own_entries(lines, pins, source)
-        requirements = [_masked(entry.split(" \\")[0].split(" ;")[0].strip()) for entry in needed]
+        requirements = [masked(entry.split(" \\")[0].split(" ;")[0].strip()) for entry in needed]
         record = _record(source, interpreter, requirements, lines)
         if needed:
             tree = folder / "tree"
@@ -571,9 +393,7 @@ def _exported(source: Source, variables: Mapping[str, str]) -> str:
     ]
     done = _uv([*words, "--python", sys.executable], source.path.parent, variables)
     if done.returncode:
-        raise RequestError(
-            f"uv.lock: cannot be read: {_masked(done.stderr.strip())}; `uv lock` makes it anew"
-        )
+        raise RequestError(f"uv.lock: cannot be read: {masked(done.stderr.strip())}; `uv lock` makes it anew")
     return done.stdout
 
 
@@ -656,8 +476,10 @@ def refusal(
     source: Source, framework: Framework, interpreter: Interpreter, pins: Mapping[str, str], text: str
 ) -> RequestError:
     """Return what is wrong with a project's packages, from what uv said."""
-    text = printable_lines(_masked(text))
-    if AWAY.search(text):
+    text = printable_lines(masked(text))
+    if (
+        AWAY.search(text) and "HTTP status client error" not in text
+    ):  # which is an answer, as to a wrong password
         return Unreachable(
             f"{source.name}: no package index can be reached to install what it needs:\n{text}\n"
             "check the network, HTTPS_PROXY, UV_OFFLINE, and the index (UV_DEFAULT_INDEX), or add --no-install"
@@ -689,10 +511,6 @@ def printable_lines(text: str) -> str:
     """Return what uv said, without what only a developer of uv needs."""
     lines = [re.sub(r"^(error|\s*cause): ", "  ", line.rstrip()) for line in text.strip().splitlines()]
     return "\n".join(printable(line) for line in lines if line and "No solution found" not in line)[-2000:]
-
-
-def _masked(text: str) -> str:
-    return USER.sub(r"\g<scheme>://***@", text)
 
 
 def uv() -> str:

@@ -21,14 +21,23 @@ from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch import costs, dependencies, jobs, precompiled, remote_files, run_environment, runs
+from launch import (
+    costs,
+    dependencies,
+    jobs,
+    precompiled,
+    remote_files,
+    requirement_files,
+    run_environment,
+    runs,
+)
 from launch import plan as plans
 from launch.bundles import FAB_IGNORE, Bundle, archive, bundle_folder, is_secret, named_in
-from launch.dependencies import Source
 from launch.framework_launchers import unwrap
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
 from launch.precompiled import Note, Step
+from launch.requirement_files import Source
 from launch.runs import Run
 from launch.targets import (
     HANG_FLOOR_S,
@@ -598,13 +607,13 @@ def asked_for(
         from_source=tuple(from_source),
         is_script_alone=is_script_alone,
     )
-    source = dependencies.find(folder, config.script) if config.installs else None
+    source = requirement_files.find(folder, config.script) if config.installs else None
     if is_script_alone and config.installs and (source is None or not source.is_script):
         raise RequestError(
             f"{words[1]}: does not say what it needs (PEP 723); name the folder that it needs: fab train --workdir "
             f"{shlex.quote(str(folder))} -- {shlex.join(words)}"
         )
-    framework = framework or (source and dependencies.framework_of(source)) or "jax"
+    framework = framework or (source and requirement_files.framework_of(source)) or "jax"
     return Command(
         config=dataclasses.replace(config, framework=framework),
         env={} if unwrapped is None else unwrapped.env,

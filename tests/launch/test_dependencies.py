@@ -16,7 +16,8 @@ import pytest
 from contracts.errors import RequestError, Unreachable
 from jobs.runtime import command_environment
 from launch import dependencies
-from launch.dependencies import Framework, Interpreter, find, framework_of
+from launch.dependencies import Framework, Interpreter
+from launch.requirement_files import find, framework_of
 from tests.launch.package_index import add_wheel, list_files
 
 HERE = dependencies.interpreter_on(is_here=True, in_container=False)
