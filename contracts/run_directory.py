@@ -162,8 +162,9 @@ def log(attempt: int, process_id: int) -> str:
 
 
 def packages(run_dir: str, sha256: str) -> str:
-    """The bundle of the packages that a command of the user's own needs, beside all runs of its place."""
-    return f"{run_dir.rpartition('/')[0]}/{PACKAGES}/{sha256}.tar.gz.base64"
+    """The bundle of the packages that a command of the user's own needs, beside all runs of its place: by its hash, and
+    for all users there, unlike what may have files of their own."""
+    return f"{run_dir.rpartition('/')[0]}/{PACKAGES}/{sha256}.base64"
 
 
 def stacks(attempt: int, process_id: int) -> str:

@@ -111,7 +111,7 @@ def test_packages_go_with_the_last_run_that_has_them(write_run: WriteRun) -> Non
         )
         target.files.write(packages(f"{target.runs_url}/x", sha256), b"")
     assert removal.prune(target, keep=1, yes=True, resumed_by={}) == 0
-    assert target.files.list(f"{target.runs_url}/.packages") == [f"{'1' * 64}.tar.gz.base64"]
+    assert target.files.list(f"{target.runs_url}/.packages") == [f"{'1' * 64}.base64"]
 
 
 @pytest.mark.parametrize("placed", ["disk", "bucket"], indirect=True)

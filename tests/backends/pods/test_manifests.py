@@ -223,7 +223,7 @@ def test_an_own_command_finds_its_folder_its_packages_and_every_rank_of_the_othe
     run = "gs://b/runs/flax_mlm-20261123-120000-abcd"
     assert fetched == [
         *[f"{run}/code.tar.gz.base64", CODE, f"{run}/folder.tar.gz.base64", FOLDER],
-        *[f"gs://b/runs/.packages/{PACKAGES}.tar.gz.base64", PACKAGES],
+        *[f"gs://b/runs/.packages/{PACKAGES}.base64", PACKAGES],
     ]
     found = told(job)
     spec = decoded(found["start"]["argv"][-1])
