@@ -16,6 +16,7 @@ from launch import jobs, runs
 from launch.bundles import Bundle
 from launch.costs import of_run
 from launch.output import counted, printable
+from launch.requirement_files import OF_FRAMEWORK
 from launch.runs import Run
 
 
@@ -62,6 +63,7 @@ def summary(run: Run, state: State) -> list[str]:
     if result.get("error"):
         lines += ["  " + line for line in str(result["error"]).splitlines()]
         lines += _not_sent(run, str(result["error"]))
+        lines += _not_importable(run, str(result["error"]))
     host = result.get("failed_host")
     if host is not None:
         lines.append(f"  log: {run.directory.path(run_directory.log(run.attempt, host))}")
@@ -101,6 +103,31 @@ def _not_sent(run: Run, error: str) -> list[str]:
         for name in missed
         if name not in bundle.names and not any(sent.startswith(f"{name}/") for sent in bundle.names)
     ]
+
+
+NO_MODULE = re.compile(r"No module named '?([A-Za-z_]\w*)")
+
+
+def _not_importable(run: Run, error: str) -> list[str]:
+    """Return a line about a module that a command could not import, where it is in the folder or a framework's."""
+    missing = NO_MODULE.search(error)
+    if missing is None or not run.is_own_command:
+        return []
+    module, folder = missing[1], Path(str(run.described["config"].get("workdir")))
+    for place, path in ((".", folder), ("src", folder / "src")):
+        if _is_module(path, module):
+            remedy = f"start a new run with `--env PYTHONPATH={place}`"
+            return [f"  {module} is in {path}, where Python does not look; {remedy}"]
+    package = module.replace("_", "-")
+    framework = next((name for name, own in OF_FRAMEWORK.items() if package in own), None)
+    if framework is None or framework == run.described.get("stack"):
+        return []
+    return [f"  {module} is a package of {framework}; start a new run with `--framework {framework}`"]
+
+
+def _is_module(folder: Path, name: str) -> bool:
+    """Whether Python can import the module of this name from a folder."""
+    return (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py"))
 
 
 def _done(run: Run) -> list[str]:

@@ -34,6 +34,11 @@ NOT_REGISTERED = re.compile(
 NO_MODULE = re.compile(r"^(?:\[\d+\] )?ModuleNotFoundError: No module named '(?P<name>[^']+)'", re.MULTILINE)
 JAX = ("jax.distributed.initialize", "initialization_timeout=…, 300 s by default")
 TORCH = ("init_process_group", "timeout=…")
+NCCL_ON_CPU = re.compile(
+    r"nccl\w* requires at least one CUDA device|ProcessGroupNCCL is only supported with GPUs"
+)
+# tensorflow-tpu, which Keras 3 has compile a model's step by XLA on a CPU too
+XLA_OFF_CPU = re.compile(r"could not find registered transfer manager for platform Host")
 NO_MEMORY = re.compile(
     r"^(?:\[\d+\] )?MemoryError|std::bad_alloc|Cannot allocate memory|CUDA out of memory|OOM when allocating"
     r"|RESOURCE_EXHAUSTED: Out of memory",
@@ -77,6 +82,20 @@ def cause(
             lambda match: (
                 f"the module {match['name']} is not there; where it is a package, name that in requirements.txt of the "
                 "folder or in the script's block (docs/scripts.md)"
+            ),
+        ),
+        (
+            NCCL_ON_CPU,
+            lambda _match: (
+                "its ranks meet over NCCL, which needs GPUs, and this host has none; meet over gloo, or start one "
+                "process (--hosts 1)"
+            ),
+        ),
+        (
+            XLA_OFF_CPU,
+            lambda _match: (
+                "this TensorFlow, which is the one for TPUs, cannot compile by XLA on a CPU; call model.compile(…, "
+                "jit_compile=False), or start a new run with --env TF_DETERMINISTIC_OPS=1, with which Keras does"
             ),
         ),
         (NO_MEMORY, lambda _match: "it ran out of memory; a smaller batch or model needs less"),

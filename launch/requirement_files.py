@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,16 +170,33 @@ def framework_of(source: Source) -> str | None:
     Raises:
         RequestError: it asks for those of several.
     """
-    named = {name: sorted(source.names & {*packages}) for name, packages in OF_FRAMEWORK.items()}
-    frameworks = [name for name, packages in named.items() if packages]
-    if "pytorch_xla" in frameworks:
-        frameworks = [name for name in frameworks if name != "pytorch"]
-    if len(frameworks) > 1:
-        both = " and ".join(f"{named[name][0]} ({name})" for name in frameworks)
+    named = _of_frameworks(source.names)
+    if len(named) > 1:
+        both = " and ".join(f"{packages[0]} ({name})" for name, packages in named.items())
         raise RequestError(
             f"{source.name}: asks for {both}; say which one the command runs in with --framework"
         )
-    return frameworks[0] if frameworks else None
+    return next(iter(named), None)
+
+
+def imported_framework(script: Path) -> str | None:
+    """Return the framework that a script imports; None: none, several, or it cannot be read."""
+    try:
+        nodes = [*ast.walk(ast.parse(script.read_bytes()))]
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    named = _of_frameworks({module.partition(".")[0].replace("_", "-") for module in modules})
+    return next(iter(named)) if len(named) == 1 else None
+
+
+def _of_frameworks(packages: Collection[str]) -> dict[str, list[str]]:
+    """The packages that only projects of a framework ask for, by framework."""
+    named = {name: sorted({*packages} & {*own}) for name, own in OF_FRAMEWORK.items()}
+    if named["pytorch_xla"]:
+        del named["pytorch"]
+    return {name: own for name, own in named.items() if own}
 
 
 def masked(text: str) -> str:

@@ -613,7 +613,10 @@ def asked_for(
             f"{words[1]}: does not say what it needs (PEP 723); name the folder that it needs: fab train --workdir "
             f"{shlex.quote(str(folder))} -- {shlex.join(words)}"
         )
-    framework = framework or (source and requirement_files.framework_of(source)) or "jax"
+    framework = framework or (source and requirement_files.framework_of(source)) or ""
+    if not framework and config.script is not None:
+        framework = requirement_files.imported_framework(folder / config.script) or ""
+    framework = framework or "jax"
     return Command(
         config=dataclasses.replace(config, framework=framework),
         env={} if unwrapped is None else unwrapped.env,

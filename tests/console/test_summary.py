@@ -6,6 +6,7 @@ import dataclasses
 import os
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,32 @@ def test_the_rows_of_a_done_run_are_what_it_has_measured(
     run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 1.0, **result})
     lines = summary(run, "done")[1:]
     assert [line.strip() for line in lines if not line.startswith(("  wall time", "  report"))] == rows
+
+
+@pytest.mark.parametrize(
+    ("module", "files", "text"),
+    [
+        ("torch", (), "torch is a package of pytorch; start a new run with `--framework pytorch`"),
+        ("mingpt", ("mingpt/model.py",),
+         "mingpt is in FOLDER, where Python does not look; start a new run with `--env PYTHONPATH=.`"),
+        ("nets", ("src/nets.py",),
+         "nets is in FOLDER/src, where Python does not look; start a new run with `--env PYTHONPATH=src`"),
+        ("einops", ("einops/notes.txt",), None),
+        ("flax", (), None),
+    ],
+)  # fmt: skip
+def test_of_a_module_that_a_command_could_not_import_the_remedy_is_named(
+    write_run: WriteRun, tmp_path: Path, module: str, files: tuple[str, ...], text: str | None
+) -> None:
+    folder = tmp_path / "project"
+    for name in ("train.py", *files):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    error = f"host 0: the command ended with exit code 1\nModuleNotFoundError: No module named '{module}'"
+    run = write_run(result={"outcome": "failed", "error": error}, job="command", args=["python", "train.py"],
+                    stack="jax", config={"workdir": str(folder)})  # fmt: skip
+    lines = [line for line in summary(run, "failed") if "start a new run with" in line]
+    assert lines == ([] if text is None else [f"  {text.replace('FOLDER', str(folder))}"])
 
 
 def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: WriteRun) -> None:

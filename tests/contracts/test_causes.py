@@ -46,6 +46,8 @@ MET = "port 4000, at which the ranks meet (10.0.0.1:4000), was taken by another 
         ("OSError: [Errno 28] No space left on device", "", "the disk is full: / has "),
         ("[3] MemoryError", "", "it ran out of memory; "),
         ("[1] ModuleNotFoundError: No module named 'einops'", "", "the module einops is not there; "),
+        ("RuntimeError: nccl2 requires at least one CUDA device", "", "its ranks meet over NCCL, which needs GPUs, "),
+        ("could not find registered transfer manager for platform Host -- check", "", "this TensorFlow, "),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "", "it ran out of memory; "),
         ("ValueError: the address is not in use, and there is space left", "", None),
         ("grpc: DEADLINE_EXCEEDED: a bucket does not answer", "", None),

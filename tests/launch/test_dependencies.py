@@ -17,7 +17,7 @@ from contracts.errors import RequestError, Unreachable
 from jobs.runtime import command_environment
 from launch import dependencies
 from launch.dependencies import Framework, Interpreter
-from launch.requirement_files import find, framework_of
+from launch.requirement_files import find, framework_of, imported_framework
 from tests.launch.package_index import add_wheel, list_files
 
 HERE = dependencies.interpreter_on(is_here=True, in_container=False)
@@ -97,6 +97,29 @@ def test_the_nearest_file_says_what_a_project_needs_and_of_which_framework(
     source = find(project(tmp_path, files), "train.py")
     assert source is not None
     assert (source.name, {*source.names}, framework_of(source)) == (name, names, framework)
+
+
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("import numpy, torch.nn as nn", "pytorch"),
+        ("def load():\n    from torch.utils import data", "pytorch"),
+        ("import torch\nimport torch_xla.core.xla_model as xm", "pytorch_xla"),
+        ("import tensorflow as tf", "tensorflow"),
+        ("import flax\nfrom jax import numpy", "jax"),
+        ("import torch\nimport jax", None),
+        ("from .torch import model", None),
+        ("import numpy", None),
+        ("import torch\nprint 'of Python 2'", None),
+        ("", None),
+    ],
+)
+def test_a_script_that_says_nothing_else_is_of_the_framework_that_it_imports(
+    tmp_path: Path, text: str, framework: str | None
+) -> None:
+    folder = project(tmp_path, {"train.py": text})
+    assert imported_framework(folder / "train.py") == framework
+    assert imported_framework(folder / "other.py") is None
 
 
 def test_a_folder_that_needs_nothing_has_no_source(tmp_path: Path) -> None:
