@@ -114,7 +114,9 @@ def notes(matching: Sequence[Accelerator], shown: Sequence[Accelerator], zone: s
             lines.append(f"{generation.name}: {zones}")
     place = f"in {zone}" if zone else "in its cheapest zone"
     if any(not accelerator.generation.offered for accelerator in shown):
-        lines.append("tpu7x: only as node pools of a cluster, docs/kubernetes.md")
+        lines.append(
+            "tpu7x: by Compute Engine or as node pools, not by the Cloud TPU API; two devices a chip (docs/apis.md)"
+        )
     lines.append(
         f"USD per hour for the whole slice {place}: list prices of {catalogue.PRICES_READ_IN}, spot floats"
     )

@@ -24,20 +24,19 @@ IMAGE = "debian-cloud/debian-12"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatewayArgs:
-    """subnetwork: full name. tag: what the firewall knows the VM by. service_account: the keeper's, if any."""
+    """subnetwork: full name. tag: what the firewall knows the VM by."""
 
     config: Config
     nfs: NfsConfig
     subnetwork: pulumi.Input[str]
     tag: str
-    service_account: pulumi.Input[str] | None = None
 
 
 class GatewayServer(pulumi.ComponentResource):
     """A small NFS server. Its data is on a separate disk, so the VM can be replaced, and its address stays the same.
 
-    It is made in two steps: first the disk, `data`, then, by `serve`, the VM. `share` is what a host mounts, `entry`
-    what the inventory says of the VM.
+    It is made in three steps: first the disk, `data`; then, by `reserve`, its address; then, by `serve`, the VM.
+    `share` is what a host mounts, `entry` what the inventory says of the VM.
     """
 
     share: pulumi.Output[startup.TpuHost]
@@ -58,35 +57,42 @@ class GatewayServer(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, protect=config.protect),
         )
 
-    def serve(self, args: GatewayArgs, after: Sequence[pulumi.Resource]) -> None:
-        """Make the VM. after: what is made before it."""
-        labels = naming.labels(args.config.stack)
-        full_name = naming.resource_name(args.config.stack, "gateway")
-        address = compute.Address(
+    def reserve(self, args: GatewayArgs, after: Sequence[pulumi.Resource]) -> None:
+        """Reserve the address. after: what is made before it."""
+        self._args = args
+        self._address = compute.Address(
             "address",
-            name=full_name,
+            name=naming.resource_name(args.config.stack, "gateway"),
             project=args.config.project,
             region=args.nfs.region,
             address_type="INTERNAL",
             subnetwork=args.subnetwork,
-            labels=labels,
+            labels=naming.labels(args.config.stack),
             # Where both move, one after the other, since the engine deletes the VM before the first and lets only that
             # one wait for it. The disk first: it may be protected, and then nothing has been touched.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[self.data, *after]),
         )
-        machine = self._machine(args, address, after)
-        self.share = address.address.apply(
+        self.share = self._address.address.apply(
             lambda address: startup.TpuHost(server=address, export=EXPORT, mount=args.nfs.mount)
         )
+
+    def serve(self, service_account: pulumi.Input[str] | None, after: Sequence[pulumi.Resource]) -> None:
+        """Make the VM. service_account: the keeper's, if any. after: what is made before it."""
+        zone, address = self._args.nfs.zone, self._address
+        machine = self._machine(self._args, address, service_account, after)
         self.entry = pulumi.Output.all(machine.name, address.address).apply(
             lambda outputs: inventory.Gateway(
-                name=outputs[0], zone=args.nfs.zone, address=outputs[1], host_keys=(), user=None
+                name=outputs[0], zone=zone, address=outputs[1], host_keys=(), user=None
             )
         )
         self.register_outputs({"address": address.address})
 
     def _machine(
-        self, args: GatewayArgs, address: compute.Address, after: Sequence[pulumi.Resource]
+        self,
+        args: GatewayArgs,
+        address: compute.Address,
+        service_account: pulumi.Input[str] | None,
+        after: Sequence[pulumi.Resource],
     ) -> compute.Instance:
         labels = naming.labels(args.config.stack)
         return compute.Instance(
@@ -127,9 +133,9 @@ class GatewayServer(pulumi.ComponentResource):
             tags=[args.tag],
             # A server of files asks nothing of Google; the keeper does. What it may do is up to its account's roles.
             service_account=compute.InstanceServiceAccountArgs(
-                email=args.service_account, scopes=["cloud-platform"]
+                email=service_account, scopes=["cloud-platform"]
             )
-            if args.service_account is not None
+            if service_account is not None
             else None,
             opts=pulumi.ResourceOptions(
                 parent=self,

@@ -21,6 +21,19 @@ PERMISSIONS = (
     "compute.instances.osAdminLogin", "compute.instances.osLogin", "tpu.nodes.create", "tpu.nodes.delete",
     "tpu.nodes.get", "tpu.nodes.list", "tpu.nodes.update", "tpu.operations.get",
 )  # fmt: skip
+ON_COMPUTE_PERMISSIONS = (
+    "compute.disks.create", "compute.disks.use", "compute.disks.useReadOnly", "compute.images.useReadOnly",
+    "compute.instanceGroupManagers.create", "compute.instanceGroupManagers.delete",
+    "compute.instanceGroupManagers.get", "compute.instanceGroupManagers.list",
+    "compute.instanceGroupManagers.update", "compute.instanceGroups.create", "compute.instanceGroups.delete",
+    "compute.instanceTemplates.get", "compute.instanceTemplates.useReadOnly", "compute.instances.create",
+    "compute.instances.delete", "compute.instances.get", "compute.instances.getGuestAttributes",
+    "compute.instances.list", "compute.instances.setLabels", "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount", "compute.instances.setTags", "compute.networks.use",
+    "compute.reservations.get", "compute.resourcePolicies.use", "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp", "compute.zoneOperations.get", "compute.zones.list",
+)  # fmt: skip
+"""Of a stack with slices that Compute Engine makes (https://cloud.google.com/compute/docs/reference/rest/v1)."""
 READ_SECRET = "roles/secretmanager.secretAccessor"
 
 
@@ -51,6 +64,7 @@ class KeeperAccount(pulumi.ComponentResource):
         )
         self.email = account.email
         member = account.email.apply(lambda email: f"serviceAccount:{email}")
+        has_compute = any(slice_config.on_compute for slice_config in config.slices)
         role = projects.IAMCustomRole(
             "keeper",
             # A role that was deleted keeps its id for weeks, and a stack of the same name has another owner.
@@ -58,7 +72,7 @@ class KeeperAccount(pulumi.ComponentResource):
             project=config.project,
             title=f"Keeper of tpu-stack {config.stack}",
             description="Makes and removes TPUs, and prepares their hosts",
-            permissions=list(PERMISSIONS),
+            permissions=sorted([*PERMISSIONS, *(ON_COMPUTE_PERMISSIONS if has_compute else ())]),
             opts=child,
         )
         projects.IAMMember("keep", project=config.project, role=role.name, member=member, opts=child)

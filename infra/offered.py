@@ -1,8 +1,9 @@
 """What Google says that it offers where a configuration wants it: asked in a preview, where there are credentials.
 
 The catalogue answers without an account. This asks the Cloud TPU API for the accelerator types and runtime versions of
-each zone, Compute for the gateway's machine type, and Resource Manager for the organisation that the project is in, all
-at once and with one short limit. A preview never fails of it: what could not be asked is said in one line.
+each zone, Compute for the machine types of the gateway and of slices that it makes, and Resource Manager for the
+organisation that the project is in, all at once and with one short limit. A preview never fails of it: what could not
+be asked is said in one line.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class Organisation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offered:
-    """What Google offers, by zone. machine_type: None if unknown. not_asked: why something is unknown."""
+    """What Google offers, by zone. machine_types: by ZONE/TYPE, none that is not known. not_asked: why something is
+    unknown."""
 
     accelerators: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     runtimes: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    machine_type: bool | None = None
+    machine_types: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     organisation: Organisation | None = None
     not_asked: str | None = None
 
@@ -78,7 +80,10 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
         return Offered(not_asked=describe_error(credentials))
     api = Api(credentials)
     zones = dict.fromkeys(
-        zone for slice_config in config.slices for zone in slice_config.zones if not slice_config.in_cluster
+        zone
+        for slice_config in config.slices
+        for zone in slice_config.zones
+        if not slice_config.in_cluster and not slice_config.on_compute
     )
     tpus = f"{settings.endpoint}/v2/projects/{config.project}/locations"
     questions: dict[tuple[str, str], Callable[[], Any]] = {}
@@ -86,10 +91,10 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
         questions["accelerators", zone] = functools.partial(api.names, f"{tpus}/{zone}", "acceleratorTypes")
         questions["runtimes", zone] = functools.partial(api.names, f"{tpus}/{zone}", "runtimeVersions")
     compute = endpoint(setting, "compute", COMPUTE, ours=settings.is_rehearsal)
-    if config.nfs is not None and config.nfs.kind == "gateway" and compute is not None:
-        place = f"{compute}/projects/{config.project}/zones/{config.nfs.zone}/machineTypes"
-        machine_type = config.nfs.machine_type
-        questions["machine_type", ""] = lambda: api.is_there(f"{place}/{machine_type}")
+    for place in _machines(config) if compute is not None else ():
+        zone, machine_type = place.split("/")
+        url = f"{compute}/projects/{config.project}/zones/{zone}/machineTypes/{machine_type}"
+        questions["machine_types", place] = functools.partial(api.is_there, url)
     manager = endpoint(setting, "resourceManager", RESOURCE_MANAGER, ours=settings.is_rehearsal)
     if _people(config) and config.has_machines and manager is not None:
         questions["organisation", ""] = lambda: api.organisation(manager, config.project)
@@ -106,7 +111,9 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     return Offered(
         accelerators={zone: good[question, zone] for question, zone in good if question == "accelerators"},
         runtimes={zone: good[question, zone] for question, zone in good if question == "runtimes"},
-        machine_type=good.get(("machine_type", "")),
+        machine_types={
+            place: good[question, place] for question, place in good if question == "machine_types"
+        },
         organisation=good.get(("organisation", "")),
         not_asked=describe_error(failed[0]) if failed else None,
     )
@@ -115,21 +122,36 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
 def findings(config: Config, offered: Offered) -> Iterator[Finding]:
     """A warning for each thing that is wanted and not offered. Pure."""
     for index, slice_config in enumerate(config.slices):
-        for zone in slice_config.zones:
+        for zone in () if slice_config.on_compute else slice_config.zones:
             yield from _zone_findings(config.project, index, slice_config, zone, offered)
-    if config.nfs is not None and offered.machine_type is False:
-        nfs = config.nfs
-        yield warning(
-            "tpu-stack:storage.nfs.machine-type",
-            f"Compute Engine has no {nfs.machine_type} in {nfs.zone}; `gcloud compute machine-types list "
-            f"--zones {nfs.zone}` shows what it has",
-        )
+    for place, path in _machines(config).items():
+        if offered.machine_types.get(place) is False:
+            zone, machine_type = place.split("/")
+            yield warning(
+                path,
+                f"Compute Engine has no {machine_type} in {zone}; `gcloud compute machine-types list "
+                f"--zones {zone}` shows what it has",
+            )
     yield from _externals(config, offered.organisation)
     if offered.not_asked is not None:
         yield note(
             "gcp:project",
             f"what Google offers in these zones could not be asked, so only the catalogue was: {offered.not_asked}",
         )
+
+
+def _machines(config: Config) -> dict[str, str]:
+    """The machines of the gateway and of slices of Compute Engine, ZONE/TYPE, and the keys that ask for them."""
+    machines = {
+        f"{zone}/{slice_config.accelerator.machine_type}": slice_path(index, "accelerator")
+        for index, slice_config in enumerate(config.slices)
+        for zone in slice_config.zones
+        if slice_config.on_compute
+    }
+    if config.gateway is not None:
+        gateway = config.gateway
+        machines[f"{gateway.zone}/{gateway.machine_type}"] = "tpu-stack:storage.nfs.machine-type"
+    return machines
 
 
 def _zone_findings(

@@ -1,4 +1,4 @@
-"""One slice: its disks, the queued resource or the node that it is, and what the inventory says of it."""
+"""One slice: its disks, the queued resource, node or instances that it is, and what the inventory says of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import pulumi
 from pulumi_gcp import compute, tpu
@@ -15,6 +15,8 @@ from contracts import inventory
 from infra import catalogue, naming, startup
 from infra.cloud_tpu.request import MODES, SCOPES
 from infra.cloud_tpu.workers import inventory_hosts
+from infra.compute import instances
+from infra.compute_slice import ComputeSlice, ComputeSliceArgs
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
@@ -24,13 +26,16 @@ IN_FLIGHT_S = 30
 """When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a
 quota is used up (HTTP 429), and asked again and again, is in flight all the time."""
 
+LONGEST_SUFFIX = 8
+"""What a group puts behind its name to call an instance, at most."""
+
 FIRST_WORD_S = 120.0
 """A node of one host is there in about a minute; a large slice in a few."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuSliceArgs:
-    """slice_config: the slice's part of `config`. owner: the id that tells this stack's queued resources from others'.
+    """slice_config: the slice's part of `config`.
 
     network, subnetworks (by region): full names. tag: what the firewall knows the hosts by. share: what they mount;
     None: nothing.
@@ -39,7 +44,6 @@ class TpuSliceArgs:
 
     config: Config
     slice_config: SliceConfig
-    owner: pulumi.Input[str]
     network: pulumi.Input[str]
     subnetworks: Mapping[str, pulumi.Input[str]]
     tag: str
@@ -52,13 +56,14 @@ class TpuSliceArgs:
 class TpuSlice(pulumi.ComponentResource):
     """`entry` is what the inventory says of it, `vacant` the same without hosts, which is known before it is made.
 
-    It is made in two steps: first its `disks`, then, by `ask`, all else. inputs: of the queued resource; None where it
-    is a node.
+    It is made in three steps: first its `disks`; then, by `prepare`, what is free of charge and must outlive it, its
+    `templates`; then, by `ask`, what has a price. inputs: of what waits for capacity; None where it is a node.
     """
 
     entry: pulumi.Output[inventory.Slice]
     vacant: inventory.Slice
     inputs: pulumi.Output[dict[str, Any]] | None = None
+    templates: tuple[pulumi.Resource, ...] = ()
 
     def __init__(
         self, config: Config, slice_config: SliceConfig, opts: pulumi.ResourceOptions | None = None
@@ -70,24 +75,46 @@ class TpuSlice(pulumi.ComponentResource):
             if disk.source is None
         }
 
-    def ask(self, args: TpuSliceArgs, after: Sequence[pulumi.Resource]) -> None:
-        """Make the queued resource or the node. after: what is made before it."""
-        name = args.slice_config.name
-        kind = "queued-resource" if args.slice_config.provisioning == "queued" else "node"
-        self.vacant = entry(args.slice_config, f"{kind} {_node_id(args)}", [])
-        if args.slice_config.provisioning == "queued":
-            queued_args = _asked_for(args, self)
-            queued = QueuedResource(name, queued_args, pulumi.ResourceOptions(parent=self, depends_on=after))
-            self.inputs = pulumi.Output.from_input(input_props(queued_args))
-            outputs = pulumi.Output.all(
-                nodes=queued.nodes, created=queued.create_time, zone=queued.zone, ends_at=queued.ends_at
+    def prepare(self, args: TpuSliceArgs, after: Sequence[pulumi.Resource]) -> None:
+        """Make the templates and policies of a slice on Compute Engine. after: what is made before them."""
+        slice_config = args.slice_config
+        self._args = args
+        self.vacant = entry(slice_config, f"{_kind(slice_config)} {_node_id(args)}", [])
+        if slice_config.on_compute:
+            compute_args = _on_compute(args, self)
+            opts = pulumi.ResourceOptions(parent=self, depends_on=after)
+            stack, regions = args.config.stack, slice_config.regions
+            subnetworks = {region: args.subnetworks[region] for region in regions}
+            templates = instances.templates(stack, slice_config.name, compute_args, subnetworks, opts)
+            policies = (
+                instances.policies(stack, slice_config.name, compute_args, regions, opts)
+                if slice_config.accelerator.hosts > 1
+                else {}
             )
-        else:
-            workers = _direct(args, self, after)
+            self.templates = (*templates.values(), *policies.values())
+            self._compute_args = dataclasses.replace(
+                compute_args,
+                templates={region: template.self_link for region, template in templates.items()},
+                policies={region: policy.self_link for region, policy in policies.items()} or None,
+            )
+
+    def ask(self, owner: pulumi.Input[str], after: Sequence[pulumi.Resource]) -> None:
+        """Make the queued resource, the node or the instances.
+
+        owner: the id that tells this stack's from others'. after: what is made before it.
+        """
+        slice_config = self._args.slice_config
+        if slice_config.provisioning == "direct":
+            workers = _direct(self._args, owner, self, after)
             outputs = pulumi.Output.all(nodes=[{"workers": workers.workers}], created="")
+        else:
+            made = self._requested(owner, pulumi.ResourceOptions(parent=self, depends_on=after))
+            outputs = pulumi.Output.all(
+                nodes=made.nodes, created=made.create_time, zone=made.zone, ends_at=made.ends_at
+            )
         self.entry = outputs.apply(
             lambda outputs: entry(
-                args.slice_config,
+                slice_config,
                 self.vacant.origin,
                 outputs["nodes"],
                 outputs.get("created") or "",
@@ -97,25 +124,65 @@ class TpuSlice(pulumi.ComponentResource):
         )
         self.register_outputs({})
 
+    def _requested(
+        self, owner: pulumi.Input[str], opts: pulumi.ResourceOptions
+    ) -> QueuedResource | ComputeSlice:
+        """Make what waits for capacity, and keep its inputs."""
+        name = self._args.slice_config.name
+        if self._args.slice_config.on_compute:
+            compute_args = dataclasses.replace(self._compute_args, owner=owner)
+            self.inputs = pulumi.Output.from_input(input_props(compute_args))
+            return ComputeSlice(name, compute_args, opts)
+        queued_args = _asked_for(self._args, owner, self)
+        self.inputs = pulumi.Output.from_input(input_props(queued_args))
+        return QueuedResource(name, queued_args, opts)
 
-def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
+
+def _kind(slice_config: SliceConfig) -> str:
+    """The kind of the slice's origin in the inventory."""
+    if slice_config.on_compute:
+        return "instance" if slice_config.accelerator.hosts == 1 else "group"
+    return "queued-resource" if slice_config.provisioning == "queued" else "node"
+
+
+class _Common(TypedDict):
+    """What the two APIs call the same."""
+
+    project: str
+    zone: str
+    capacity: str
+    reservation_name: str | None
+    run_duration_s: int | None
+    valid_until_s: int | None
+    wait_s: int
+    network: pulumi.Input[str]
+    subnetwork: pulumi.Input[str] | None
+    external_addresses: bool
+    service_account_email: pulumi.Input[str]
+    metadata: dict[str, pulumi.Input[str]]
+    labels: dict[str, str]
+    tags: list[str]
+    data_disks: list[DataDiskArgs]
+    boot_disk_kms_key: str | None
+    description: str
+    lease_url: str | None
+    store_url: str | None
+    zones: list[str] | None
+    strategy: str | None
+    zone_wait_s: int | None
+    subnetworks: dict[str, pulumi.Input[str]] | None
+
+
+def _common(args: TpuSliceArgs, parent: TpuSlice) -> _Common:
     slice_config = args.slice_config
-    by_name = slice_config.accelerator.has_default_topology
     has_more_zones = bool(slice_config.more_zones)
     subnetworks = {zone: args.subnetworks[catalogue.zone_region(zone)] for zone in slice_config.zones}
-    return QueuedResourceArgs(
+    return _Common(
         project=args.config.project,
         zone=slice_config.zone,
-        queued_resource_id=_node_id(args),
-        owner=args.owner,
-        accelerator_type=slice_config.accelerator.type_name if by_name else None,
-        accelerator_generation=None if by_name else slice_config.accelerator.generation.api_name,
-        topology=None if by_name else slice_config.accelerator.topology,
-        runtime_version=slice_config.runtime_version,
         capacity=slice_config.capacity,
         reservation_name=slice_config.reservation,
-        node_count=slice_config.count,
-        guaranteed_s=slice_config.guaranteed_s,
+        run_duration_s=slice_config.run_duration_s,
         valid_until_s=slice_config.valid_until_s,
         wait_s=slice_config.wait_s,
         network=args.network,
@@ -140,7 +207,47 @@ def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
     )
 
 
-def _direct(args: TpuSliceArgs, parent: TpuSlice, after: Sequence[pulumi.Resource]) -> NodeWorkers:
+def _asked_for(args: TpuSliceArgs, owner: pulumi.Input[str], parent: TpuSlice) -> QueuedResourceArgs:
+    accelerator = args.slice_config.accelerator
+    by_name = accelerator.has_default_topology
+    return QueuedResourceArgs(
+        queued_resource_id=_node_id(args),
+        owner=owner,
+        accelerator_type=accelerator.type_name if by_name else None,
+        accelerator_generation=None if by_name else accelerator.generation.api_name,
+        topology=None if by_name else accelerator.topology,
+        runtime_version=args.slice_config.runtime_version,
+        node_count=args.slice_config.count,
+        guaranteed_s=args.slice_config.guaranteed_s,
+        **_common(args, parent),
+    )
+
+
+def _on_compute(args: TpuSliceArgs, parent: TpuSlice) -> ComputeSliceArgs:
+    """What a slice is asked for with, without owner, templates and policies."""
+    slice_config, accelerator = args.slice_config, args.slice_config.accelerator
+    machine_type, boot_disk_type = accelerator.machine_type, slice_config.boot_disk_type
+    assert machine_type and boot_disk_type, "the catalogue has both of all that Compute Engine offers"
+    return ComputeSliceArgs(
+        slice_id=_node_id(args),
+        owner="",
+        accelerator_type=accelerator.type_name,
+        generation=accelerator.generation.name,
+        topology=accelerator.topology,
+        machine_type=machine_type,
+        hosts=accelerator.hosts,
+        count=slice_config.count,
+        reservation_bound=slice_config.reservation_bound,
+        image=slice_config.image,
+        boot_disk_gib=slice_config.boot_disk_gib,
+        boot_disk_type=boot_disk_type,
+        **_common(args, parent),
+    )
+
+
+def _direct(
+    args: TpuSliceArgs, owner: pulumi.Input[str], parent: TpuSlice, after: Sequence[pulumi.Resource]
+) -> NodeWorkers:
     slice_config, name = args.slice_config, args.slice_config.name
     node_id = _node_id(args)
     by_name = slice_config.accelerator.has_default_topology
@@ -168,7 +275,7 @@ def _direct(args: TpuSliceArgs, parent: TpuSlice, after: Sequence[pulumi.Resourc
         ),
         service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=list(SCOPES)),
         metadata=_metadata(args),
-        labels=pulumi.Output.from_input(args.owner).apply(
+        labels=pulumi.Output.from_input(owner).apply(
             lambda owner: {**_labels(args.config, slice_config), naming.OWNER_LABEL: owner}
         ),
         tags=[args.tag],
@@ -237,8 +344,9 @@ def still_waiting(named: str, waited_s: float) -> str:
 
 
 def _node_id(args: TpuSliceArgs) -> str:
-    # The nodes of a multislice have their numbers, up to -255, behind it.
+    # The nodes of a multislice have their numbers, up to -255, behind it, and the instances of a group theirs.
     longest = naming.LONGEST - (4 if args.slice_config.count > 1 else 0)
+    longest -= LONGEST_SUFFIX if args.slice_config.on_compute else 0
     return naming.resource_name(args.config.stack, args.slice_config.name, longest=longest)
 
 
@@ -266,7 +374,12 @@ def _disk(config: Config, slice_config: SliceConfig, disk: DataDisk, parent: Tpu
 
 def _metadata(args: TpuSliceArgs) -> dict[str, pulumi.Input[str]]:
     metadata: dict[str, pulumi.Input[str]] = dict(LOG_IN_METADATA)
-    if args.share is not None:
+    if args.slice_config.on_compute:
+        hosts = args.slice_config.accelerator.hosts
+        metadata["startup-script"] = pulumi.Output.from_input(args.share).apply(
+            lambda share: startup.compute_host_script(share, hosts)
+        )
+    elif args.share is not None:
         share = pulumi.Output.from_input(args.share)
         metadata["startup-script"] = share.apply(startup.tpu_host_script)
     return metadata

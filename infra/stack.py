@@ -18,6 +18,7 @@ from infra.gke.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_en
 from infra.gke.node_pools import UNKNOWN, Hooks, Observed
 from infra.iam import Access, AccessArgs, Identity
 from infra.keeper_access import KeeperAccount, KeeperAccountArgs
+from infra.lifecycles import CLOUD_TPU, COMPUTE
 from infra.network import Network
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity
@@ -71,16 +72,20 @@ def declare_stack(
     if identity:
         people = AccessArgs(config=config, account=identity.account, bucket=bucket.name if bucket else None)
         Access("access", people, after_data)
-    # It is deleted before all that its TPUs stand on, of which some may be in no state.
-    below = pulumi.ResourceOptions(depends_on=[network, *([identity] if identity else []), *data])
-    zones = {zone for tpu_slice in config.slices if not tpu_slice.in_cluster for zone in tpu_slice.zones}
-    owner = StackIdentity("owner", config.project, zones, control.folder_url(config), below).owner
     if isinstance(server, GatewayServer) and config.nfs:
-        email = _keeper_email(config, bucket, identity, owner, after_data)
-        _serve(server, config, config.nfs, network, email, after=[network, *stores])
-    cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
+        server.reserve(_gateway_args(config, config.nfs, network), after=[network, *stores])
     if identity:
-        _ask_for_slices(config, vms, network, identity, server, owner, after=[network, identity, *stores])
+        _prepare_slices(config, vms, network, identity, server, after=[network, identity, *data])
+    templates = [template for vm in vms.values() for template in vm.templates]
+    # It is deleted before all that its TPUs stand on, of which some may be in no state.
+    below = pulumi.ResourceOptions(depends_on=[network, *([identity] if identity else []), *data, *templates])
+    owner = _owner(config, below)
+    if isinstance(server, GatewayServer):
+        # It installs packages through the network's way out, and its keeper writes to the bucket.
+        server.serve(_keeper_email(config, bucket, identity, owner, after_data), after=[network, *stores])
+    cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
+    for vm in vms.values():
+        vm.ask(owner, after=[network, *([identity] if identity else []), *stores])
     granted: Sequence[int | None] = granted_chips or [None] * len(config.slices)
 
     def stack_inventory(
@@ -112,6 +117,15 @@ def _bucket(
     return StorageBucket("storage", args, opts)
 
 
+def _owner(config: Config, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
+    """Declare the stack's id, which knows where and by which APIs the stack may ask for TPUs."""
+    tpu_vms = [slice_config for slice_config in config.slices if not slice_config.in_cluster]
+    zones = {zone for slice_config in tpu_vms for zone in slice_config.zones}
+    apis = {COMPUTE if slice_config.on_compute else CLOUD_TPU for slice_config in tpu_vms}
+    url = control.folder_url(config)
+    return StackIdentity("owner", config.project, zones, url, opts, apis=apis or {CLOUD_TPU}).owner
+
+
 def _keeper_email(
     config: Config,
     bucket: StorageBucket | None,
@@ -126,34 +140,17 @@ def _keeper_email(
     return KeeperAccount("keeper", args, opts).email
 
 
-def _serve(
-    gateway: GatewayServer,
-    config: Config,
-    nfs: NfsConfig,
-    network: Network,
-    service_account: pulumi.Output[str] | None,
-    *,
-    after: Sequence[pulumi.Resource],
-) -> None:
-    """Declare the gateway's machine, which installs its packages through the network's way out, and whose keeper writes
-    to the bucket."""
-    args = GatewayArgs(
-        config=config,
-        nfs=nfs,
-        subnetwork=network.subnetworks[nfs.region],
-        tag=network.gateway_tag,
-        service_account=service_account,
-    )
-    gateway.serve(args, after=after)
+def _gateway_args(config: Config, nfs: NfsConfig, network: Network) -> GatewayArgs:
+    subnetwork = network.subnetworks[nfs.region]
+    return GatewayArgs(config=config, nfs=nfs, subnetwork=subnetwork, tag=network.gateway_tag)
 
 
-def _ask_for_slices(
+def _prepare_slices(
     config: Config,
     vms: Mapping[str, TpuSlice],
     network: Network,
     identity: Identity,
     server: GatewayServer | Filestore | None,
-    owner: pulumi.Input[str],
     *,
     after: Sequence[pulumi.Resource],
 ) -> None:
@@ -162,7 +159,6 @@ def _ask_for_slices(
             slice_args = TpuSliceArgs(
                 config=config,
                 slice_config=slice_config,
-                owner=owner,
                 network=network.network,
                 subnetworks=network.subnetworks,
                 tag=network.host_tag,
@@ -171,7 +167,7 @@ def _ask_for_slices(
                 lease_url=control.lease_url(config, slice_config.name),
                 store_url=control.folder_url(config),
             )
-            vms[slice_config.name].ask(slice_args, after=after)
+            vms[slice_config.name].prepare(slice_args, after=after)
 
 
 def _inventory(

@@ -88,7 +88,7 @@ class Accelerator:
 
     @property
     def machine_type(self) -> str | None:
-        """The machine type of those nodes, such as ct6e-standard-4t."""
+        """The machine type of those nodes, and of instances of Compute Engine, such as ct6e-standard-4t."""
         return f"{self.node_kind.prefix}-{self.chips_per_host}t" if self.node_kind else None
 
     @property
@@ -124,13 +124,19 @@ _ALL: dict[str, Accelerator] = {
 ACCELERATORS = {name: tpu for name, tpu in _ALL.items() if tpu.generation.offered}
 """Type name → accelerator, in order of generation and size: all that the Cloud TPU API offers."""
 
-Offer = Literal["cloud-tpu", "gke", "any"]
-"""Who offers an accelerator: the Cloud TPU API (the default), GKE, or either of them."""
+Offer = Literal["cloud-tpu", "compute", "gke", "any"]
+"""Who offers an accelerator: the Cloud TPU API (the default), Compute Engine, GKE, or any of them."""
 
 OFFERS: dict[Offer, dict[str, Accelerator]] = {
     "cloud-tpu": ACCELERATORS,
+    "compute": {name: tpu for name, tpu in _ALL.items() if tpu.generation.compute},
     "gke": {name: tpu for name, tpu in _ALL.items() if tpu.node_kind},
     "any": _ALL,
+}
+_OFFERED_BY: dict[Offer, str] = {
+    "cloud-tpu": "the Cloud TPU API",
+    "compute": "Compute Engine",
+    "gke": "GKE",
 }
 
 
@@ -188,8 +194,10 @@ def by_topology(generation_name: str, shape: str, offer: Offer = "cloud-tpu") ->
     except ValueError as error:
         raise CatalogueError(f"{error}; topologies of {tpu_generation.name}: {_few(list(shapes))}") from None
     cuboids = ", or another AxBxC of multiples of 4, A ≤ B ≤ C" if tpu_generation.dimensions == 3 else ""
+    owners = ", ".join(dict.fromkeys(tpu.generation.name for tpu in _ALL.values() if tpu.topology == shape))
+    instead = f" but one of {owners}" if owners else ""
     raise CatalogueError(
-        f'"{shape}" is not a {tpu_generation.name} topology; choose one of {_few(list(shapes))}{cuboids}'
+        f'"{shape}" is not a {tpu_generation.name} topology{instead}; choose one of {_few(list(shapes))}{cuboids}'
     )
 
 
@@ -198,8 +206,14 @@ def _shapes(name: str, tpu_generation: Generation, offer: Offer) -> dict[str, Ac
     shapes = {tpu.topology: tpu for tpu in OFFERS[offer].values() if tpu.generation is tpu_generation}
     if shapes:
         return shapes
-    by_whom = "GKE" if offer == "gke" else "the Cloud TPU API, only by Compute Engine and GKE"
-    raise CatalogueError(f'"{name}" is not offered by {by_whom}; choose one of {_names(offer)}')
+    others = " and ".join(
+        by_whom
+        for other, by_whom in _OFFERED_BY.items()
+        if any(tpu.generation is tpu_generation for tpu in OFFERS[other].values())
+    )
+    raise CatalogueError(
+        f'"{name}" is not offered by {_OFFERED_BY[offer]}, only by {others}; choose one of {_names(offer)}'
+    )
 
 
 def generation(name: str, offer: Offer = "cloud-tpu") -> Generation:

@@ -108,7 +108,7 @@ Prices = Mapping[str, Mapping[Capacity, float]]
 class NodeKind:
     """The hosts of a generation as nodes of a cluster. A machine type is `prefix`-Nt, N being its chips.
 
-    label: the value of cloud.google.com/gke-tpu-accelerator on its nodes. flex_start_zones: where Google lists that.
+    label: the value of cloud.google.com/gke-tpu-accelerator on its nodes.
     workload_policy: slices of several nodes are placed by a policy of their own that carries the topology.
     """
 
@@ -117,7 +117,19 @@ class NodeKind:
     chips: tuple[int, ...]
     boot_disk_type: str
     workload_policy: bool = False
-    flex_start_zones: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComputeKind:
+    """The hosts of a generation as instances of Compute Engine; their machine types and disks are those of its nodes.
+
+    image: of a host. quota, spot_quota: the ids of its quotas in chips; spot_quota counts flex-start too; empty: not
+    known.
+    """
+
+    image: str
+    quota: str
+    spot_quota: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +144,8 @@ class Generation:
     api_name: of the Cloud TPU API; empty: only Compute Engine and GKE have it. quota_prefix: how the ids of its quotas
     begin. disk_types: of data disks, the default first; most_disks: beside the boot disk.
     zones: where it is listed; the file has `one_host_zones` and `slice_zones` where these differ. one_host_prices: for
-    slices of one host, where these have other prices. nodes: None: GKE does not have it.
+    slices of one host, where these have other prices. nodes: None: GKE does not have it. compute: None: Compute Engine
+    makes no slices of it. flex_start_zones: where Google lists that; queued_flex_start: the Cloud TPU API has it.
     """
 
     name: str
@@ -160,6 +173,9 @@ class Generation:
     prices: Prices = dataclasses.field(default_factory=dict, repr=False, hash=False)
     one_host_prices: Prices = dataclasses.field(default_factory=dict, repr=False, hash=False)
     nodes: NodeKind | None = None
+    compute: ComputeKind | None = None
+    flex_start_zones: tuple[str, ...] = ()
+    queued_flex_start: bool = False
 
     @property
     def offered(self) -> bool:
@@ -194,15 +210,17 @@ class Generation:
     def lowest_usd_per_chip_hour(self, capacity: Capacity) -> float | None:
         """The least that a chip of a slice costs in any region; None where no price is known.
 
-        Where there is no price at all, the most expensive generation stands for it; for flex-start, which has none,
-        spot does, which is no cheaper.
+        Where there is no price at all, the most expensive generation stands for it; where flex-start has none, spot
+        does, which is no more expensive.
         """
         if not self.prices:
             priced = [tpu_generation for tpu_generation in GENERATIONS if tpu_generation.prices]
             most_expensive = max(priced, key=lambda priced: priced.lowest_usd_per_chip_hour("on-demand") or 0)
             return most_expensive.lowest_usd_per_chip_hour(capacity)
-        listed: Capacity = "spot" if capacity == "flex-start" else capacity
-        return min((usd[listed] for usd in self.prices.values() if listed in usd), default=None)
+        lowest = min((usd[capacity] for usd in self.prices.values() if capacity in usd), default=None)
+        return (
+            self.lowest_usd_per_chip_hour("spot") if lowest is None and capacity == "flex-start" else lowest
+        )
 
 
 def read(table: Mapping[str, Any], name: str) -> Generation:
@@ -216,6 +234,8 @@ def read(table: Mapping[str, Any], name: str) -> Generation:
         values["sizes_chips"] = tuple(chips for chips in sizes if cuboid(chips))
     if (nodes := values.pop("nodes", None)) is not None:
         values["nodes"] = NodeKind(**_with_tuples(nodes))
+    if (compute := values.pop("compute", None)) is not None:
+        values["compute"] = ComputeKind(**compute)
     return Generation(name=name, **values)
 
 

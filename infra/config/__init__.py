@@ -14,7 +14,7 @@ from contracts.inventory import Capacity
 from infra import catalogue
 from infra.catalogue import Accelerator, zones
 
-Provisioning = Literal["queued", "direct", "node-pool"]
+Provisioning = Literal["queued", "direct", "compute", "node-pool"]
 DiskMode = Literal["read-write", "read-only"]
 Strategy = Literal["first", "race"]
 NfsKind = Literal["gateway", "filestore"]
@@ -32,6 +32,10 @@ class DataDisk:
     mode: DiskMode
 
 
+DEFAULT_BOOT_GIB = 100
+"""What the Cloud TPU API and GKE give a host, and what one of Compute Engine has by default."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SliceConfig:
     """One slice, or `count` equal ones that train together (multislice).
@@ -41,7 +45,10 @@ class SliceConfig:
     wait_s: how long one `pulumi up` waits for the slice; a request still queued then stays so, and the next waits on.
     reservation: full name, projects/P/locations/Z/reservations/R (or folders/…, organizations/…; R may be "-", any);
     there exactly when capacity is reserved.
+    run_duration_s: after how long Google deletes it; None: never by itself. flex-start of TPU VMs has one.
     scale_to_zero: of a node pool: it has nodes only while a run asks for them.
+    image, boot_disk_gib: of hosts on Compute Engine. reservation_bound: there, whether a reserved slice ends with its
+    reservation. api_reason: why this API serves it where `provisioning` is not written, else empty.
     more_zones: where else than in `zone` it may be, in this order; strategy: whether one zone is asked at a time, each
     for zone_wait_s, or all at once.
     """
@@ -64,11 +71,27 @@ class SliceConfig:
     strategy: Strategy = "first"
     zone_wait_s: int = 0
     scale_to_zero: bool = False
+    run_duration_s: int | None = None
+    image: str = ""
+    boot_disk_gib: int = DEFAULT_BOOT_GIB
+    reservation_bound: bool = False
+    api_reason: str = ""
 
     @property
     def in_cluster(self) -> bool:
         """Whether it is node pools of a cluster, and no TPU VMs."""
         return self.provisioning == "node-pool"
+
+    @property
+    def on_compute(self) -> bool:
+        """Whether Compute Engine makes it, and not the Cloud TPU API."""
+        return self.provisioning == "compute"
+
+    @property
+    def boot_disk_type(self) -> str | None:
+        """The type of the boot disks that are billed beside the chips; None: the Cloud TPU API's, which are not."""
+        kind = self.accelerator.node_kind if self.in_cluster or self.on_compute else None
+        return kind.boot_disk_type if kind else None
 
     @property
     def zones(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ STACK = re.compile(r"[-._a-zA-Z0-9]{1,100}")
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
+IMAGE = re.compile(r"projects/[-a-z0-9.:]+/global/images/(?:family/)?[a-z][-a-z0-9]{0,62}")
 KMS_KEY = re.compile(
     r"projects/[-.:a-z0-9]+/locations/[-a-z0-9]+/keyRings/[-_a-zA-Z0-9]{1,63}/cryptoKeys/[-_a-zA-Z0-9]{1,63}"
 )
@@ -138,6 +139,9 @@ network = _name_and_no_path("network", ", it must be in this project")
 repository = _name_and_no_path("repository")
 kms_key = _matching(
     KMS_KEY, "is not a key; write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY"
+)
+image = _matching(
+    IMAGE, "is not an image; write projects/PROJECT/global/images/NAME, or …/images/family/FAMILY"
 )
 label_value = _matching(
     naming.LABEL_VALUE,

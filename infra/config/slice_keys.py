@@ -10,12 +10,23 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
-from contracts.durations import DAY_S, HOUR_S, MINUTE_S, spoken
+from contracts.durations import DAY_S, HOUR_S, MINUTE_S
 from contracts.inventory import Capacity
 from infra import catalogue, naming
 from infra.catalogue import Accelerator, CatalogueError, Generation, Offer
-from infra.config import DataDisk, DiskMode, GrantLine, Provisioning, SliceConfig, Strategy, formats
+from infra.config import (
+    DEFAULT_BOOT_GIB,
+    DataDisk,
+    DiskMode,
+    GrantLine,
+    Provisioning,
+    SliceConfig,
+    Strategy,
+    formats,
+    slice_rules,
+)
 from infra.config.section import Section
 
 CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
@@ -32,41 +43,46 @@ MOST_SLICES_IN_ONE = 256
 LEAST_S, MOST_S = MINUTE_S, 30 * DAY_S
 ZONE_WAIT_S = 30 * MINUTE_S
 """A queued request is often served within minutes or not for hours."""
-WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_S, "node-pool": 30 * MINUTE_S}
+WAIT_S: dict[Provisioning, int] = {
+    "queued": 12 * HOUR_S,
+    "direct": 15 * MINUTE_S,
+    "compute": 12 * HOUR_S,
+    "node-pool": 30 * MINUTE_S,
+}
+OFFER: dict[Provisioning, Offer] = {
+    "queued": "cloud-tpu",
+    "direct": "cloud-tpu",
+    "compute": "compute",
+    "node-pool": "gke",
+}
+MOST_RUN_S = 120 * DAY_S
+"""https://cloud.google.com/compute/docs/instances/limit-vm-runtime, November 2026."""
 
 MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
 """Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
 
-ONE_ZONE_ONLY = "of one zone, and the slice has several; write one of them as zone, or remove this"
-NODE_POOLS_ONLY = "is only for provisioning node-pool"
-NOT_OF_NODE_POOLS = (
-    *(
-        "runtime-version",
-        "valid-until",
-        "guaranteed-for",
-        "zones",
-        "anywhere-in-grant",
-        "strategy",
-        "zone-wait",
-    ),
-    "data-disks",
-)
-QUEUED_ONLY = "works only with provisioning queued; remove it, or take queued"
 RESERVATION = re.compile(
     r"(?:projects|folders|organizations)/([^/]+)/(?:locations/([^/]+)/)?reservations/([^/]+)"
 )
-ANY = "-"
-"""In place of a reservation's name: any in that zone of the project, folder or organisation, as gcloud's --reserved."""
 NAMES_CHIP = re.compile(r"tpuv([0-9]+[ep]?)-?(lite)?")
 
 DISK_MODES: tuple[DiskMode, ...] = typing.get_args(DiskMode)
 
 ALL_DISK_TYPES = ("pd-balanced", "hyperdisk-balanced", "hyperdisk-ml")
+LEAST_BOOT_GIB = 10
+"""As large as the images."""
 LEAST_DISK_GIB = {"pd-balanced": 10, "hyperdisk-balanced": 4, "hyperdisk-ml": 4}
 MOST_DISK_GIB = 65536
 
 LONGEST_DISK_NAME = 30
 DISK = re.compile(r"projects/([^/]+)/zones/([^/]+)/disks/([^/]+)")
+
+
+class BootDisk(TypedDict):
+    """Fields of `SliceConfig`."""
+
+    boot_disk_kms_key: str | None
+    boot_disk_gib: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,8 +126,11 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     name_rule = formats.name(longest=LONGEST_NAME)
     name = section.text("name", "", rule=name_rule, missing="each slice needs one, such as main")
     provisioning = section.choice("provisioning", "queued", PROVISIONINGS)
-    accelerator = _accelerator(section, "gke" if provisioning == "node-pool" else "cloud-tpu")
+    accelerator = _accelerator(section, OFFER[provisioning] if section.has("provisioning") else "any")
     capacity = section.choice("capacity", "on-demand", CAPACITIES)
+    api_reason = ""
+    if accelerator is not None and not section.has("provisioning"):
+        provisioning, api_reason = slice_rules.serving_api(accelerator, capacity, has_grant=bool(home.grant))
     count = section.integer("count", 1, minimum=1, maximum=MOST_SLICES_IN_ONE)
     zones = _zones(section, accelerator, home, capacity, count)
     zone = zones[0] if zones else None
@@ -120,6 +139,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     valid_until_s = section.duration("valid-until", None, least_s=LEAST_S, most_s=MOST_S)
     guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
     wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
+    kind = accelerator.generation.compute if accelerator and provisioning == "compute" else None
     # Where it can have no disks at all, that is said of them, and not how each of them could be mended.
     disk_accelerator = None if provisioning == "node-pool" or len(zones) > 1 else accelerator
     slice_config = SliceConfig(
@@ -130,8 +150,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         reservation=_reservation(section, capacity, home.project, zone),
         provisioning=provisioning,
         count=count,
-        boot_disk_kms_key=_boot_disk_kms_key(section, provisioning, zones),
-        runtime_version=_runtime_version(section, accelerator, home),
+        runtime_version=_runtime_version(section, accelerator, home) if provisioning != "compute" else "",
         valid_until_s=valid_until_s,
         guaranteed_s=guaranteed_s,
         wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
@@ -140,83 +159,17 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         more_zones=zones[1:],
         strategy=strategy,
         zone_wait_s=(zone_wait_s or ZONE_WAIT_S) if len(zones) > 1 and strategy == "first" else 0,
-        scale_to_zero=section.flag("scale-to-zero", default=capacity == "flex-start"),
+        scale_to_zero=section.flag(
+            "scale-to-zero", default=capacity == "flex-start" and provisioning == "node-pool"
+        ),
+        run_duration_s=section.duration("max-run-duration", None, least_s=LEAST_S, most_s=MOST_RUN_S),
+        image=section.text("image", kind.image if kind else "", rule=formats.image),
+        reservation_bound=section.flag("reservation-bound", default=True) and capacity == "reserved",
+        api_reason=api_reason,
+        **_boot_disk(section, provisioning, zones),
     )
-    if provisioning == "node-pool":
-        _check_node_pool(section, slice_config, accelerator)
-    else:
-        _check_tpu_vms(section, slice_config, wait_s)
-        _check_zones(section, slice_config)
+    slice_rules.check(section, slice_config, accelerator, wait_s)
     return slice_config
-
-
-def _check_tpu_vms(section: Section, slice_config: SliceConfig, wait_s: int | None) -> None:
-    """wait_s: as it is configured."""
-    if slice_config.valid_until_s is not None and wait_s is not None and wait_s > slice_config.valid_until_s:
-        gives_up = f"valid-until {spoken(slice_config.valid_until_s)}, when the queue gives up"
-        section.refuse("wait", f"is longer than {gives_up}; shorten it")
-    if slice_config.capacity == "spot" and section.has("guaranteed-for"):
-        section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
-    if slice_config.provisioning == "direct" and slice_config.capacity == "reserved":
-        section.say("provisioning", "direct cannot name a reservation; write queued")
-    if slice_config.provisioning == "direct":
-        for key in ("valid-until", "guaranteed-for", *(["count"] if slice_config.count > 1 else [])):
-            if section.has(key):
-                section.say(key, QUEUED_ONLY)
-    if slice_config.capacity == "flex-start":
-        section.say("capacity", f"flex-start {NODE_POOLS_ONLY}; write that, or take spot or on-demand")
-    if section.has("scale-to-zero"):
-        section.say("scale-to-zero", f"{NODE_POOLS_ONLY}; write that, or remove it")
-
-
-def _check_zones(section: Section, slice_config: SliceConfig) -> None:
-    """Refuse what a slice with several zones cannot have, and what one with a single zone has no use for."""
-    key = "zones" if section.has("zones") else "anywhere-in-grant"
-    if slice_config.more_zones:
-        if slice_config.provisioning == "direct":
-            section.say(key, QUEUED_ONLY)
-        for other_key, is_set in (
-            ("reservation", slice_config.capacity == "reserved"),
-            ("data-disks", slice_config.data_disks),
-        ):
-            if is_set:
-                section.say(other_key, f"is {ONE_ZONE_ONLY}")
-    elif not section.has("zones") and not section.has("anywhere-in-grant"):
-        for other_key in ("strategy", "zone-wait"):
-            if section.has(other_key):
-                section.say(
-                    other_key, "is only for a slice with several zones; write zones: [A, B], or remove it"
-                )
-    if slice_config.more_zones and slice_config.strategy == "race" and section.has("zone-wait"):
-        section.say("zone-wait", "is for strategy first; a race waits in every zone at once; remove it")
-
-
-def _check_node_pool(section: Section, slice_config: SliceConfig, accelerator: Accelerator | None) -> None:
-    """Refuse what only TPU VMs have, and what Google refuses for node pools.
-
-    Multislice needs pools of several hosts: https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice;
-    flex-start makes nodes only when they are asked for: …/docs/concepts/dws (November 2026).
-    """
-    if slice_config.name == naming.SYSTEM_POOL:
-        section.refuse("name", "is the name of the cluster's own node pool; take another")
-    for key in NOT_OF_NODE_POOLS:
-        if section.has(key):
-            section.say(key, "is of TPU VMs, and this slice is node pools; remove it")
-    if slice_config.count > 1 and accelerator is not None and accelerator.hosts == 1:
-        section.refuse(
-            "count",
-            f"slices of one host each ({accelerator.type_name}) do not train together on GKE; take a larger type, or 1",
-        )
-    if slice_config.capacity == "flex-start" and not slice_config.scale_to_zero:
-        section.say(
-            "scale-to-zero", "false: nodes of capacity flex-start come only when a run asks; remove it"
-        )
-    if slice_config.reservation and not re.match(r"projects/[^/]+/", slice_config.reservation):
-        section.refuse(
-            "reservation", "is not of a project, as a node pool's must be; write projects/P/reservations/NAME"
-        )
-    elif slice_config.reservation and slice_config.reservation.endswith(f"/{ANY}"):
-        section.refuse("reservation", "names none, and a node pool needs one; write its name")
 
 
 def _accelerator(section: Section, offer: Offer) -> Accelerator | None:
@@ -351,7 +304,7 @@ def _reservation(section: Section, capacity: Capacity, project: str | None, zone
         )
     elif text is not None:
         name = match[3] if match else text
-        wrong = None if name == ANY else formats.name(longest=naming.LONGEST)(name)
+        wrong = None if name == slice_rules.ANY else formats.name(longest=naming.LONGEST)(name)
         wrong = wrong or (_elsewhere(match[2], zone) if match and match[2] else None)
     if wrong is not None:
         section.refuse("reservation", wrong)
@@ -359,7 +312,7 @@ def _reservation(section: Section, capacity: Capacity, project: str | None, zone
         if capacity == "reserved" and not section.has("reservation"):
             section.say(
                 "reservation",
-                "missing; capacity reserved needs a name, or, of TPU VMs, - for any of the project's own",
+                "missing; capacity reserved needs a name, or, of the Cloud TPU API, - for any of the project's own",
             )
         if capacity != "reserved" and section.has("reservation"):
             section.say("reservation", "is used only with capacity reserved; write that, or remove it")
@@ -387,12 +340,12 @@ def _runtime_version(section: Section, accelerator: Accelerator | None, home: Ho
     return text or default
 
 
-def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequence[str]) -> str | None:
+def _boot_disk(section: Section, provisioning: Provisioning, zones: Sequence[str]) -> BootDisk:
     """A key of a region is of use only in that region; one of a multi-region, or global, is Google's to judge."""
     with section.section("boot-disk") as boot_disk:
         kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
         if boot_disk.has("kms-key") and provisioning == "direct":
-            boot_disk.say("kms-key", QUEUED_ONLY)
+            boot_disk.say("kms-key", slice_rules.QUEUED_ONLY)
         elif kms_key is not None:
             location = kms_key.split("/")[3]
             elsewhere = [region for region in map(catalogue.zone_region, zones) if region != location]
@@ -400,7 +353,10 @@ def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequ
                 region = elsewhere[0]
                 wrong = f"is a key of {location}, the slice is in {region}; take one of {region} or global"
                 boot_disk.refuse("kms-key", wrong)
-        if boot_disk.has("size-gib") and provisioning == "node-pool":
+        size_gib = DEFAULT_BOOT_GIB
+        if provisioning == "compute":
+            size_gib = boot_disk.integer("size-gib", size_gib, minimum=LEAST_BOOT_GIB, maximum=MOST_DISK_GIB)
+        elif boot_disk.has("size-gib") and provisioning == "node-pool":
             boot_disk.say(
                 "size-gib", "nodes have the 100 GiB that GKE gives them; remove it and use the bucket"
             )
@@ -409,7 +365,7 @@ def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequ
                 "size-gib",
                 "the Cloud TPU API has no size for a boot disk; remove it and use data-disks, a bucket or NFS",
             )
-        return kms_key
+        return {"boot_disk_kms_key": kms_key, "boot_disk_gib": size_gib}
 
 
 def _labels(section: Section) -> dict[str, str]:

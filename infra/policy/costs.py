@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from infra import catalogue
 from infra.config import (
+    DEFAULT_BOOT_GIB,
     GATEWAY_BOOT_GIB,
     GATEWAY_DISK_TYPE,
     ClusterConfig,
@@ -23,8 +24,6 @@ from infra.policy import billing
 HOURS_PER_DAY = 24
 NOT_KNOWN = "not known"
 PASSES_PER_HOUR = 60
-NODE_BOOT_GIB = 100
-"""What GKE gives a node where nothing is said, as pd-balanced where the machine takes that."""
 LISTINGS_OF_A_PASS, READS_OF_A_PASS = 1, 2
 """Of the keeper in the bucket, while all is well; the Cloud TPU API, which it asks too, is free of charge."""
 
@@ -171,8 +170,10 @@ def _slice_lines(slice_config: SliceConfig, covered: int) -> Iterator[CostLine]:
                 usd_per_hour=chips_usd_per_hour(slice_config, chips),
                 covered_by_grant=by_grant,
             )
-    if slice_config.in_cluster:
-        boot_disk = _disk_line("", node_disk_type(slice_config), NODE_BOOT_GIB, slice_config.region)
+    if slice_config.boot_disk_type is not None:
+        boot_disk = _disk_line(
+            "", slice_config.boot_disk_type, slice_config.boot_disk_gib, slice_config.region
+        )
         disks = None if boot_disk.usd_per_hour is None else boot_disk.usd_per_hour * slice_config.hosts
         yield CostLine(
             item=f"slice {slice_config.name}: boot disks",
@@ -185,20 +186,13 @@ def _slice_lines(slice_config: SliceConfig, covered: int) -> Iterator[CostLine]:
             yield _disk_line(item, disk.disk_type, disk.size_gib, slice_config.region)
 
 
-def node_disk_type(slice_config: SliceConfig) -> str:
-    """The type of the boot disk of its nodes."""
-    kind = slice_config.accelerator.node_kind
-    assert kind is not None
-    return kind.boot_disk_type
-
-
 def _cluster_lines(gke: ClusterConfig | None) -> Iterator[CostLine]:
     if gke is not None:
         yield CostLine(item="cluster: GKE", quantity="1 cluster", usd_per_hour=billing.GKE_FEE.usd)
         kind = gke.machine_type
         price = billing.machine_usd_per_hour(kind, gke.region)
         yield CostLine(item="cluster: VM", quantity=f"1 {kind}", usd_per_hour=price)
-        yield _disk_line("cluster: boot disk", "pd-balanced", NODE_BOOT_GIB, gke.region)
+        yield _disk_line("cluster: boot disk", "pd-balanced", DEFAULT_BOOT_GIB, gke.region)
 
 
 def _disk_line(item: str, disk_type: str, size_gib: int, region: str) -> CostLine:

@@ -131,11 +131,13 @@ def _reason(
     """The key that is to blame, and why the grant does not cover it all in a zone."""
     generation = slice_config.accelerator.generation.name
     kind = f"{generation} {slice_config.capacity}"
-    if slice_config.in_cluster:
-        return (
-            "provisioning",
-            "a grant is quota of the Cloud TPU API, and node pools use Compute Engine's quota, which it does not cover",
+    if not _uses_its_quota(slice_config):
+        users = (
+            "node pools use Compute Engine's quota"
+            if slice_config.in_cluster
+            else "Compute Engine has its own"
         )
+        return "provisioning", f"a grant is quota of the Cloud TPU API, and {users}, which it does not cover"
     generation_lines = [line for line in live if _generation(line) == generation]
     zone_lines = [line for line in generation_lines if line.zone == zone]
     granted = sum(line.chips for line in zone_lines if line.capacity == slice_config.capacity)
@@ -159,7 +161,12 @@ def _reason(
 
 def _matches(line: GrantLine, slice_config: SliceConfig, zone: str) -> bool:
     requirement = (slice_config.accelerator.generation.name, zone, slice_config.capacity)
-    return not slice_config.in_cluster and requirement == (_generation(line), line.zone, line.capacity)
+    return _uses_its_quota(slice_config) and requirement == (_generation(line), line.zone, line.capacity)
+
+
+def _uses_its_quota(slice_config: SliceConfig) -> bool:
+    """Whether a slice takes its chips from the quota of the Cloud TPU API, which is what a grant is."""
+    return not (slice_config.in_cluster or slice_config.on_compute)
 
 
 def _generation(line: GrantLine) -> str:

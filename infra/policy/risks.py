@@ -48,8 +48,11 @@ def supply(config: Config) -> Iterator[Finding]:
     """Findings about whether each slice will get its capacity, and what happens if it does not."""
     for index, slice_config in enumerate(config.slices):
         yield from _place(config, index, slice_config)
+        yield from _api(index, slice_config)
         if slice_config.in_cluster:
             yield from _node_pool(config, index, slice_config)
+        if slice_config.capacity == "flex-start":
+            yield from _flex_start(index, slice_config)
         if slice_config.provisioning == "direct":
             yield from _direct(config, index, slice_config)
         chips = slice_config.accelerator.chips
@@ -106,20 +109,42 @@ def _node_pool(config: Config, index: int, slice_config: SliceConfig) -> Iterato
             "there, and there "
             "is none; remove storage.bucket: false, or write queued",
         )
-    listed = kind.flex_start_zones if (kind := slice_config.accelerator.node_kind) else ()
-    if slice_config.capacity == "flex-start" and slice_config.zone not in listed:
-        listing = f"it lists {', '.join(listed)}" if listed else "it lists no zone for it"
-        yield warning(
-            slice_path(index, "capacity"),
-            f"Google does not list flex-start for {slice_config.accelerator.generation.name} in "
-            f"{slice_config.zone}; {listing}",
-        )
     if slice_config.count > 1:
         yield note(
             slice_path(index, "count"),
             f"{slice_config.count} slices train together as a JobSet, whose controller has to be installed in the "
             "cluster (docs/kubernetes.md)",
         )
+
+
+def _api(index: int, slice_config: SliceConfig) -> Iterator[Finding]:
+    """Say which API serves a slice where that was left open, and whose quota it needs where it is not the usual one."""
+    path, generation = slice_path(index, "provisioning"), slice_config.accelerator.generation
+    if slice_config.api_reason:
+        api = "Compute Engine" if slice_config.on_compute else "the Cloud TPU API"
+        others = "queued" if slice_config.on_compute and generation.offered else "compute"
+        choice = f"; provisioning: {others} takes the other API (docs/apis.md)" if generation.offered else ""
+        yield note(path, f'not set: {api} serves "{slice_config.name}", as {slice_config.api_reason}{choice}')
+    if slice_config.on_compute and generation.compute and slice_config.capacity != "reserved":
+        is_standard = slice_config.capacity == "on-demand"
+        quota = generation.compute.quota if is_standard else generation.compute.spot_quota
+        regions = " or ".join(slice_config.regions)
+        yield note(
+            path,
+            f'"{slice_config.name}" needs {slice_config.chips} chips of a quota of Compute Engine in {regions}, not of '
+            f"the Cloud TPU API's{f': {quota}' if quota else ''}",
+        )
+
+
+def _flex_start(index: int, slice_config: SliceConfig) -> Iterator[Finding]:
+    listed = slice_config.accelerator.generation.flex_start_zones
+    for zone in slice_config.zones:
+        if zone not in listed:
+            listing = f"it lists {', '.join(listed)}" if listed else "it lists no zone for it"
+            yield warning(
+                slice_path(index, "capacity"),
+                f"Google does not list flex-start for {slice_config.accelerator.generation.name} in {zone}; {listing}",
+            )
 
 
 def _direct(config: Config, index: int, slice_config: SliceConfig) -> Iterator[Finding]:
@@ -144,7 +169,7 @@ def _not_known(config: Config) -> Iterator[Finding]:
     named: list[tuple[str, str, bool]] = []
     for index, slice_config in enumerate(config.slices):
         version = slice_config.runtime_version
-        if slice_config.in_cluster:
+        if slice_config.in_cluster or slice_config.on_compute:
             continue
         named.append((slice_path(index, "runtime-version"), version, generations.is_runtime_version(version)))
     for index, line in enumerate(config.grant):

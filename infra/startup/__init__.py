@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -69,20 +69,33 @@ def gateway_script(gateway: GatewaySettings) -> str:
 
 def tpu_host_script(host: TpuHost) -> str:
     """The start-up script of a TPU VM that mounts a share."""
-    return script(
-        "tpu_host.sh",
-        {
-            "SHARE_SOURCE": f"{host.server}:{host.export}",
-            "SHARE_MOUNT": host.mount,
-            "SHARE_VERSION": host.version,
-            "SHARE_ROOT": host.root,
-        },
-    )
+    return script("tpu_host.sh", _share_settings(host))
 
 
-def script(name: str, settings: Mapping[str, str]) -> str:
-    """The file `name` of infra/startup/ behind its settings and what all scripts share, ready to be run."""
-    parts = [(FOLDER / file_name).read_text(encoding="utf-8") for file_name in ("machine.sh", name)]
+def compute_host_script(host: TpuHost | None, hosts: int) -> str:
+    """The start-up script of a TPU host that Compute Engine makes. host: the share that it mounts; None: none.
+
+    hosts: of its slice.
+    """
+    settings = {"SLICE_HOSTS": str(hosts), **(_share_settings(host) if host else {})}
+    return script("compute_host.sh", settings, more=("tpu_host.sh",) if host else ())
+
+
+def _share_settings(host: TpuHost) -> dict[str, str]:
+    return {
+        "SHARE_SOURCE": f"{host.server}:{host.export}",
+        "SHARE_MOUNT": host.mount,
+        "SHARE_VERSION": host.version,
+        "SHARE_ROOT": host.root,
+    }
+
+
+def script(name: str, settings: Mapping[str, str], more: Sequence[str] = ()) -> str:
+    """The file `name` of infra/startup/ behind its settings and what all scripts share, ready to be run.
+
+    more: files that go on where it ends.
+    """
+    parts = [(FOLDER / file_name).read_text(encoding="utf-8") for file_name in ("machine.sh", name, *more)]
     return "".join(["#!/bin/bash\n", assignments(settings), *parts])
 
 

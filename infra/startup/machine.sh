@@ -33,16 +33,19 @@ need_settings() {
 }
 
 # Guest attributes are how a VM speaks to whoever may read it: tpu-stack/ready is "starting", "yes", "mounting" or
-# "no: why". A machine that cannot tell works all the same, so this never ends the script.
-tell() {
+# "no: why".
+tell() { publish ready "$1"; }
+
+# publish NAME VALUE: a machine that cannot works all the same, so this never ends the script.
+publish() {
   local host=${GCE_METADATA_HOST:-metadata.google.internal} answer
   answer=$(curl --silent --show-error --noproxy '*' --max-time 5 --retry 2 --output /dev/null \
-    --write-out '%{http_code}' --request PUT --header 'Metadata-Flavor: Google' --data-raw "$1" \
-    "http://$host/computeMetadata/v1/instance/guest-attributes/tpu-stack/ready" 2>&1) || answer=${answer%%$'\n'*}
+    --write-out '%{http_code}' --request PUT --header 'Metadata-Flavor: Google' --data-raw "$2" \
+    "http://$host/computeMetadata/v1/instance/guest-attributes/tpu-stack/$1" 2>&1) || answer=${answer%%$'\n'*}
   case $answer in
     2*) ;;
-    403 | 404) say "could not tell \"$1\": guest attributes are off; set enable-guest-attributes=TRUE, or the policy compute.disableGuestAttributesAccess forbids them" ;;
-    *) say "could not tell \"$1\" to the metadata server $host: $answer" ;;
+    403 | 404) say "could not tell \"$2\": guest attributes are off; set enable-guest-attributes=TRUE, or the policy compute.disableGuestAttributesAccess forbids them" ;;
+    *) say "could not tell \"$2\" to the metadata server $host: $answer" ;;
   esac
 }
 

@@ -255,6 +255,11 @@ KINDS: Mapping[str, ResourceKind] = {
     "gcp:compute/resourcePolicy:ResourcePolicy": ResourceKind(
         id=f"{_REGION}/resourcePolicies/{{name}}", names_itself=True
     ),
+    "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate": ResourceKind(
+        id=f"{_REGION}/instanceTemplates/{{name}}",
+        names_itself=True,
+        fill=lambda _inputs, number: {"metadataFingerprint": f"f{number}"},
+    ),
     "gcp:container/cluster:Cluster": ResourceKind(
         id=f"{_PLACE}/clusters/{{name}}",
         names_itself=True,

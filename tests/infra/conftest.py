@@ -51,6 +51,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "no slices": {"slices": []},
     "node pools": {"slices": [{"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}]},
+    "Compute Engine": {
+        "zone": "us-east5-a",
+        "slices": [
+            {"name": "one", "accelerator": "v6e-8", "provisioning": "compute", "capacity": "spot"},
+            {"name": "four", "accelerator": "v6e-16", "provisioning": "compute", "count": 2},
+        ],
+    },
     "a cluster and nothing else": {
         "slices": [{"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}],
         "storage": {"nfs": {"kind": "none"}},
@@ -224,6 +231,18 @@ class _Computed(mocks.Mocks):
                     for node in range(count)
                 ]
                 state["state"] = "ACTIVE"
+            case "RegionInstanceTemplate" | "ResourcePolicy":
+                kind = {"RegionInstanceTemplate": "instanceTemplates"}.get(
+                    args.typ.rpartition(":")[2], "resourcePolicies"
+                )
+                state["selfLink"] = f"https://compute/{where}/regions/{args.inputs['region']}/{kind}/{name}"
+            case "ComputeSlice":
+                hosts = int(args.inputs["hosts"])
+                state["nodes"] = [
+                    {"id": f"g-{group}", "workers": [_worker(f"g-{group}", index) for index in range(hosts)]}
+                    for group in range(int(args.inputs["count"]))
+                ]
+                state |= {"state": "ACTIVE", "create_time": "2026-11-01T00:00:00Z"}
             case "NodeWorkers":
                 state["workers"] = [_worker("direct", 0)]
             case "Bucket":

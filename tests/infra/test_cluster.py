@@ -187,7 +187,7 @@ def test_every_machine_type_of_the_catalogue_is_one_that_the_generation_has() ->
         assert kind is not None and each.chips_per_host in kind.chips, each
         assert each.machine_type == f"{kind.prefix}-{each.chips_per_host}t"
     assert catalogue.accelerator("tpu7x-8", "gke").devices_per_host == 8
-    listed = {zone for each in catalogue.GENERATIONS if each.nodes for zone in each.nodes.flex_start_zones}
+    listed = {zone for each in catalogue.GENERATIONS for zone in each.flex_start_zones}
     assert listed <= {zone for each in offered for zone in each.zones}
 
 

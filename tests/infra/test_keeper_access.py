@@ -59,6 +59,9 @@ def test_the_keeper_may_make_and_remove_tpus_be_root_on_hosts_use_the_bucket_and
         "compute.instances.osAdminLogin", "compute.instances.osLogin", "tpu.nodes.create", "tpu.nodes.delete",
         "tpu.nodes.get", "tpu.nodes.list", "tpu.nodes.update", "tpu.operations.get",
     ]  # fmt: skip
+    there = {"name": "c", "accelerator": "v6e-16", "zone": "us-east5-a", "provisioning": "compute"}
+    on_compute = declare(keeper=True, slices=[there], zone="us-east5-a").one("IAMCustomRole").inputs
+    assert "compute.instanceGroupManagers.create" in on_compute["permissions"]
     bindings = [each for each in declared.resources if each.inputs.get("member") == KEEPER]
     on = {
         (each.inputs.get(place), each.inputs["role"])

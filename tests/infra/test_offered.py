@@ -78,7 +78,8 @@ def test_what_the_zone_offers_is_no_finding(tpu_api: TpuApi, google: Google) -> 
     google.answers = {MACHINE: (200, {"name": "e2-small"}), ANCESTRY: (200, {"ancestor": []})}
     config = a_stack()
     asked = ask(config, settings(tpu_api, google))
-    assert (asked.machine_type, asked.organisation, asked.not_asked) == (True, Organisation(id=None), None)
+    assert asked.machine_types == {"us-central1-a/e2-small": True}
+    assert (asked.organisation, asked.not_asked) == (Organisation(id=None), None)
     assert {"v5litepod-16", "v5p-8"} <= asked.accelerators["us-central1-a"]
     assert list(offered.findings(config, asked)) == []
 
@@ -88,26 +89,30 @@ def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google:
     config = a_stack(
         a_slice("a", accelerator="v6e-8", runtime_version="v2-alpha-tpuv6f"),
         a_slice("b", accelerator="v5p-12288"),
+        # Of the Cloud TPU API nothing is asked for it.
+        a_slice("c", accelerator="v6e-8", runtime_version="", provisioning="compute"),
     )
     found = list(offered.findings(config, ask(config, settings(tpu_api, google))))
     assert [(each.severity, each.path) for each in found] == [
         ("warning", "tpu-stack:slices[0].accelerator"),
         ("warning", "tpu-stack:slices[0].runtime-version"),
+        ("warning", "tpu-stack:slices[2].accelerator"),
         ("warning", "tpu-stack:storage.nfs.machine-type"),
     ]
     assert "lists no v6e-8 in us-central1-a for my-project" in found[0].message
     assert found[1].message.endswith("did you mean v2-alpha-tpuv6e?")
-    assert "no e2-small in us-central1-a" in found[2].message
+    assert "no ct6e-standard-8t in us-central1-a" in found[2].message
+    assert "no e2-small in us-central1-a" in found[3].message
 
 
 def test_a_cloud_on_this_machine_is_asked_alone_and_only_a_gateway_has_a_machine_type(
     tpu_api: TpuApi, google: Google
 ) -> None:
     asked = ask(a_stack(), settings(tpu_api))
-    assert (asked.machine_type, asked.organisation, asked.not_asked) == (None, None, None)
+    assert (asked.machine_types, asked.organisation, asked.not_asked) == ({}, None, None)
     assert list(offered.findings(a_stack(), asked)) == []
     for nfs in (None, an_nfs("us-central1-a", kind="filestore")):
-        assert ask(a_stack(nfs=nfs), settings(tpu_api, google)).machine_type is None
+        assert ask(a_stack(nfs=nfs), settings(tpu_api, google)).machine_types == {}
 
 
 def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(tpu_api: TpuApi, google: Google) -> None:

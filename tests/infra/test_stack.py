@@ -128,11 +128,14 @@ def test_what_holds_data_comes_first_and_nothing_that_a_tpu_stands_on_goes_befor
     for each in any_stack.resources:
         ours = each.kind.startswith(("gcp:", "pulumi-python:")) and each.name != "hosts"
         assert not ours or each.protect or each.kind.endswith(free) or protected <= below(each), each.urn
-    carries_owner = ("QueuedResource", "V2Vm")
+    carries_owner = ("QueuedResource", "V2Vm", "ComputeSlice")
     (identity,) = any_stack.all("StackIdentity")
     for each in [each for kind in carries_owner for each in any_stack.all(kind)]:
         assert identity.urn in below(each), each.urn
-    stands_on = ("compute/network:Network", "Subnetwork", "Firewall", "Disk", "Account", "StackObjects")
+    stands_on = (
+        *("compute/network:Network", "Subnetwork", "Firewall", "Disk", "Account", "StackObjects"),
+        *("RegionInstanceTemplate", "ResourcePolicy"),
+    )
     hosts_own = [each for kind in stands_on for each in any_stack.all(kind) if each.name != "nodes"]
     assert {each.urn for each in hosts_own if each.name != "keeper"} <= below(identity)
 

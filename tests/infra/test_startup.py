@@ -18,7 +18,12 @@ GATEWAY = startup.GatewaySettings(
     export="/srv/share", clients=("10.0.0.0/20", "10.4.0.0/20"), uid=4242, gid=4343
 )
 HOST = startup.TpuHost(server="10.0.0.5", export="/srv/share", mount="/mnt/share")
-SCRIPTS = {"gateway": startup.gateway_script(GATEWAY), "tpu-host": startup.tpu_host_script(HOST)}
+SCRIPTS = {
+    "gateway": startup.gateway_script(GATEWAY),
+    "tpu-host": startup.tpu_host_script(HOST),
+    "compute-host": startup.compute_host_script(HOST, 4),
+    "compute-host-without-share": startup.compute_host_script(None, 1),
+}
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
 
@@ -88,3 +93,49 @@ def test_shellcheck_finds_nothing_in_a_whole_script(name: str) -> None:
 def _settings_of(whole: str) -> list[str]:
     (line,) = [each for each in whole.splitlines() if each.startswith("need_settings SHARE_")]
     return line.split()[1:]
+
+
+METADATA = {
+    "": ("0", 1),
+    "agent-worker-number": ("3", 4),
+    "worker-id": ("2", 4),
+    "tpu-env": ("5", 8),
+}
+TPU_ENV = "ACCELERATOR_TYPE: 'v6e-32'\nTPU_WORKER_ID: '5'\nTPU_TOPOLOGY: '4x8'"
+
+
+@pytest.mark.parametrize("key", METADATA)
+def test_a_host_of_compute_engine_publishes_which_worker_it_is_whatever_google_calls_that(
+    key: str, tmp_path: Path
+) -> None:
+    number, hosts = METADATA[key]
+    answer = TPU_ENV if key == "tpu-env" else number
+    (tmp_path / "answer").write_text(answer)
+    (tmp_path / "curl").write_text(
+        f"""#!/bin/sh
+for last; do :; done
+case "$last" in
+  */guest-attributes/*) echo "$last $*" >>{tmp_path}/published; printf 200 ;;
+  */attributes/{key or "none"}) cat {tmp_path}/answer ;;
+  *) exit 22 ;;
+esac
+"""
+    )
+    for tool in ("curl", "flock"):
+        path = tmp_path / tool
+        path.exists() or path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    script = startup.compute_host_script(None, hosts).replace("/run/tpu-stack", str(tmp_path / "run"))
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    published = [
+        line.rpartition("tpu-stack/")[0] for line in (tmp_path / "published").read_text().splitlines()
+    ]
+    assert len(published) == 3 and f"--data-raw {number} " in published[1], done.stdout
+    assert "ready: there is no share to mount" in done.stdout

@@ -35,8 +35,6 @@ def read(text: str) -> Config:
 # --- which keys there are -----------------------------------------------------------------------------------
 
 NO_KEY = "qqqqqqqq"
-ONLY_REFUSED = {"boot-disk.size-gib"}
-"""What is asked for only to explain why it cannot be had."""
 
 
 def inside(values: Any, section: str) -> Any:
@@ -93,12 +91,7 @@ def in_its_chapter(section: str, key: str) -> str:
     return f"{inside}.{key}" if inside else key
 
 
-ALL_KEYS = [
-    (section, key)
-    for section in sections()
-    for key in keys_of(section)
-    if in_its_chapter(section, key) not in ONLY_REFUSED
-]
+ALL_KEYS = [(section, key) for section in sections() for key in keys_of(section)]
 
 
 # --- the example --------------------------------------------------------------------------------------------
@@ -145,7 +138,16 @@ def blocks() -> list[Block]:
 
 BLOCKS = blocks()
 
+ON_COMPUTE = (r"^      accelerator: .*$", "      accelerator: v6e-16\n      provisioning: compute")
+RESERVED_THERE = (
+    r"^      accelerator: .*$([\s\S]*?)capacity: spot$",
+    ON_COMPUTE[1] + r"\1capacity: reserved\n      reservation: mine",
+)
 TOGETHER = {
+    "image": ON_COMPUTE,
+    "max-run-duration": ON_COMPUTE,
+    "size-gib": ON_COMPUTE,
+    "reservation-bound": RESERVED_THERE,
     "region": (r"^  tpu-stack:zone: .*$", ""),
     "generation": (r"^      accelerator: .*$", "      topology: 4x4"),
     "topology": (r"^      accelerator: .*$", "      generation: v5e"),
@@ -178,8 +180,9 @@ def used(block: Block, *, examples: bool = True) -> str:
         return text
     if "size-gib" in "".join(block.lines) and block.key == "data-disks":
         return text.replace("v5litepod-16", "v5litepod-8", 1)
-    if block.key in TOGETHER:
-        pattern, other = TOGETHER[block.key]
+    key = "size-gib" if "size-gib" in "".join(block.lines) and block.key == "boot-disk" else block.key
+    if key in TOGETHER:
+        pattern, other = TOGETHER[key]
         text, changed = re.subn(pattern, other, text, count=1, flags=re.MULTILINE)
         assert changed == 1
     return text

@@ -111,9 +111,9 @@ def test_a_cluster_costs_its_fee_a_machine_and_a_disk_a_node_and_one_that_exists
         ),  # 64 chips, at v5p's
         ({"accelerator": "tpu7x-8", "zone": "us-central1-c", "capacity": "on-demand"}, False),
         (
-            {"accelerator": "v6e-256", "zone": "us-east5-a", "capacity": "flex-start"},
-            False,
-        ),  # at the least of spot: 93
+            {"accelerator": "v6e-256", "zone": "asia-northeast1-b", "capacity": "flex-start"},
+            True,
+        ),  # 256 chips at 1.35, the least of flex-start
         (
             {"accelerator": "v5p-512", "zone": "us-east5-a", "capacity": "flex-start"},
             True,
