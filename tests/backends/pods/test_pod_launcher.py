@@ -37,6 +37,7 @@ from launch.run_request import Planned, Request, asked_for, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Plan, Target, TargetRequest
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
+from tests.launch.package_index import add_wheel
 
 NAMESPACE = "train"
 RUN_ID = "flax_mlm-20261123-115959-abcd"
@@ -111,29 +112,33 @@ def check(planned: Planned) -> None:
     launcher(planned).prepare(planned.plan, planned.bundles, lambda _: None)
 
 
-def own(tmp_path: Path) -> Request:
+def own(tmp_path: Path, needed: str = "") -> Request:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "train.py").write_text("print('hello')\n")
+    (folder / "requirements.txt").write_text(needed)
     none: dict[str, Any] = {"python": "", "processes_per_host": "", "progress": ""}
     command = asked_for(["python", "train.py"], workdir=str(folder), framework="pytorch", **none)
     return dataclasses.replace(BASIC, job="", command=command, arguments=())
 
 
-def test_a_launch_leaves_the_code_in_the_run_directory_where_pods_fetch_it(
+def test_a_launch_leaves_the_code_and_what_it_needs_where_pods_fetch_it(
     make: Callable[..., Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Plan] = []
     monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
     (tmp_path / "runs" / RUN_ID).mkdir(parents=True)  # which a bucket does without
-    request = dataclasses.replace(own(tmp_path), run_id=RUN_ID)
+    add_wheel(tmp_path / "index", "greet", "1.0")
+    needed = f"--no-index\n--find-links {tmp_path}/index/greet\ngreet\n"
+    request = dataclasses.replace(own(tmp_path, needed), run_id=RUN_ID)
     run = launching.launch(request, make(), lambda _: None)
     (plan,) = started
     (job, *_) = manifests.manifests(plan, Options())
-    folder, *fetched = job["spec"]["template"]["spec"]["initContainers"][0]["command"][4:]
-    assert folder == run.directory.url and len(fetched) == 4
-    for name, sha256 in zip(fetched[::2], fetched[1::2], strict=True):
-        assert Bundle.of_text(run.directory.read_text(name), sha256) is not None
+    fetched = job["spec"]["template"]["spec"]["initContainers"][0]["command"][4:]
+    assert len(fetched) == 6
+    for url, sha256 in zip(fetched[::2], fetched[1::2], strict=True):
+        (content,) = run.directory.files.read([url])
+        assert content is not None and Bundle.of_text(content.decode(), sha256) is not None
 
 
 def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
