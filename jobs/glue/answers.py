@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import RequestError
-from jobs.glue.batches import Batch
 from jobs.glue.data import Dataset
 from jobs.glue.options import Options
 from jobs.glue.predictions import Array, softmax
@@ -21,6 +21,16 @@ from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, refuse_se
 
 KEY = "tpu_stack"
 """In an export's config.json, beside what transformers reads of it: how the rows were made that it has learned from."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Padded rows. mask_BS: 1: a token, 0: padding. types_BS: which text of a pair, where the model asks. int64."""
+
+    ids_BS: Array
+    mask_BS: Array
+    types_BS: Array
+
 
 type LogitsOf = Callable[[Batch], Array]
 """Makes of a batch its (rows, classes) logits."""
@@ -81,8 +91,7 @@ class Classifier:
             ids_BS[row, : encoded.length] = encoded.values.ids
             mask_BS[row, : encoded.length] = 1
             types_BS[row, : encoded.length] = encoded.values.type_ids
-        none_B = np.full(size, -1)
-        batch = Batch(ids_BS=ids_BS, mask_BS=mask_BS, types_BS=types_BS, labels_B=none_B, rows_B=none_B)
+        batch = Batch(ids_BS=ids_BS, mask_BS=mask_BS, types_BS=types_BS)
         return list(self._logits_of(batch)[: len(rows)])
 
     def _best(self, logits_C: Array) -> list[Guess]:

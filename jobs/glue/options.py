@@ -64,8 +64,8 @@ class Options:
 
     max_length: int = 128
     """Tokens of a row at most; what is longer is cut."""
-    lengths: int = 4
-    """Lengths that rows are padded to, chosen so that little is padded; for each a program is compiled."""
+    lengths: int = 16
+    """Lengths that the rows of a batch are padded to, chosen so that little is padded."""
     batch_size: int = 32
     """Rows of a step, over all hosts together."""
     epochs: float = 3.0

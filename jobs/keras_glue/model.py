@@ -6,19 +6,22 @@ Its weights have Hugging Face's names and shapes in a file (`Part`), and are rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 from keras import layers, ops
 
 from contracts.errors import RequestError
-from jobs.glue.batches import Batch
+from jobs.glue.answers import Batch
+from jobs.glue.batches import Blocks, Packed, row_lengths
 from jobs.keras_glue.config import ACTIVATIONS
+from jobs.runtime.jax.ops import attention, gelu, linear
 from jobs.runtime.jax.ops import dropout as dropped
-from jobs.runtime.jax.ops import gelu, linear
 from jobs.runtime.model_folder import WEIGHTS
 
 type Array = np.ndarray[Any, Any]
@@ -53,18 +56,53 @@ class FastDropout(layers.Dropout):  # type: ignore[misc]
         return dropped(inputs[None], self.rate, self.seed_generator.next()[None])[0]
 
 
+class PackedAttention(layers.Layer):  # type: ignore[misc]
+    """Attention within packed rows, for all tokens or, in the last layer, for the rows' first ones."""
+
+    def __init__(self, blocks: Blocks, heads: int, rate: float, *, is_last: bool) -> None:
+        super().__init__()
+        self.blocks, self.heads, self.rate, self.is_last = blocks, heads, rate, is_last
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, qkv_GTD: Any, mask_GT: Any, training: bool = False) -> Any:
+        """(shares, queries, width)."""
+        shares, heads = qkv_GTD.shape[0], self.heads
+        shapes = [(rows, heads, 1 if self.is_last else length, length) for rows, length in self.blocks]
+        kept_by_block: list[Any] = [None] * len(shapes)
+        if training and self.rate:
+            pairs = [math.prod(shape) for shape in shapes]
+            key = self.seed_generator.next()[None]
+            kept_GP = dropped(jnp.ones((1, shares, sum(pairs)), qkv_GTD.dtype), self.rate, key)[0]
+            kept_by_block = jnp.split(kept_GP, np.cumsum(pairs)[:-1], axis=1)
+        ends = np.cumsum([rows * length for rows, length in self.blocks])[:-1]
+        qkv_by_block, mask_by_block = (jnp.split(values, ends, axis=1) for values in (qkv_GTD, mask_GT))
+        mixed = []
+        for qkv_GSD, mask_GS, kept, (rows, _, asking, length) in zip(
+            qkv_by_block, mask_by_block, kept_by_block, shapes, strict=True
+        ):
+            qkv_BSHK = qkv_GSD.reshape(shares * rows, length, 3 * heads, -1)
+            q_BSHK, k_BSHK, v_BSHK = jnp.split(qkv_BSHK, 3, axis=2)
+            seen_B11S = mask_GS.reshape(shares * rows, 1, 1, length) > 0
+            kept_BHMS = None if kept is None else kept.reshape(shares * rows, heads, asking, length)
+            mixed_BMHK = attention(q_BSHK[:, :asking], k_BSHK, v_BSHK, seen_B11S, kept_BHMS)
+            mixed.append(mixed_BMHK.reshape(shares, rows * asking, -1))
+        return jnp.concatenate(mixed, axis=1)
+
+
 def build(
     settings: Settings,
     kind: type[keras.Model] = keras.Model,
-    dense_kind: type[layers.Dense] = layers.Dense,
-    dropout_kind: type[layers.Dropout] = layers.Dropout,
+    blocks: Blocks | None = None,
+    shared: keras.Model | None = None,
 ) -> keras.Model:
     """The model, with weights drawn from Keras's random seed.
 
     Inputs: "ids" and "mask" (rows, positions), and "types" where the model has more than one type of token.
     Output: (rows, classes) or (rows, 1) in float32.
-    dense_kind, dropout_kind: the classes of these layers.
+    blocks: of packed rows. Inputs are (shares, tokens) then, "places" among them, and the output (shares, rows, …).
+    shared: a model whose layers, and so its weights, this one has too.
     """
+    dense_kind, dropout_kind = (layers.Dense, layers.Dropout) if blocks is None else (FastDense, FastDropout)
     width, heads = settings["hidden_size"], settings["num_attention_heads"]
     is_roberta, types = settings["model_type"] == "roberta", settings.get("type_vocab_size", 2)
     dropout = settings.get("hidden_dropout_prob", 0.1)
@@ -74,26 +112,34 @@ def build(
     epsilon = settings.get("layer_norm_eps", 1e-12)
     stddev = settings.get("initializer_range", 0.02)
 
+    def layer(kind: type[layers.Layer], name: str, *args: Any, **more: Any) -> layers.Layer:
+        return shared.get_layer(name) if shared is not None else kind(*args, name=name, **more)
+
     def drawn() -> keras.Initializer:
         return keras.initializers.RandomNormal(stddev=stddev)
 
     def dense(x: Any, units: int, name: str, **more: Any) -> Any:
-        return dense_kind(units, kernel_initializer=drawn(), name=name, **more)(x)
+        return layer(dense_kind, name, units, kernel_initializer=drawn(), **more)(x)
 
     def embedding(x: Any, size: int, name: str) -> Any:
-        return layers.Embedding(size, width, embeddings_initializer=drawn(), name=name)(x)
+        return layer(layers.Embedding, name, size, width, embeddings_initializer=drawn())(x)
 
     def norm(x: Any, name: str) -> Any:
-        return layers.LayerNormalization(epsilon=epsilon, name=name)(x)
+        return layer(layers.LayerNormalization, name, epsilon=epsilon)(x)
 
     def by_head(x: Any) -> Any:
         return layers.Reshape((-1, heads, width // heads))(x)
 
-    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in input_names(settings)}
+    tokens = None if blocks is None else sum(row_lengths(blocks))
+    names = input_names(settings, is_packed=blocks is not None)
+    inputs = {name: keras.Input((tokens,), dtype="int32", name=name) for name in names}
     ids_BS, mask_BS = inputs["ids"], inputs["mask"]
     types_BS = inputs["types"] if types > 1 else ops.zeros_like(ids_BS)
-    if is_roberta:  # it counts from the padding token's id + 1 on, and padding is all of one position
-        pad_id = settings.get("pad_token_id", 1)
+    pad_id = settings.get("pad_token_id", 1)
+    if blocks is not None:
+        places_BS = inputs["places"]
+        positions_BS = (places_BS + 1) * mask_BS + pad_id if is_roberta else places_BS
+    elif is_roberta:  # it counts from the padding token's id + 1 on, and padding is all of one position
         real_BS = ops.cast(ops.not_equal(ids_BS, pad_id), "int32")
         positions_BS = ops.cumsum(real_BS, axis=1) * real_BS + pad_id
     else:
@@ -104,21 +150,28 @@ def build(
     unseen_B11S = (1.0 - ops.cast(mask_BS, "float32")[:, None, None, :]) * MASKED
     for index in range(settings["num_hidden_layers"]):
         prefix = f"layer_{index}"
-        q_BSHK, k_BTHK, v_BTHK = map(by_head, ops.split(dense(x_BSD, 3 * width, f"{prefix}_qkv"), 3, axis=-1))
-        if index == settings["num_hidden_layers"] - 1:  # the head reads the first tokens only
-            q_BSHK, x_BSD = q_BSHK[:, :1], x_BSD[:, :1]
-        scores_BHST = ops.einsum("bshk,bthk->bhst", q_BSHK, k_BTHK) * (width // heads) ** -0.5
-        shares_BHST = ops.softmax(ops.cast(scores_BHST, "float32") + unseen_B11S)
-        shares_BHST = dropout_kind(attention_dropout)(shares_BHST)
-        shares_BHST = ops.cast(shares_BHST, keras.config.dtype_policy().compute_dtype)
-        seen_BSHK = ops.einsum("bhst,bthk->bshk", shares_BHST, v_BTHK)
-        out_BSD = dense(layers.Reshape((-1, width))(seen_BSHK), width, f"{prefix}_attention_out")
+        qkv_BSD = dense(x_BSD, 3 * width, f"{prefix}_qkv")
+        is_last = index == settings["num_hidden_layers"] - 1
+        if blocks is not None:
+            seen_BSD = PackedAttention(blocks, heads, attention_dropout, is_last=is_last)(qkv_BSD, mask_BS)
+            begins_B = np.cumsum([0, *row_lengths(blocks)])[:-1]
+            x_BSD = ops.take(x_BSD, begins_B, axis=1) if is_last else x_BSD
+        else:
+            q_BSHK, k_BTHK, v_BTHK = map(by_head, ops.split(qkv_BSD, 3, axis=-1))
+            if is_last:  # the head reads the first tokens only
+                q_BSHK, x_BSD = q_BSHK[:, :1], x_BSD[:, :1]
+            scores_BHST = ops.einsum("bshk,bthk->bhst", q_BSHK, k_BTHK) * (width // heads) ** -0.5
+            shares_BHST = ops.softmax(ops.cast(scores_BHST, "float32") + unseen_B11S)
+            shares_BHST = layers.Dropout(attention_dropout)(shares_BHST)
+            shares_BHST = ops.cast(shares_BHST, keras.config.dtype_policy().compute_dtype)
+            seen_BSD = layers.Reshape((-1, width))(ops.einsum("bhst,bthk->bshk", shares_BHST, v_BTHK))
+        out_BSD = dense(seen_BSD, width, f"{prefix}_attention_out")
         x_BSD = norm(x_BSD + dropout_kind(dropout)(out_BSD), f"{prefix}_attention_norm")
         activation = ACTIVATIONS[settings.get("hidden_act", "gelu")]
         inner_BSF = dense(x_BSD, settings["intermediate_size"], f"{prefix}_in", activation=activation)
         out_BSD = dense(inner_BSF, width, f"{prefix}_out")
         x_BSD = norm(x_BSD + dropout_kind(dropout)(out_BSD), f"{prefix}_norm")
-    first_BD = x_BSD[:, 0]
+    first_BD = x_BSD[:, 0] if blocks is None else x_BSD
     if is_roberta:
         first_BD = dropout_kind(head_dropout)(first_BD)
     first_BD = dropout_kind(head_dropout)(dense(first_BD, width, "head_dense", activation="tanh"))
@@ -126,14 +179,21 @@ def build(
     return kind(inputs, logits_BC, name=settings["model_type"])
 
 
-def input_names(settings: Settings) -> tuple[str, ...]:
-    return ("ids", "mask", "types") if settings.get("type_vocab_size", 2) > 1 else ("ids", "mask")
+def input_names(settings: Settings, *, is_packed: bool = False) -> tuple[str, ...]:
+    names = ("ids", "mask", "types") if settings.get("type_vocab_size", 2) > 1 else ("ids", "mask")
+    return (*names, "places") if is_packed else names
 
 
 def model_inputs(batch: Batch, settings: Settings) -> dict[str, Array]:
     """The model's inputs for the rows of a batch."""
     inputs = {"ids": batch.ids_BS, "mask": batch.mask_BS, "types": batch.types_BS}
     return {name: inputs[name].astype(np.int32) for name in input_names(settings)}
+
+
+def packed_inputs(batch: Packed, settings: Settings) -> dict[str, Array]:
+    """As `model_inputs`, of packed rows."""
+    names = input_names(settings, is_packed=True)
+    return {name: getattr(batch, f"{name}_GT").astype(np.int32) for name in names}
 
 
 class Part(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.glue.answers import Classifier
-from jobs.glue.batches import Batch
+from jobs.glue.answers import Batch, Classifier
 from jobs.runtime.prediction import main
 
 

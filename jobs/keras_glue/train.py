@@ -21,7 +21,7 @@ from keras import ops
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Batch, in_order, make_batches
+from jobs.glue.batches import MULTIPLE, Blocks, Packed, PackedBatches, in_order, pack_batches
 from jobs.glue.options import learning_rate, scheduled
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
@@ -147,12 +147,18 @@ class Trained(keras.Model):  # type: ignore[misc]
 
 
 def trainable(
-    config: Config, settings: model.Settings, dtype: str, schedule: Schedule, *, is_regression: bool
+    config: Config,
+    settings: model.Settings,
+    dtype: str,
+    schedule: Schedule,
+    blocks: Blocks,
+    *,
+    is_regression: bool,
 ) -> Trained:
     """The model, drawn from the seed, with its optimizer and its loss."""
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
-    trained: Trained = model.build(settings, Trained, model.FastDense, model.FastDropout)
+    trained: Trained = model.build(settings, Trained, blocks)
     optimizer = keras.optimizers.AdamW(
         schedule, weight_decay=config.weight_decay, epsilon=1e-8, global_clipnorm=config.clip_norm
     )
@@ -186,11 +192,11 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
     dataset = data.read(config)
     beginning = export.prepare(config, dataset, user_cache_dir(), say)
     settings, is_regression = beginning.settings, dataset.task == "regression"
-    batches = make_batches(config, dataset, open_tokenizer(beginning.tokenizer), settings["pad_token_id"])
+    batches = pack(config, dataset, beginning, len(devices), devices[0].platform)
     steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
     dtype = processor.dtype(config.dtype, devices[0].platform, distributed.all_processes)
     schedule = Schedule(config, learning_rate(config, settings["hidden_size"]), steps)
-    trained = trainable(config, settings, dtype, schedule, is_regression=is_regression)
+    trained = trainable(config, settings, dtype, schedule, batches.blocks, is_regression=is_regression)
     all_devices = distributed.Devices(devices)
     parts = (
         trained.trainable_variables,
@@ -200,8 +206,7 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
     )
     values = tuple([variable.value for variable in part] for part in parts)
     shardings = jax.tree.map(lambda _: all_devices.whole, values)
-    longest = max(batches.one_of_each(), key=lambda batch: batch.ids_BS.shape[1])
-    placed = placed_rows(longest, settings, is_regression=is_regression)
+    placed = placed_rows(batches.step(1), settings, is_regression=is_regression)
     batch = aot.shapes(placed, jax.tree.map(lambda _: all_devices.by_row, placed))
     state = aot.shapes(values, shardings)
     step: Any = jax.jit(trained.train_step, donate_argnums=0, out_shardings=(None, shardings))
@@ -215,13 +220,27 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
         unit="rows",
         per_step=config.batch_size,
         steps=steps,
-        model_operations=round(6 * trained.count_params() * longest.ids_BS.size),
+        model_operations=6 * trained.count_params() * batches.tokens_per_step,
     )
 
 
-def placed_rows(batch: Batch, settings: model.Settings, *, is_regression: bool) -> Any:
+def pack(
+    config: Config, dataset: data.Dataset, beginning: export.Beginning, devices: int, platform: str
+) -> PackedBatches:
+    """The packed rows, a share for each device."""
+    return pack_batches(
+        config,
+        dataset,
+        open_tokenizer(beginning.tokenizer),
+        beginning.settings["pad_token_id"],
+        shares=devices,
+        multiple=1 if platform == "cpu" else MULTIPLE,
+    )
+
+
+def placed_rows(batch: Packed, settings: model.Settings, *, is_regression: bool) -> Any:
     """The rows of a batch as Keras takes them."""
-    return model.model_inputs(batch, settings), batch.labels_B.astype(
+    return model.packed_inputs(batch, settings), batch.labels_GN.astype(
         np.float32 if is_regression else np.int32
     )
 
@@ -248,9 +267,7 @@ class Training:
         self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
         self.settings = beginning.settings
         self.is_regression = dataset.task == "regression"
-        self.batches = make_batches(
-            config, dataset, open_tokenizer(beginning.tokenizer), self.settings["pad_token_id"]
-        )
+        self.batches = pack(config, dataset, beginning, jax.device_count(), jax.devices()[0].platform)
         steps = config.steps_per_execution
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / steps)) * steps
@@ -263,7 +280,14 @@ class Training:
         config = self.config
         keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
         schedule = Schedule(config, self.peak_rate, self.steps)
-        self.model = trainable(config, self.settings, self.dtype, schedule, is_regression=self.is_regression)
+        self.model = trainable(
+            config,
+            self.settings,
+            self.dtype,
+            schedule,
+            self.batches.blocks,
+            is_regression=self.is_regression,
+        )
         if self.beginning.weights is not None:
             model.load(self.model, self.settings, str(config.init_from), self.beginning.weights)
 
@@ -288,12 +312,12 @@ class Training:
             "optimizer": self.model.optimizer.variables,
         }
 
-    def placed(self, batch: Batch) -> Any:
+    def placed(self, batch: Packed) -> Any:
         """This process's rows of a batch, as Keras takes them."""
         mine = batch.share(jax.process_index(), jax.process_count())
         return placed_rows(mine, self.settings, is_regression=self.is_regression)
 
-    def on_devices(self, batch: Batch) -> Any:
+    def on_devices(self, batch: Packed) -> Any:
         """A batch as arrays over all devices."""
         layout = keras.distribution.distribution().get_data_layout
         return jax.tree.map(
@@ -304,31 +328,31 @@ class Training:
         )
 
     def warm_up(self) -> None:
-        """Compile what the steps and the evaluations need, before one is late for it: a program for each length."""
+        """Compile the step and the evaluation, before one is late for it."""
         programs = executables.open_executables(self.run.environment)
         trained = self.model
         state = (*self.tree.values(), [variable.value for variable in trained.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)
         step = jax.jit(trained.train_step, donate_argnums=0, out_shardings=(None, shardings))
+        evaluated = model.build(self.settings, keras.Model, self.batches.held_out_blocks, trained)
+        fixed = [variable.value for variable in evaluated.non_trainable_variables]
         forward = jax.jit(
-            lambda *inputs: trained.stateless_call(*inputs, training=False)[0], out_shardings=shardings[0][0]
+            lambda weights, inputs: evaluated.stateless_call(weights, fixed, inputs, training=False)[0],
+            out_shardings=shardings[0][0],
         )
-        shapes = self.batches.one_of_each()
-        steps, self.forward = {}, {}
-        for number, batch in enumerate(shapes, 1):
-            self.run.heartbeat.say(f"compiling program {number} of {len(shapes)}")
-            inputs, labels_B = self.on_devices(batch)
-            length = batch.ids_BS.shape[1]
-            steps[length] = programs.compiled(step, state, (inputs, labels_B))
-            self.forward[length] = programs.compiled(forward, *state[:2], inputs)
+        self.run.heartbeat.say("compiling the step and the evaluation")
+        inputs, labels_GN = self.on_devices(self.batches.step(1))
+        compiled = programs.compiled(step, state, (inputs, labels_GN))
+        held_out, _ = self.on_devices(next(self.batches.held_out()))
+        self.forward = programs.compiled(forward, state[0], held_out)
 
         def execution(state: Any, batches: Any) -> Any:
             results = None
-            for inputs, labels_B in itertools.islice(batches, self.config.steps_per_execution):
-                results, state = steps[inputs["ids"].shape[1]](state, (inputs, labels_B))
+            for batch in itertools.islice(batches, self.config.steps_per_execution):
+                results, state = compiled(state, batch)
             return results, state
 
-        trained.train_function = execution  # which `fit` would compile at the first step of each length
+        trained.train_function = execution  # which `fit` would compile at the first step
 
     def fit(self, loop: Loop) -> None:
         """Take the steps that are left."""
@@ -343,13 +367,14 @@ class Training:
 
     def score(self, _step: int) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
-        state = self.tree
+        weights = self.tree["trainable"]
         rows, logits = [], []
         for batch in self.batches.held_out():
             inputs, _ = self.on_devices(batch)
-            forward = self.forward[batch.ids_BS.shape[1]]
-            logits.append(np.asarray(forward(state["trainable"], state["others"], inputs)))
-            rows.append(batch.rows_B)
+            logits.append(np.asarray(self.forward(weights, inputs)))
+            rows.append(batch.rows_GN)
             self.run.heartbeat.tick()
-        self.logits_NC = in_order(np.concatenate(rows), np.concatenate(logits))
+        self.logits_NC = in_order(
+            *(np.concatenate(each).reshape(-1, *each[0].shape[2:]) for each in (rows, logits))
+        )
         return predictions.evaluation(self.dataset, self.logits_NC)

@@ -1,4 +1,4 @@
-"""The options of torch_glue: those of jobs/glue, two of its own, and more lengths."""
+"""The options of torch_glue: those of jobs/glue, and two of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ __all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "RANGES", "Config", "problem
 class Config(Options):
     """Fine-tune a model to tell classes or numbers from a text or a pair of texts."""
 
-    lengths: int = 8
-    """Lengths that the rows of a batch are padded to, chosen so that little is padded."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Compile the model by torch.compile. auto: on a GPU and a TPU, and on a CPU for runs of 5,000 steps and more."""
     fsdp: bool = False

@@ -2,23 +2,26 @@
 
 Beside transformers' own way through the model: products are of all rows' tokens at once, attention is of each block of
 rows of one length, and the last layer is computed at the rows' first tokens only, which are all that the head reads. On
-a CPU, dropout and attention with dropout are written by hand: torch's draw each number apart, which took more time than
-the products of a layer (docs/benchmarks.md).
+a CPU, attention (`attention`) and dropout are written by hand: torch's dropout draws each number apart, which took more
+time than the products of a layer (docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from jobs.glue.batches import Blocks, Packed
+from jobs.glue.batches import Blocks, Packed, row_lengths
+from jobs.torch_glue import attention
 
 WORD = 4
-"""Numbers of 16 bits in one that torch draws."""
+"""Numbers of 16 bits in one that is drawn."""
 
 
 class Noise:
@@ -33,19 +36,24 @@ class Noise:
             return x
         if self._left_N is None:
             return functional.dropout(x, rate)
-        numbers_N, self._left_N = self._left_N[: x.numel()], self._left_N[x.numel() :]
+        return x * self.keep(x.numel(), rate, x.dtype).view(x.shape)
+
+    def keep(self, values: int, rate: float, dtype: torch.dtype) -> torch.Tensor:
+        """What to multiply so many values by: 0 for those that are dropped."""
+        assert self._left_N is not None
+        numbers_N, self._left_N = self._left_N[:values], self._left_N[values:]
         least = round(rate * 2**16) - 2**15
-        kept = (
-            numbers_N >= least
-            if torch.compiler.is_compiling()
-            else torch.ge(numbers_N, least, out=torch.empty_like(numbers_N, dtype=x.dtype))
-        )
-        return x * (kept.view(x.shape).to(x.dtype) * (1 / (1 - rate)))
+        if torch.compiler.is_compiling():
+            kept_N = numbers_N >= least
+        else:
+            kept_N = torch.ge(numbers_N, least, out=torch.empty_like(numbers_N, dtype=dtype))
+        return kept_N.to(dtype) * (1 / (1 - rate))
 
 
 def draw(numbers: int) -> torch.Tensor:
-    """So many numbers for `Noise` from torch's generator."""
-    return torch.empty(-(-numbers // WORD), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    """So many numbers for `Noise`, by the seed that torch has been given: NumPy draws them in half the time."""
+    words = np.random.SFC64(torch.initial_seed()).random_raw(-(-numbers // WORD))
+    return torch.from_numpy(words.view(np.int16))
 
 
 class Encoder(torch.nn.Module):  # type: ignore[misc]
@@ -62,33 +70,49 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]
         """How many numbers of noise a step needs."""
         config = self.model.config
         rows, tokens = sum(rows for rows, _ in blocks), sum(rows * length for rows, length in blocks)
-        sizes = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
-        layers, width, heads = map(int, sizes)
-        pairs = heads * sum(rows * length * length for rows, length in blocks)
-        of_all_tokens = tokens * width + (layers - 1) * (2 * tokens * width + pairs)
-        of_first_tokens = heads * tokens + 4 * rows * width  # of the last layer, and of the head
+        layers, width = int(config.num_hidden_layers), int(config.hidden_size)
+        of_pairs, of_first = (len(plan.keys) for plan in self.plans(blocks))
+        of_all_tokens = tokens * width + (layers - 1) * (2 * tokens * width + of_pairs)
+        of_first_tokens = of_first + 4 * rows * width  # of the last layer, and of the head
         return of_all_tokens + of_first_tokens
 
-    def forward(
-        self, batch: dict[str, torch.Tensor], blocks: Blocks, numbers_N: torch.Tensor | None
-    ) -> torch.Tensor:
-        """(rows, classes). batch: ids_T, mask_T, types_T and places_T of one share."""
+    def plans(self, blocks: Blocks) -> tuple[attention.Plan, attention.Plan]:
+        """How a CPU's attention lays out the rows: in all layers, and in the last."""
+        heads = int(self.model.config.num_attention_heads)
+        return attention.make_plan(blocks, heads, is_last=False), attention.make_plan(
+            blocks, heads, is_last=True
+        )
+
+    def arguments(self, batch: Packed, place: Any) -> dict[str, Any]:
+        """What `forward` reads of a batch of one share, on the device."""
+        arguments = {
+            name: place(getattr(batch, f"{name}_GT")[0]) for name in ("ids", "mask", "types", "places")
+        }
+        begins_N = np.cumsum([0, *row_lengths(batch.blocks)])[:-1]
+        arguments["begins"] = place(begins_N)
+        if arguments["begins"].device.type == "cpu":
+            arguments["plans"] = self.plans(batch.blocks)
+        return arguments
+
+    def forward(self, batch: dict[str, Any], blocks: Blocks, numbers_N: torch.Tensor | None) -> torch.Tensor:
+        """(rows, classes). batch: `arguments`."""
         model, config, noise = self.model, self.model.config, Noise(numbers_N)
         base, dropout = model.base_model, config.hidden_dropout_prob
-        places_T, mask_T, embeddings = batch["places_T"], batch["mask_T"], base.embeddings
+        places_T, mask_T, embeddings = batch["places"], batch["mask"], base.embeddings
         if (
             config.model_type == "roberta"
         ):  # it counts from the padding token's id + 1 on, and padding has that id
             places_T = (places_T + 1) * mask_T + config.pad_token_id
         x_TD = (
-            embeddings.word_embeddings(batch["ids_T"])
-            + embeddings.token_type_embeddings(batch["types_T"])
+            embeddings.word_embeddings(batch["ids"])
+            + embeddings.token_type_embeddings(batch["types"])
             + embeddings.position_embeddings(places_T)
         )
         x_TD = noise.drop(embeddings.LayerNorm(x_TD), dropout, self.training)
-        unseen_T = torch.zeros_like(mask_T, dtype=x_TD.dtype).masked_fill(mask_T == 0, -math.inf)
+        unseen_T = torch.zeros_like(mask_T, dtype=torch.float32).masked_fill(mask_T == 0, -math.inf)
+        rows = Rows(batch["begins"], blocks, unseen_T, batch.get("plans"))
         for layer in base.encoder.layer:
-            x_TD = layer(x_TD, unseen_T, blocks, noise)
+            x_TD = layer(x_TD, rows, noise)
         of_head = dropout if config.classifier_dropout is None else config.classifier_dropout
         if config.model_type == "roberta":
             head = model.classifier
@@ -100,22 +124,56 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]
         return logits_BC
 
 
-def _layer(
-    layer: Any, is_last: bool, x_TD: torch.Tensor, unseen_T: torch.Tensor, blocks: Blocks, noise: Noise
-) -> torch.Tensor:
+class Rows:
+    """Where the rows are among the tokens. unseen_T: 0, or -∞ for padding."""
+
+    def __init__(
+        self,
+        begins_N: torch.Tensor,
+        blocks: Blocks,
+        unseen_T: torch.Tensor,
+        plans: tuple[attention.Plan, attention.Plan] | None,
+    ) -> None:
+        self.begins_N, self.blocks, self.unseen_T, self.plans = begins_N, blocks, unseen_T, plans
+        if plans is not None:
+            unseen_U = functional.pad(unseen_T, (0, 1), value=-math.inf)
+            self.unseen = [unseen_U.index_select(0, plan.keys) for plan in plans]
+
+    def first_tokens(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return x_TD.index_select(0, self.begins_N)
+
+
+def _layer(layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noise) -> torch.Tensor:
     """A layer over all tokens, or the last one at the first token of each row."""
     of, out, rate = layer.attention.self, layer.attention.output, layer.output.dropout.p
-    asking_TD = first_tokens(x_TD, blocks) if is_last else x_TD
-    seen_TD = attend(
-        of.query(asking_TD), of.key(x_TD), of.value(x_TD), unseen_T, blocks, of.attention_head_size,
-        of.dropout.p, noise, layer.training,
-    )  # fmt: skip
-    x_TD = out.LayerNorm(noise.drop(out.dense(seen_TD), rate, layer.training) + asking_TD)
-    inner_TF = layer.intermediate(x_TD)
+    maps = of.query, of.key, of.value
+    if is_last:
+        of_all = functional.linear(x_TD, *_joined(maps[1:]))
+        x_TD = rows.first_tokens(x_TD)
+        q_MD, (k_TD, v_TD) = of.query(x_TD), of_all.chunk(2, 1)
+    else:
+        q_MD, k_TD, v_TD = (of_all := functional.linear(x_TD, *_joined(maps))).chunk(3, 1)
+    dropout = of.dropout.p if layer.training else 0.0
+    if rows.plans is None:
+        seen_MD = attend(q_MD, k_TD, v_TD, rows, of.attention_head_size, dropout)
+    else:
+        plan = rows.plans[is_last]
+        vectors_XK = of_all.view(-1, of.attention_head_size)
+        if is_last:
+            vectors_XK = torch.cat([q_MD.view(-1, of.attention_head_size), vectors_XK])
+        kept_P = noise.keep(len(plan.keys), dropout, q_MD.dtype) if dropout else None
+        seen_MD = attention.attend(vectors_XK, rows.unseen[is_last], kept_P, plan).view_as(q_MD)
+    x_MD = out.LayerNorm(noise.drop(out.dense(seen_MD), rate, layer.training) + x_TD)
+    inner_MF = layer.intermediate(x_MD)
     found: torch.Tensor = layer.output.LayerNorm(
-        noise.drop(layer.output.dense(inner_TF), rate, layer.training) + x_TD
+        noise.drop(layer.output.dense(inner_MF), rate, layer.training) + x_MD
     )
     return found
+
+
+def _joined(maps: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight and bias of one map to the outputs of all of them."""
+    return torch.cat([each.weight for each in maps]), torch.cat([each.bias for each in maps])
 
 
 def split(x_TD: torch.Tensor, blocks: Blocks) -> list[torch.Tensor]:
@@ -124,44 +182,23 @@ def split(x_TD: torch.Tensor, blocks: Blocks) -> list[torch.Tensor]:
     return [part.unflatten(0, block) for part, block in zip(parts, blocks, strict=True)]
 
 
-def first_tokens(x_TD: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    return torch.cat([part_BSD[:, 0] for part_BSD in split(x_TD, blocks)])
-
-
 def attend(
-    q_MD: torch.Tensor,
-    k_TD: torch.Tensor,
-    v_TD: torch.Tensor,
-    unseen_T: torch.Tensor,
-    blocks: Blocks,
-    head_width: int,
-    rate: float,
-    noise: Noise,
-    training: bool,
+    q_MD: torch.Tensor, k_TD: torch.Tensor, v_TD: torch.Tensor, rows: Rows, head_width: int, dropout: float
 ) -> torch.Tensor:
     """Attention within each row, for all of its tokens or for the first one of each."""
+    blocks, by_head = rows.blocks, (-1, head_width)
     asking = blocks if len(q_MD) == len(k_TD) else tuple((rows, 1) for rows, _ in blocks)
-    by_head = (-1, head_width)
     found = []
     for q_BMD, k_BSD, v_BSD, unseen_BS in zip(
-        split(q_MD, asking), split(k_TD, blocks), split(v_TD, blocks), split(unseen_T, blocks), strict=True
+        split(q_MD, asking),
+        split(k_TD, blocks),
+        split(v_TD, blocks),
+        split(rows.unseen_T, blocks),
+        strict=True,
     ):
         q_BHMK, k_BHSK, v_BHSK = (x.unflatten(2, by_head).transpose(1, 2) for x in (q_BMD, k_BSD, v_BSD))
-        unseen_B11S = unseen_BS[:, None, None].to(q_BHMK.dtype)
-        if q_MD.device.type == "cpu":
-            scores_BHMS = (q_BHMK * head_width**-0.5) @ k_BHSK.transpose(2, 3) + unseen_B11S
-            shares_BHMS = torch.softmax(scores_BHMS, -1, dtype=torch.float32).to(q_BHMK.dtype)
-            seen_BHMK = noise.drop(shares_BHMS, rate, training) @ v_BHSK
-        else:
-            seen_BHMK = functional.scaled_dot_product_attention(
-                q_BHMK, k_BHSK, v_BHSK, attn_mask=unseen_B11S, dropout_p=rate if training else 0.0
-            )
+        seen_BHMK = functional.scaled_dot_product_attention(
+            q_BHMK, k_BHSK, v_BHSK, attn_mask=unseen_BS[:, None, None].to(q_BHMK.dtype), dropout_p=dropout
+        )
         found.append(seen_BHMK.transpose(1, 2).flatten(2).flatten(0, 1))
     return torch.cat(found)
-
-
-def arguments(batch: Packed, place: Any) -> dict[str, torch.Tensor]:
-    """What `forward` reads of a batch of one share, on the device."""
-    return {
-        f"{name}_T": place(getattr(batch, f"{name}_GT")[0]) for name in ("ids", "mask", "types", "places")
-    }

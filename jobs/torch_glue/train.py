@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Packed, in_order, pack_batches
+from jobs.glue.batches import MULTIPLE, Packed, in_order, pack_batches
 from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
@@ -125,7 +125,14 @@ class Training:
         self.run, self.config, self.dataset = run, config, dataset
         self.tokenizer, self.device = beginning.tokenizer, distributed.device()
         backend, pad_id = self.tokenizer.backend_tokenizer, self.tokenizer.pad_token_id
-        self.batches = pack_batches(config, dataset, backend, pad_id, distributed.size())
+        self.batches = pack_batches(
+            config,
+            dataset,
+            backend,
+            pad_id,
+            shares=distributed.size(),
+            multiple=1 if self.device.type == "cpu" else MULTIPLE,
+        )
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
         self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.all_processes)
@@ -188,7 +195,7 @@ class Training:
         if self.device.type == "cpu" and self.encoder.training:
             noise_N = encoder.draw(self.encoder.numbers(batch.blocks))
         with self.device.autocast(self.dtype):
-            found = self.replica(encoder.arguments(batch, self.device.place), batch.blocks, noise_N)
+            found = self.replica(self.encoder.arguments(batch, self.device.place), batch.blocks, noise_N)
         logits: torch.Tensor = found.float()
         return logits
 

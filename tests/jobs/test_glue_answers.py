@@ -12,8 +12,8 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
-from jobs.glue.answers import KEY, Classifier
-from jobs.glue.batches import Batch, Encoded
+from jobs.glue.answers import KEY, Batch, Classifier
+from jobs.glue.batches import Encoded
 from jobs.glue.data import Dataset, Rows
 from jobs.glue.predictions import write_predictions
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
@@ -45,7 +45,7 @@ def write(tmp_path: Path) -> Write:
 
 def logits(batch: Batch) -> np.ndarray[Any, Any]:
     """Of a model of which the second logit is the number of a row's tokens, less 5."""
-    assert len(batch.rows_B) <= 32 and batch.ids_BS.shape[1] <= 32
+    assert len(batch.ids_BS) <= 32 and batch.ids_BS.shape[1] <= 32
     lengths_B = batch.mask_BS.sum(axis=1) - 5.0
     return np.stack([np.zeros_like(lengths_B), lengths_B], axis=1)
 
@@ -84,7 +84,7 @@ def test_special_tokens_in_a_row_or_a_question_are_text(write: Write) -> None:
     tokenizer.encode_special_tokens = False  # as transformers opens it for torch_glue
     row = Rows(texts_a=(text,), texts_b=(), labels=(0.0,))
     encoded = Encoded(row, tokenizer, pad_id=1, max_length=64, is_regression=False)
-    learned = encoded.batch(np.array([0]), int(encoded.lengths_N[0])).ids_BS[0].tolist()
+    learned = encoded.packed(np.array([0]), ((1, int(encoded.lengths_N[0])),), 1).ids_GT[0].tolist()
     asked = Classifier(export, logits).encode(text, None).rows[0].values.ids
     assert learned == asked == [0, *(token for token in asked if token > 4), 2]
     assert open_tokenizer(export).decode(asked) == text

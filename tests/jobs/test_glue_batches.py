@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jobs.glue.batches import MULTIPLE, Batches, Encoded, Packed, PackedBatches, choose_lengths
+from jobs.glue.batches import MULTIPLE, Encoded, Packed, PackedBatches, choose_lengths
 from jobs.glue.data import Rows
 
 PAD_ID = 7
@@ -33,17 +33,17 @@ def encoded(lengths: Sequence[int]) -> Encoded:
 LENGTHS = st.lists(st.integers(1, 100), min_size=4, max_size=60)
 
 
-@given(LENGTHS, st.integers(1, 5))
-def test_no_other_choice_of_lengths_pads_fewer_tokens(lengths: list[int], most: int) -> None:
+@given(LENGTHS, st.integers(1, 5), st.sampled_from([1, MULTIPLE]))
+def test_no_other_choice_of_lengths_pads_fewer_tokens(lengths: list[int], most: int, multiple: int) -> None:
     lengths_N = np.array(lengths)
-    chosen = choose_lengths(lengths_N, most)
+    chosen = choose_lengths(lengths_N, most, multiple)
     assert len(chosen) <= most and max(chosen) >= max(lengths)
-    assert all(length % MULTIPLE == 0 for length in chosen)
+    assert all(length % multiple == 0 for length in chosen)
 
     def padded(choice: Sequence[int]) -> int:
         return int(np.array(choice)[np.searchsorted(choice, lengths_N)].sum())
 
-    possible = sorted({-(-length // MULTIPLE) * MULTIPLE for length in lengths})
+    possible = sorted({-(-length // multiple) * multiple for length in lengths})
     if most >= 2:
         pairs = [[one, possible[-1]] for one in possible[:-1]] or [possible]
         assert padded(chosen) <= min(map(padded, pairs))
@@ -51,53 +51,18 @@ def test_no_other_choice_of_lengths_pads_fewer_tokens(lengths: list[int], most: 
         assert chosen == possible
 
 
-@given(LENGTHS, st.integers(1, 4), st.integers(0, 3))
-def test_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
-    lengths: list[int], batch_size: int, epoch: int
-) -> None:
-    batches = Batches(encoded(lengths), encoded([5]), batch_size=batch_size, lengths=3, seed=1)
-    steps = range(epoch * batches.steps_per_epoch + 1, (epoch + 1) * batches.steps_per_epoch + 1)
-    seen = [row for step in steps for row in batches.step(step).rows_B.tolist()]
-    assert len(seen) == len(set(seen)) == len(lengths) // batch_size * batch_size
-    for step in steps:
-        batch = batches.step(step)
-        assert batch.ids_BS.shape[1] in batches.lengths
-        assert batch.mask_BS.sum(axis=1).tolist() == [min(lengths[row], 64) for row in batch.rows_B]
-        assert (batch.ids_BS[batch.mask_BS == 0] == PAD_ID).all()
-
-
-def test_a_step_reads_the_same_rows_in_a_process_that_has_just_started() -> None:
-    def made() -> Batches:
-        return Batches(encoded(range(1, 60)), encoded([5]), batch_size=8, lengths=4, seed=3)
-
-    walked = made()
-    rows = [walked.step(step).rows_B.tolist() for step in range(1, 31)]
-    assert [made().step(step).rows_B.tolist() for step in (1, 8, 30)] == [rows[0], rows[7], rows[29]]
-    assert rows[:7] != rows[7:14]  # another order in the next epoch
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_shares_of_all_processes_are_the_batch(size: int) -> None:
-    batch = Batches(encoded(range(1, 60)), encoded([5]), batch_size=8, lengths=4, seed=3).step(1)
-    shares = [batch.share(rank, size) for rank in range(size)]
-    assert np.concatenate([share.ids_BS for share in shares]).tolist() == batch.ids_BS.tolist()
-    assert np.concatenate([share.labels_B for share in shares]).tolist() == batch.labels_B.tolist()
-
-
-@given(LENGTHS, st.integers(1, 7))
-def test_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: int) -> None:
-    batches = Batches(encoded([3] * 8), encoded(lengths), batch_size=batch_size, lengths=3, seed=1)
-    held_out = list(batches.held_out())
-    rows = np.concatenate([batch.rows_B for batch in held_out])
-    assert sorted(rows[rows >= 0].tolist()) == list(range(len(lengths)))
-    assert {len(batch.rows_B) for batch in held_out} == {batch_size}
-    assert len({batch.ids_BS.shape for batch in held_out}) <= 3
-
-
 def batches_of(
-    train: Sequence[int], held_out: Sequence[int] = (5,), *, size: int = 8, shares: int = 1
+    train: Sequence[int], held_out: Sequence[int] = (5,), *, size: int = 8, shares: int = 1, multiple: int = 1
 ) -> PackedBatches:
-    return PackedBatches(encoded(train), encoded(held_out), batch_size=size, lengths=3, seed=1, shares=shares)
+    return PackedBatches(
+        encoded(train),
+        encoded(held_out),
+        batch_size=size,
+        lengths=3,
+        seed=1,
+        shares=shares,
+        multiple=multiple,
+    )
 
 
 def rows_of(batch: Packed) -> list[tuple[int, int]]:
@@ -119,7 +84,7 @@ def rows_of(batch: Packed) -> list[tuple[int, int]]:
 
 
 @given(LENGTHS, st.sampled_from([1, 2, 4]), st.integers(0, 3))
-def test_packed_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
+def test_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
     lengths: list[int], batch_size: int, epoch: int
 ) -> None:
     batches = batches_of(lengths, size=batch_size)
@@ -133,7 +98,7 @@ def test_packed_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
     assert all(tokens == min(lengths[row], 64) for row, tokens in seen)
 
 
-def test_packed_a_step_reads_the_same_rows_in_a_process_that_has_just_started() -> None:
+def test_a_step_reads_the_same_rows_in_a_process_that_has_just_started() -> None:
     def made() -> PackedBatches:
         return batches_of(range(1, 60))
 
@@ -155,7 +120,7 @@ def test_however_many_processes_share_a_batch_its_rows_are_the_same(shares: int)
 
 
 @given(LENGTHS, st.sampled_from([1, 2, 7]))
-def test_packed_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: int) -> None:
+def test_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: int) -> None:
     held_out = list(batches_of([3] * 8, lengths, size=batch_size).held_out())
     seen = [row for batch in held_out for row in rows_of(batch) if row[0] >= 0]
     assert sorted(seen) == [(row, min(length, 64)) for row, length in enumerate(lengths)]

@@ -70,7 +70,7 @@ def test_the_first_steps_have_the_losses_and_gradients_of_torch_glue(
     found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
     np.testing.assert_allclose(found[0], FIRST_STEPS[kind][0], atol=1e-5)
     # Where a gradient is 0 but for rounding, as that of the keys' biases, AdamW makes a whole step of the rounding.
-    np.testing.assert_allclose(found, FIRST_STEPS[kind], rtol=1e-3)
+    np.testing.assert_allclose(found, FIRST_STEPS[kind], rtol=2e-3)
     folders = (made / kind, Path(run.directory.path("export")))
     before, after = (load_file(folder / "model.safetensors") for folder in folders)
     assert {(name, each.shape) for name, each in before.items()} == {
@@ -186,11 +186,14 @@ def test_the_fast_layers_compute_what_those_of_keras_do_and_drop_as_many(made: P
     ids = np.array([[3, 4, 5, 6], [7, 8, settings["pad_token_id"], settings["pad_token_id"]]], np.int32)
     inputs = {"ids": ids, "mask": (ids != settings["pad_token_id"]).astype(np.int32), "types": 0 * ids}
     inputs = {name: inputs[name] for name in model.input_names(settings)}
-    plain, fast = (
-        model.build(settings, keras.Model, *kinds) for kinds in ((), (model.FastDense, model.FastDropout))
-    )
-    fast.set_weights(plain.get_weights())
-    np.testing.assert_allclose(fast(inputs), plain(inputs), atol=1e-5)
+    plain, fast = model.build(settings), model.build(settings, keras.Model, ((1, 3), (1, 4)))
+    for one, other in zip(fast.trainable_variables, plain.trainable_variables, strict=True):
+        one.assign(other)
+    packed = {"places": [0, 1, 2, 0, 1, 2, 3]} | {
+        name: [*values[1, :3], *values[0]] for name, values in inputs.items()
+    }
+    logits_GNC = fast({name: np.array([values], np.int32) for name, values in packed.items()})
+    np.testing.assert_allclose(logits_GNC[0], plain(inputs)[::-1], atol=1e-5)
     dropout, ones = model.FastDropout(0.1), np.ones((1000, 400), np.float32)
     dropped = [np.asarray(dropout(ones, training=True)) for _ in range(2)]
     assert [(each == 0).mean() for each in dropped] == pytest.approx([0.1, 0.1], abs=0.003)

@@ -246,16 +246,25 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 def attention(
-    q_BMHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, mask_B1MS: jax.Array | None
+    q_BMHK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    mask_B1MS: jax.Array | None,
+    kept_BHMS: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(q k / √K) v, (B, M, H, K), in q's dtype."""
+    """softmax(q k / √K) v, (B, M, H, K), in q's dtype. kept: what shares are multiplied by."""
     q_BHMK, k_BHSK, v_BHSK = (x.swapaxes(1, 2) for x in (q_BMHK, k_BSHK, v_BSHK))
-    return _attention(q_BHMK * q_BHMK.shape[-1] ** -0.5, k_BHSK, v_BHSK, mask_B1MS).swapaxes(1, 2)
+    scaled_BHMK = q_BHMK * q_BHMK.shape[-1] ** -0.5
+    return _attention(scaled_BHMK, k_BHSK, v_BHSK, mask_B1MS, kept_BHMS).swapaxes(1, 2)
 
 
 @jax.custom_vjp
 def _attention(
-    q_BHMK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, mask_B1MS: jax.Array | None
+    q_BHMK: jax.Array,
+    k_BHSK: jax.Array,
+    v_BHSK: jax.Array,
+    mask_B1MS: jax.Array | None,
+    kept_BHMS: jax.Array | None,
 ) -> jax.Array:
     """softmax(q k) v of scaled queries.
 
@@ -268,34 +277,41 @@ def _attention(
     exponentials: while attention is nearly even that difference is smaller than what bfloat16 rounds off, and a small
     model then learns late what to attend to (`docs/benchmarks.md`).
     """
-    return _attention_forward(q_BHMK, k_BHSK, v_BHSK, mask_B1MS)[0]
+    return _attention_forward(q_BHMK, k_BHSK, v_BHSK, mask_B1MS, kept_BHMS)[0]
 
 
 def _attention_forward(
-    q_BHMK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, mask_B1MS: jax.Array | None
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    q_BHMK: jax.Array,
+    k_BHSK: jax.Array,
+    v_BHSK: jax.Array,
+    mask_B1MS: jax.Array | None,
+    kept_BHMS: jax.Array | None,
+) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
     scores_BHMS = _wide_product(q_BHMK, transposed(k_BHSK))
     if mask_B1MS is not None:
         scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, jnp.asarray(-jnp.inf, scores_BHMS.dtype))
     highest_BHM1 = scores_BHMS.max(axis=-1, keepdims=True)
     exponentials_BHMS = jnp.exp(scores_BHMS - highest_BHM1).astype(q_BHMK.dtype)
     sums_BHM1 = widened(exponentials_BHMS).sum(axis=-1, keepdims=True)
-    mixed_BHMK = _wide_product(exponentials_BHMS, v_BHSK) / sums_BHM1
-    return mixed_BHMK.astype(q_BHMK.dtype), (q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK)
+    mixing_BHMS = exponentials_BHMS if kept_BHMS is None else exponentials_BHMS * kept_BHMS
+    mixed_BHMK = _wide_product(mixing_BHMS, v_BHSK) / sums_BHM1
+    residuals = q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK, kept_BHMS
+    return mixed_BHMK.astype(q_BHMK.dtype), residuals
 
 
-def _attention_backward(
-    kept: tuple[jax.Array, ...], gradient_BHMK: jax.Array
-) -> tuple[jax.Array | None, ...]:
-    q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK = kept
+def _attention_backward(residuals: tuple[Any, ...], gradient_BHMK: jax.Array) -> tuple[jax.Array | None, ...]:
+    q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK, kept_BHMS = residuals
+    mixing_BHMS = exponentials_BHMS if kept_BHMS is None else exponentials_BHMS * kept_BHMS
     shared_BHMK = (_computed_once(gradient_BHMK) / sums_BHM1).astype(q_BHMK.dtype)
     along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_shares_BHMS = _wide_product(shared_BHMK, transposed(v_BHSK))
+    if kept_BHMS is not None:
+        of_shares_BHMS = of_shares_BHMS * kept_BHMS
     of_scores_BHMS = _computed_once((exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype))
     of_q_BHMK = of_scores_BHMS @ k_BHSK
     of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
-    of_v_BHSK = transposed(exponentials_BHMS) @ shared_BHMK
-    return of_q_BHMK, of_k_BHSK, of_v_BHSK, None
+    of_v_BHSK = transposed(mixing_BHMS) @ shared_BHMK
+    return of_q_BHMK, of_k_BHSK, of_v_BHSK, None, None
 
 
 _attention.defvjp(_attention_forward, _attention_backward)

@@ -168,9 +168,13 @@ def attend(
 
 @by_hand(custom_gradients.attention, "cpu", "tpu")
 def attention(
-    q_BMHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, mask_B1MS: jax.Array | None
+    q_BMHK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    mask_B1MS: jax.Array | None,
+    kept_BHMS: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(q k / √K) v, (B, M, H, K), in q's dtype.
+    """softmax(q k / √K) v, (B, M, H, K), in q's dtype. kept: what shares are multiplied by.
 
     Shares stay float32, so that their gradients do: `jax.nn.dot_product_attention` rounds both, and while attention is
     nearly even the gradient of a score is smaller than what is rounded off (docs/benchmarks.md).
@@ -181,6 +185,8 @@ def attention(
     if mask_B1MS is not None:
         scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, -jnp.inf)
     shares_BHMS = jax.nn.softmax(scores_BHMS)
+    if kept_BHMS is not None:
+        shares_BHMS = shares_BHMS * kept_BHMS
     return jnp.einsum("bhms,bshk->bmhk", shares_BHMS, v_BSHK.astype(wide)).astype(q_BMHK.dtype)
 
 

@@ -18,13 +18,13 @@ import torch
 from torch.nn import functional
 
 from contracts.errors import RequestError
-from jobs.glue import batches
-from jobs.glue.batches import Batches, Encoded, PackedBatches, pack_batches
+from jobs.glue.batches import MULTIPLE, pack_batches
 from jobs.glue.data import read
 from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
+from jobs.torch_glue.attention import attend, make_plan
 from jobs.torch_glue.config import Config
-from jobs.torch_glue.encoder import Encoder, Noise, arguments, draw
+from jobs.torch_glue.encoder import Encoder, Noise, draw
 from jobs.torch_glue.model import build, prepare
 from jobs.torch_glue.predict import load
 from jobs.torch_glue.train import train
@@ -91,8 +91,9 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
 
 
 @pytest.mark.parametrize("kind", FIRST_STEPS)
+@pytest.mark.parametrize("multiple", [1, MULTIPLE])
 def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_alone(
-    rows: Path, tmp_path: Path, kind: str
+    rows: Path, tmp_path: Path, kind: str, multiple: int
 ) -> None:
     config = Config(
         data=str(rows),
@@ -103,13 +104,15 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
     )
     dataset = read(config)
     beginning = prepare(config, dataset, tmp_path, print)
-    packing = pack_batches(
-        config, dataset, beginning.tokenizer.backend_tokenizer, beginning.settings.pad_token_id, 1
-    )
+    tokenizer, pad_id = beginning.tokenizer.backend_tokenizer, beginning.settings.pad_token_id
+    packing = pack_batches(config, dataset, tokenizer, pad_id, shares=1, multiple=multiple)
     alone, packed = build(beginning, 0), Encoder(build(beginning, 0))
     batch = packing.step(1)
     assert len(batch.blocks) > 1 and (batch.mask_GT == 0).any()
-    logits_BC = packed(arguments(batch, torch.from_numpy), batch.blocks, None)
+    arguments = packed.arguments(batch, torch.from_numpy)
+    if multiple > 1:  # as on other devices than a CPU
+        del arguments["plans"]
+    logits_BC = packed(arguments, batch.blocks, None)
     texts = [dataset.train.texts_a[row] for row in batch.rows_GN[0]]
     encoded = [
         beginning.tokenizer(text, return_tensors="pt", truncation=True, max_length=32) for text in texts
@@ -137,23 +140,51 @@ def test_the_noise_drops_as_many_as_torch_does_and_compiled_code_the_very_same(d
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_attention_by_hand_has_the_outputs_and_gradients_of_torch_for_each_row(is_last: bool) -> None:
+    heads, width, blocks = (
+        2,
+        8,
+        ((2, 3), (1, 7), (1, 9), (2, 10), (3, 11), (1, 15), (1, 16), (1, 17), (2, 21)),
+    )
+    lengths = [length for rows, length in blocks for _ in range(rows)]
+    plan = make_plan(blocks, heads, is_last=is_last)
+    assert len(plan.sizes) < 3 * len(blocks) and (len(plan.indices[-1]) > 0) != is_last
+    torch.manual_seed(0)
+    qkv_THK = torch.randn(sum(lengths), 3 * heads, width, dtype=torch.float64, requires_grad=True)
+    unseen_T = torch.where(torch.rand(sum(lengths)) < 0.3, -torch.inf, 0.0)
+    unseen_T[np.cumsum([0, *lengths[:-1]])] = 0.0
+    unseen_P = functional.pad(unseen_T, (0, 1), value=-torch.inf)[plan.keys]
+    kept_P = (torch.rand(len(unseen_P)) < 0.8).double() / 0.8
+    begins = np.cumsum([0, *lengths])[:-1]
+    source_XK = qkv_THK.view(-1, width)
+    if is_last:
+        queries = qkv_THK[begins, :heads].reshape(-1, width)
+        source_XK = torch.cat([queries, qkv_THK[:, heads:].reshape(-1, width)])
+    outputs_XK = attend(source_XK, unseen_P, kept_P, plan)
+    shapes = zip(plan.sizes[::3], plan.sizes[1::3], plan.sizes[2::3], strict=True)
+    pairs = [shape for count, *shape in shapes for _ in range(count // heads)]
+    expected = []
+    for row, kept in enumerate(kept_P.split([heads * asking * seen for asking, seen in pairs])):
+        tokens = slice(begins[row], begins[row] + lengths[row])
+        q_HSK, k_HSK, v_HSK = qkv_THK[tokens].transpose(0, 1).chunk(3)
+        q_HMK = q_HSK[:, :1] if is_last else q_HSK
+        shares_HMS = torch.softmax(q_HMK @ k_HSK.mT / width**0.5 + unseen_T[tokens], -1)
+        kept_HMS = kept.view(heads, *pairs[row])[:, : q_HMK.shape[1], : lengths[row]]
+        expected.append(((shares_HMS * kept_HMS) @ v_HSK).transpose(0, 1).reshape(-1, width))
+    torch.testing.assert_close(outputs_XK, torch.cat(expected))
+    weights_XK = torch.randn_like(outputs_XK)
+    gradients = [
+        torch.autograd.grad((each * weights_XK).sum(), qkv_THK)[0]
+        for each in (outputs_XK, torch.cat(expected))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("kind", FIRST_STEPS)
 def test_the_first_steps_have_the_losses_and_gradients_of_keras_glue(
-    make_run: MakeRun, rows: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, rows: Path, tmp_path: Path, kind: str
 ) -> None:
-    def of_keras(train: Encoded, held_out: Encoded, **options: Any) -> PackedBatches:
-        """The packed batches, of the rows that keras_glue's steps have: each padded to the longest."""
-        packed, padded = (
-            PackedBatches(train, held_out, **options),
-            Batches(train, held_out, batch_size=8, lengths=1, seed=0),
-        )
-        monkeypatch.setattr(
-            packed, "_epoch", lambda epoch: np.stack([rows for _, rows in padded._epoch(epoch)])
-        )
-        monkeypatch.setattr(packed, "blocks", ((8, max(padded.lengths)),))
-        return packed
-
-    monkeypatch.setattr(batches, "PackedBatches", of_keras)
     run, folder = make_run(), write_folder(tmp_path / kind, kind, rows)
     train(run, Config(data=str(rows), init_from=str(folder), **FEW_STEPS, **EXACT))
     found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
@@ -198,6 +229,7 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.process import Run
 from jobs.runtime.torch import distributed
+from jobs.torch_glue.attention import attend, make_plan
 from jobs.torch_glue.config import Config
 from jobs.torch_glue.model import prepare
 from jobs.glue.data import read
