@@ -243,6 +243,9 @@ def make_train_step(
         }
         is_finite = jnp.isfinite(results["loss"]) & jnp.isfinite(results["grad_norm"])
         with jax.named_scope("optimizer"):
+            if mesh.devices.flat[0].platform == "cpu":
+                update = functools.partial(optimizer.update, gradient, params=state["params"])
+                return _applied_in_place_if(is_finite, next_state, state, update), results
             return _applied_if(is_finite, next_state, state), results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.whole(mesh)))
@@ -359,6 +362,20 @@ def _applied_if(is_finite: jax.Array, after: State, before: State) -> State:
         before,
     )
     return chosen
+
+
+def _applied_in_place_if(
+    is_finite: jax.Array, after: State, before: State, update: Callable[..., tuple[Any, Any]]
+) -> State:
+    """As `_applied_if`, for CPUs. Where XLA updates the parameters, it computes the optimizer's means a second time,
+    from those of before, which it copies if they may be overwritten by then. The barrier makes them wait.
+
+    update: the optimizer's state before, as `state`, to the updates and its state after.
+    """
+    params = _applied_if(is_finite, after["params"], before["params"])
+    params, opt_state = jax.lax.optimization_barrier((params, before["opt_state"]))
+    _, next_opt_state = update(state=opt_state)
+    return {**after, "params": params, "opt_state": _applied_if(is_finite, next_opt_state, opt_state)}
 
 
 def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any:

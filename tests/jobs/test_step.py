@@ -4,6 +4,7 @@ slope of the loss."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -147,6 +148,12 @@ def test_what_is_computed_again_is_not_kept(facts: TokenizerFacts) -> None:
     plain = needed_bytes()
     assert needed_bytes(remat=True) < 0.8 * plain
     assert needed_bytes(accumulate=4) < 0.5 * plain
+
+
+def test_a_step_on_a_cpu_overwrites_the_optimizers_means_where_they_lie(on_one: Training) -> None:
+    lowered = on_one.train_step.lower(on_one.drawn, BATCHES[0], ROWS_B)  # type: ignore[attr-defined]
+    copied = re.findall(r" copy\(%(state__opt_state\w+)", lowered.compile().as_text())
+    assert copied == []
 
 
 def test_a_step_reports_the_loss_that_it_began_with_and_changes_every_parameter(on_one: Training) -> None:
