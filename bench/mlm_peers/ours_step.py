@@ -23,6 +23,7 @@ from jobs.flax_mlm import data, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.jax.executables import Executables
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -42,10 +43,12 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
     tokenizer = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
     mesh = sharding.make_mesh(1, jax.devices()[:1])
     replicated, by_row = sharding.whole(mesh), sharding.by_row(mesh)
-    step_functions = steps.make_steps(config, tokenizer, mesh)
+    compiled = Executables(str(folder / "cache"), mesh.devices.flat).cached
+    step_functions = steps.make_steps(config, tokenizer, mesh, compiled)
     state = step_functions.state
-    same = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
-    state["params"] = jax.device_put(same, replicated)
+    params = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
+    state["params"] = jax.device_put(params, replicated)
+    del params  # PyTorch's program does not keep what it read either
     batches = np.load(folder / "batches.npz")["tokens"]
     place = functools.partial(jax.device_put, device=by_row)
     rows_B = place(np.arange(config.batch_size, dtype=np.int32))

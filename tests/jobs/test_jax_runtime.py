@@ -3,6 +3,7 @@ absent: one that cannot be read is put aside for the one before it."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import gzip
@@ -120,6 +121,25 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library keeps no freed memory"
+)
+def test_compiling_returns_what_was_freed_to_the_system(tmp_path: Path) -> None:
+    pieces = [b"x" * 2000 + bytes([i % 7]) for i in range(100_000)]
+    kept = pieces[::100]  # so that the heap does not end before what is freed
+    del pieces
+    before = resident_bytes()
+    Executables(str(tmp_path), jax.devices()[:1]).compiled(
+        jax.jit(step_on), {"sum": 0.0, "steps": 0}, np.ones(2)
+    )
+    assert resident_bytes() < before - 100_000_000
+    assert kept[0] == b"x" * 2000 + b"\0"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_what_one_run_has_compiled_the_next_loads_and_computes_the_same_to_the_last_bit(
