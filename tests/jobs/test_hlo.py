@@ -187,7 +187,7 @@ def test_what_a_device_sends_follows_from_the_collective_and_its_group(
 
 FUSED_SUM = """%%%s (r: f32[8,128]) -> (f32[8,128], f32[2,128]) {
   %%r = f32[8,128]{1,0} parameter(0)
-  %%sum.%s = f32[2,128]{1,0} reduce-scatter(%%r), channel_id=%d, replica_groups={{0,1,2,3}}, to_apply=%%inner, \
+  %%sum.%s = f32[2,128]{1,0} reduce-scatter(%%r), channel_id=%s, replica_groups={{0,1,2,3}}, to_apply=%%inner, \
 backend_config={"async_collective_fusion_config":{"flag_end":"8","flag_start":"2"}}
 }"""
 PAIR = (
@@ -247,8 +247,22 @@ def fused(name: str, cycles: int) -> str:
         ([WHILE], LOOP_OF_A_PAIR, [7 * 10]),
         (  # a collective in three fusions is one; what is carried out between these carries it no further
             [fused("begin", 1), operation("b", 100), fused("go_on", 50), operation("c", 20), fused("end", 2)],
-            "\n".join(FUSED_SUM % (f"computation_{name}", name, 5) for name in ("begin", "go_on", "end")),
+            "\n".join(FUSED_SUM % (f"computation_{name}", name, "5") for name in ("begin", "go_on", "end")),
             [50],
+        ),
+        (  # two of one channel, as those of a shard_map are
+            [
+                *(fused(f"begin_{chain}", 1) for chain in (0, 1)),
+                *(fused(f"go_on_{chain}", 50 - 20 * chain) for chain in (0, 1)),
+                *(fused(f"end_{chain}", 2) for chain in (0, 1)),
+            ],
+            "\n".join(
+                FUSED_SUM
+                % (f"computation_{name}_{chain}", name, f'1, frontend_attributes={{chain_id="{chain}"}}')
+                for name in ("begin", "go_on", "end")
+                for chain in (0, 1)
+            ),
+            [50, 30],
         ),
     ],
 )  # fmt: skip

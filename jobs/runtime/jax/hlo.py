@@ -45,6 +45,8 @@ FUSED = "fused in "
 _FUSED_CONFIG = "async_collective_fusion_config"
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
+"""Collectives of a shard_map have one channel: then the chain tells them apart."""
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
@@ -321,16 +323,16 @@ def _fused_collectives(found: Mapping[str, Sequence[Instruction]], name: str) ->
     for each in found[name]:
         if each.opcode != "fusion":
             continue
-        channels = {
-            f"{FUSED}{channel[0]}"
+        chains = {
+            f"{FUSED}{channel[0]} {chain[0] if (chain := _CHAIN.search(inner.attributes)) else ''}"
             for called in _called(each)
             for inner in found.get(called, ())
             if inner.opcode in COLLECTIVES
             and _FUSED_CONFIG in inner.attributes
             and (channel := _CHANNEL.search(inner.attributes))
         }
-        if channels:
-            parts[each.name] = frozenset(channels)
+        if chains:
+            parts[each.name] = frozenset(chains)
     return parts
 
 
