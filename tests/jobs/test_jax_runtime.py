@@ -292,11 +292,18 @@ def test_a_description_of_a_slice_and_the_slice_itself_make_one_key_unless_what_
     assert key()["options"] == {"xla_b": "2"}  # the user's own flags come first
 
 
-def test_a_program_is_compiled_with_the_options_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_compiled_with_the_options_of_its_devices_or_without_where_the_compiler_refuses_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (cpu,) = jax.devices()[:1]
     lowered = jax.jit(jnp.sin).lower(1.0)
     monkeypatch.setitem(COMPILER_OPTIONS, cpu.device_kind, {"xla_no_such_option": "1"})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+    assert float(compile_for([cpu], lowered)(1.0)) == pytest.approx(0.8414, abs=1e-4)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("compiled again without the options {'xla_no_such_option': '1'}: ")
+    too_much = jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm. Used 22.52G of 15.75G hbm.")
+    monkeypatch.setattr(lowered, "compile", lambda compiler_options: (_ for _ in ()).throw(too_much))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Ran out of memory"):
         compile_for([cpu], lowered)
 
 

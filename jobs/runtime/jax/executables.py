@@ -35,6 +35,7 @@ from contracts.process import ProcessEnvironment
 from jobs.runtime import processor
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.cache import remove_unused
+from jobs.runtime.jax import hlo
 
 FOLDER = "executables"
 UNUSED_DAYS = 30
@@ -213,8 +214,16 @@ def open_executables(environment: ProcessEnvironment) -> Executables:
 
 
 def compile_for(devices: Sequence[jax.Device], lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program with the options for these devices."""
-    return lowered.compile(compiler_options=compiler_options(devices))
+    """Compile a program with the options for these devices; without them where the compiler refuses one, or fails with
+    them for any other reason than the devices' memory."""
+    options = compiler_options(devices)
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if not options or hlo.out_of_memory(str(error)) is not None:
+            raise
+        print(f"compiled again without the options {options}: {first_line(error)}", flush=True)
+        return lowered.compile()
 
 
 def compiler_options(devices: Sequence[jax.Device]) -> dict[str, Any]:
