@@ -125,7 +125,8 @@ class Config:
     """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU
     without avx512_bf16."""
     fsdp: int = 1
-    """Devices that share one copy of the parameters and of the optimizer's state; 1: each device has them whole."""
+    """Devices that share one copy of the parameters and of the optimizer's state; 1: each device has them whole, but
+    the TPUs of a single host share them."""
     remat: bool = False
     """Keep of each layer only its input for the backward pass and compute the rest again: less memory, a third more
     work."""

@@ -21,6 +21,7 @@ from jobs.runtime.jax.ops import (
     attend,
     cross_entropy,
     dropout,
+    embed,
     gelu,
     layer_norm,
     linear,
@@ -66,11 +67,11 @@ def _drawn(rows: int, columns: int, dims: Dimensions, rngs: nnx.Rngs) -> jax.Arr
 class Table(nnx.Module):
     """A row of numbers for each id."""
 
-    def __init__(self, rows_RD: jax.Array) -> None:
-        self.embedding = nnx.Param(rows_RD)
+    def __init__(self, rows_RD: jax.Array, dtype: jnp.dtype) -> None:
+        self.embedding, self.dtype = nnx.Param(rows_RD), dtype
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return self.embedding[...][ids]
+        return embed(self.embedding[...], ids, self.dtype)
 
 
 class Linear(nnx.Module):
@@ -107,9 +108,9 @@ class Embeddings(nnx.Module):
     """Token and position embeddings, normalised. The token table is also the output's matrix (`Mlm.logits`)."""
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.tokens = Table(_drawn(dims.vocab_rows, dims.width, dims, rngs))
+        self.tokens = Table(_drawn(dims.vocab_rows, dims.width, dims, rngs), dtype)
         rows, stddev = dims.max_positions + dims.position_offset, init_stddev(dims.width)
-        self.positions = Table(sinusoids(rows, dims.width, longest=dims.max_positions, stddev=stddev))
+        self.positions = Table(sinusoids(rows, dims.width, longest=dims.max_positions, stddev=stddev), dtype)
         self.norm = Norm(dims.width, dtype)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 

@@ -4,10 +4,8 @@ Fully sharded data parallelism (Rajbhandari et al. 2020, arXiv:1910.02054, stage
 copy of the parameters and of the optimizer's state between them. A device collects a layer's matrices when it comes to
 the layer (`model_of`), and of their gradient it keeps its own part, summed over the group; then the groups sum theirs.
 
-Where the parameters are whole on each device, the TPUs of one host share out the optimizer's work and state all the
-same (weight update sharding: Xu et al. 2020, arXiv:2004.13336): of a matrix's gradient a device takes the sum of its
-own rows only, updates these, and collects the others'. As many bytes pass between devices as if each took the whole
-sum.
+The TPUs of one host are such a group without being asked: as many bytes pass between them as if each took the whole
+sum, and each does only its part of the optimizer's work.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import mesh_utils
@@ -24,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.errors import RequestError
-from jobs.flax_mlm.model import Apply, Layer, Mlm, plainly
+from jobs.flax_mlm.model import Layer, Mlm, plainly
 from jobs.runtime.jax.custom_gradients import platform
 
 DATA, FSDP = "data", "fsdp"
@@ -33,11 +32,24 @@ ROWS = PartitionSpec((DATA, FSDP))
 WHOLE = PartitionSpec()
 CUT = PartitionSpec(FSDP)
 """By its first axis: a device's part is whole rows, which lie next to each other in memory."""
+FLOAT32 = jnp.dtype(jnp.float32)
 
 
 def make_mesh(fsdp: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """All devices (or these) in groups of `fsdp`; raises as `grid` does."""
-    return Mesh(grid(fsdp, jax.devices() if devices is None else devices), (DATA, FSDP))
+    """All devices (or these) in groups of `fsdp`; raises as `grid` does. 1: `_own_group` says how many."""
+    devices = jax.devices() if devices is None else devices
+    return Mesh(grid(_own_group(devices) if fsdp == 1 else fsdp, devices), (DATA, FSDP))
+
+
+def _own_group(devices: Sequence[Any]) -> int:
+    """The devices of a group where nobody asks for groups: all TPUs of a single host, or one.
+
+    Not on CPUs, where each sum between processes costs the same whatever its size. Not beyond one host either: over 16
+    chips the TPU compiler makes a whole sum of each that is scattered, and over 256 another one of each that is
+    collected, so that 1.5 to 2 times as many bytes pass between devices (docs/benchmarks.md).
+    """
+    is_one_host = len({device.process_index for device in devices}) == 1
+    return len(devices) if is_one_host and devices[0].platform == "tpu" else 1
 
 
 def grid(fsdp: int, devices: Sequence[Any]) -> np.ndarray:
@@ -82,31 +94,9 @@ def specs(tree: Any, mesh: Mesh) -> Any:
     )
 
 
-def update_specs(tree: Any, mesh: Mesh) -> Any:
-    """How gradients and what the optimizer keeps of each leaf lie: as `specs`, or by its rows over all devices."""
-    if not _shares_updates(mesh):
-        return specs(tree, mesh)
-    return jax.tree.map(
-        lambda leaf: ROWS if leaf.ndim > 1 and leaf.shape[0] % mesh.size == 0 else WHOLE, tree
-    )
-
-
-def _shares_updates(mesh: Mesh) -> bool:
-    """Not on CPUs, where each sum between processes costs the same whatever its size. Not beyond one host either: over
-    16 chips the TPU compiler makes a whole sum of each that is scattered, and over 256 another one of each that is
-    collected, so that 1.5 to 2 times as many bytes pass between devices (docs/benchmarks.md)."""
-    devices = mesh.devices.flat
-    is_one_host = len({device.process_index for device in devices}) == 1
-    return mesh.size > 1 and is_one_host and mesh.shape[FSDP] == 1 and devices[0].platform == "tpu"
-
-
 def shardings(state: dict[str, Any], mesh: Mesh) -> Any:
     """How the parts of a training's state lie, as jit and Orbax take it."""
-    parts = {
-        name: update_specs(part, mesh) if name == "opt_state" else specs(part, mesh)
-        for name, part in state.items()
-    }
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), parts)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(state, mesh))
 
 
 def to_host(tree: Any, mesh: Mesh) -> Any:
@@ -115,30 +105,47 @@ def to_host(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(collected(leaf)), tree)
 
 
-def collect(tree: Any, tree_specs: Any) -> Any:
-    """On each device: the parameters whole. The gradient of what was cut comes back cut, and summed over the group."""
+def collect(tree: Any, tree_specs: Any, sent: jnp.dtype) -> Any:
+    """On each device: the parameters whole. The gradient of what was cut comes back cut, and summed over the group.
+
+    sent: the dtype in which both pass between devices.
+    """
     return jax.tree.map(
-        lambda leaf, spec: jax.lax.all_gather(leaf, FSDP, tiled=True) if spec == CUT else leaf,
+        lambda leaf, spec: _collected(leaf, sent) if spec == CUT else leaf,
         tree,
         tree_specs,
     )
 
 
-def sum_gradients(gradient: Any, gradient_specs: Any) -> Any:
-    """The sum over all devices of gradients that `collect` has dealt with; of `ROWS` each device's own part of it."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _collected(part: jax.Array, sent: jnp.dtype) -> jax.Array:
+    """Of `part` of each device of the group the whole, in its own dtype: a table's gradient is a sum of many small
+    numbers, which `sent` may not hold."""
+    whole: jax.Array = jax.lax.all_gather(part.astype(sent), FSDP, tiled=True)
+    return whole.astype(part.dtype)
+
+
+def _collected_backward(sent: jnp.dtype, _kept: None, gradient: jax.Array) -> tuple[jax.Array]:
+    summed = jax.lax.psum_scatter(gradient.astype(sent), FSDP, tiled=True)
+    return (summed.astype(gradient.dtype),)
+
+
+_collected.defvjp(lambda part, sent: (_collected(part, sent), None), _collected_backward)
+
+
+def sum_gradients(gradient: Any, gradient_specs: Any, sent: jnp.dtype) -> Any:
+    """The sum over all devices of gradients that `collect` has dealt with. sent: the dtype in which those of matrices
+    pass between devices."""
     leaves, structure = jax.tree.flatten(gradient)
     leaf_specs = jax.tree.leaves(gradient_specs)
+    narrow = [leaf.astype(sent) if leaf.ndim > 1 else leaf for leaf in leaves]
 
     def with_spec(spec: PartitionSpec) -> list[jax.Array]:
-        return [leaf for leaf, its in zip(leaves, leaf_specs, strict=True) if its == spec]
+        return [leaf for leaf, its in zip(narrow, leaf_specs, strict=True) if its == spec]
 
-    scattered = [jax.lax.psum_scatter(leaf, (DATA, FSDP), tiled=True) for leaf in with_spec(ROWS)]
-    summed = {
-        CUT: iter(sum_over(with_spec(CUT), (DATA,))),
-        WHOLE: iter(sum_over(with_spec(WHOLE))),
-        ROWS: iter(scattered),
-    }
-    return jax.tree.unflatten(structure, [next(summed[spec]) for spec in leaf_specs])
+    summed = {CUT: iter(sum_over(with_spec(CUT), (DATA,))), WHOLE: iter(sum_over(with_spec(WHOLE)))}
+    sums = [next(summed[spec]).astype(leaf.dtype) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
+    return jax.tree.unflatten(structure, sums)
 
 
 def sum_over(tree: Any, axes: tuple[str, ...] = (DATA, FSDP)) -> Any:
@@ -175,53 +182,45 @@ def model_of(
     params_specs: Any,
     *,
     method: Callable[..., jax.Array] = Mlm.__call__,
+    sent: jnp.dtype = FLOAT32,
     remat: bool = False,
+    recollect: bool = False,
 ) -> ModelOf:
     """On each device: parameters, of which it may hold only a part, to this method of the model.
 
-    remat: of what a layer computes only its input is kept for the backward pass, and computed again from it.
-    Matrices that had to be collected are not kept either: they are collected a second time.
+    sent: as `collect` has it. remat: of what a layer computes only its input is kept for the backward pass, and
+    computed again from it. recollect: a layer's matrices that had to be collected are not kept either: they are
+    collected a second time.
     """
-    apply = _layer_by_layer(params_specs, remat)
-
-    def model(params: Any) -> Callable[..., jax.Array]:
-        merged = nnx.merge(graph, _all_but_layers(params, params_specs))
-        return functools.partial(method, merged, apply=apply)
-
-    return model
-
-
-def _all_but_layers(params: Any, params_specs: Any) -> Any:
-    """The parameters with all that is no layer's collected: the layers' are when their turn comes."""
-    collected = {name: collect(params[name], params_specs[name]) for name in params if name != "layers"}
-    return {**collected, "layers": params["layers"]}
-
-
-def _layer_by_layer(params_specs: Any, remat: bool) -> Apply:
-    """How a layer is applied on a device that may hold only a part of it."""
-    layer_specs = params_specs["layers"][0]
-    is_cut = any(spec == CUT for spec in jax.tree.leaves(layer_specs))
-    if not is_cut and not remat:
-        return plainly
 
     def apply(layer: Layer, *inputs: jax.Array | None) -> jax.Array:
         graph, state = nnx.split(layer)
 
         def applied(params: Any, *inputs: jax.Array | None) -> jax.Array:
-            whole: Layer = nnx.merge(graph, collect(params, layer_specs))
+            whole: Layer = nnx.merge(graph, collect(params, params_specs["layers"][0], sent))
             return plainly(whole, *inputs)
 
-        checkpointed = jax.checkpoint(applied, policy=None if remat else _is_kept)
-        result: jax.Array = checkpointed(nnx.to_pure_dict(state), *inputs)
+        if remat or recollect:
+            applied = jax.checkpoint(applied, policy=None if remat else _is_kept)
+        result: jax.Array = applied(nnx.to_pure_dict(state), *inputs)
         return result
 
-    return apply
+    def model(params: Any) -> Callable[..., jax.Array]:
+        # All that is no layer's is collected now, the layers' when their turn comes.
+        collected = {
+            name: part if name == "layers" else collect(part, params_specs[name], sent)
+            for name, part in params.items()
+        }
+        return functools.partial(method, nnx.merge(graph, collected), apply=apply)
+
+    return model
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
     """Whether a result is kept for the backward pass: not a collected matrix, nor a view of it."""
     return primitive.name not in (
         "all_gather",
+        "convert_element_type",
         "transpose",
         "reshape",
         "slice",

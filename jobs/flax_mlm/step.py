@@ -120,6 +120,13 @@ def activations_dtype(config: Config, mesh: Mesh) -> jnp.dtype:
     return jnp.dtype(decided(config, mesh.devices.flat[0].platform).dtype)
 
 
+def sent_dtype(config: Config, mesh: Mesh) -> jnp.dtype:
+    """In which training collects matrices and sums their gradients between devices: on TPUs that of the activations,
+    to which products round the matrices anyway (docs/benchmarks.md), else float32."""
+    is_tpu = mesh.devices.flat[0].platform == "tpu"
+    return activations_dtype(config, mesh) if is_tpu else sharding.FLOAT32
+
+
 def learning_rate(config: Config) -> optax.Schedule:
     """Linear from 0 to the peak over the warm-up, then linear to 0 at the last step."""
     rise = optax.linear_schedule(0.0, config.peak_learning_rate, max(1, config.warmup_steps))
@@ -203,8 +210,15 @@ def make_train_step(
     """
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
-    gradient_specs = sharding.update_specs(state["params"], mesh)
-    cross_entropy_sum = model_of(graph, params_specs, method=Mlm.cross_entropy, remat=config.remat)
+    sent = sent_dtype(config, mesh)
+    cross_entropy_sum = model_of(
+        graph,
+        params_specs,
+        method=Mlm.cross_entropy,
+        sent=sent,
+        remat=config.remat,
+        recollect=config.fsdp > 1,
+    )
 
     def masked_nats(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
         return cross_entropy_sum(params)(*masked, keys_B)
@@ -217,7 +231,7 @@ def make_train_step(
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
         slopes = functools.partial(jax.value_and_grad(masked_nats), params)
         nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
-        return sharding.sum_gradients(gradient, gradient_specs), *sharding.sum_over(
+        return sharding.sum_gradients(gradient, params_specs, sent), *sharding.sum_over(
             (nats, masked.weights_BM.sum())
         )
 
@@ -225,7 +239,7 @@ def make_train_step(
         sums,
         mesh,
         (params_specs, sharding.ROWS, sharding.ROWS, sharding.WHOLE),
-        (gradient_specs, sharding.WHOLE, sharding.WHOLE),
+        (params_specs, sharding.WHOLE, sharding.WHOLE),
     )
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:

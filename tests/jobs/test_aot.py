@@ -20,7 +20,6 @@ from jobs.runtime.jax import executables
 from launch import jobs, precompiled
 
 NARROW = ("--layers", "1", "--vocab-size", "384", "--sequence-length", "32", "--batch-size", "16")
-FLOAT_BYTES = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,13 +39,14 @@ def test_a_step_is_compiled_for_a_slice_that_is_not_there_and_its_sums_are_of_al
     memory, collectives = found.answer["memory"], found.answer["collectives"]
     assert found.fits and found.answer["compiler"].startswith("libtpu 0.0.")
     assert (found.answer["devices"], found.answer["per_step"]) == (4, 16 * 32)
-    # Two means, of which each device has its rows of the matrices.
-    assert memory["parameters"] / 2 <= memory["optimizer"] < memory["parameters"]
+    assert memory["optimizer"] == pytest.approx(2 * memory["parameters"], rel=0.01)  # two means
     assert {each["kind"] for each in collectives} == {"reduce-scatter", "all-gather", "all-reduce"}
     assert {(each["reach"], each["group"]) for each in collectives} == {("within a host", 4)}
-    sums = memory["parameters"] + 2 * FLOAT_BYTES  # the loss and the hidden tokens
+    # Of all matrices but the 514 positions each device has a quarter. In bfloat16 they are collected and summed.
+    positions = 514 * 128 * 4
+    quarter = memory["parameters"] - positions
     sent_bytes = sum(each["sent_bytes"] for each in collectives)
-    assert sent_bytes == pytest.approx(sums * 2 * 3 / 4, rel=0.01)
+    assert sent_bytes == pytest.approx((4 * quarter + positions) / 2 * 2 * 3 / 4, rel=0.03)
     scopes = {each["scope"] for each in found.answer["spent"]}
     assert {"layers", "layers, backward", "optimizer", "head"} <= scopes
     again = compiled("flax_mlm", "v5litepod-4", *NARROW)
@@ -59,8 +59,8 @@ def test_shared_out_parameters_are_collected_within_a_slice_and_sums_go_between_
     reaches = {(each["kind"], each["reach"]) for each in found.answer["collectives"]}
     assert ("all-gather", "within a host") in reaches
     assert ("all-reduce", "between slices") in reaches
-    whole = compiled("flax_mlm", "v5litepod-4", *NARROW)
-    assert found.answer["memory"]["parameters"] < whole.answer["memory"]["parameters"] / 2
+    one_host = compiled("flax_mlm", "v5litepod-4", *NARROW)  # whose devices are a group without being asked
+    assert found.answer["memory"]["parameters"] == one_host.answer["memory"]["parameters"]
 
 
 @pytest.mark.slow

@@ -381,12 +381,26 @@ def test_a_gradient_written_by_hand_is_what_finite_differences_find(
                 lambda x, table, bias: custom_gradients.cross_entropy(x, table, bias, TARGETS, WEIGHTS, 10),
                 (X, 0.5 * X.reshape(-1, 8)[:12], X.ravel()[:12]),
             ),
+            (lambda table: custom_gradients.embed(table, TARGETS, X.dtype), (X.reshape(-1, 8)[:12],)),
         ):
             for backend in ("cpu", "tpu"):
                 monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
                 check_grads(
                     of, tuple(map(jnp.asarray, arguments)), order=1, modes=["rev"], atol=1e-6, rtol=1e-6
                 )
+
+
+def test_a_loss_beyond_what_exponentials_can_hold_is_a_number_and_so_is_its_gradient() -> None:
+    """By the TPU's operations, which take exponentials relative to the target's logit."""
+    x, table = 100.0 * jnp.ones((1, 1, 4)), jnp.concatenate([-jnp.ones((1, 4)), jnp.ones((2, 4))])
+
+    def loss(x: jax.Array) -> jax.Array:
+        target, weight = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1))
+        return custom_gradients.cross_entropy(x, table, jnp.zeros(3), target, weight, 3)
+
+    nats, gradient = jax.value_and_grad(loss)(x)
+    assert float(nats) == pytest.approx(custom_gradients.MOST_NATS + math.log(2))
+    np.testing.assert_allclose(gradient, 2.0 * jnp.ones((1, 1, 4)), rtol=1e-5)  # away from the target's row
 
 
 def test_a_layer_norm_has_the_mean_and_the_spread_that_it_was_given_and_takes_statistics_in_float32(

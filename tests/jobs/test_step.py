@@ -98,18 +98,29 @@ def assert_equal_but_for_rounding(on_one: Training, on_two: Training) -> None:
     assert int(on_two.after["step"]) == 2
 
 
-def test_devices_that_share_out_the_updates_hold_parts_of_the_optimizers_state_and_come_to_the_same(
-    on_one: Training, facts: TokenizerFacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On TPUs they do; here two devices are told to."""
-    monkeypatch.setattr(sharding, "_shares_updates", lambda mesh: mesh.size > 1)
-    on_two = Training(CONFIG, facts, 2)
-    assert_equal_but_for_rounding(on_one, on_two)
-    held = {
-        name: [leaf.sharding.shard_shape(leaf.shape) != leaf.shape for leaf in jax.tree.leaves(part)]
-        for name, part in on_two.drawn.items()
-    }
-    assert (sum(held["params"]), sum(held["opt_state"])) == (0, 2 * 7)
+def test_what_passes_between_devices_is_rounded_once_and_is_float32_before_and_afterwards() -> None:
+    """On TPUs in bfloat16. A sum of many small numbers, such as a table's gradient, has to be taken before it."""
+    mesh, sent = sharding.make_mesh(2, jax.devices()[:2]), jnp.dtype(jnp.bfloat16)
+    specs = {"matrix": sharding.CUT, "table": sharding.WHOLE, "bias": sharding.WHOLE}
+    numbers = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    params = {"matrix": numbers, "table": numbers[:3], "bias": numbers[0]}
+
+    def weighted(params: Any) -> jax.Array:
+        whole = sharding.collect(params, specs, sent)
+        return jnp.stack([(leaf * leaf).sum() for leaf in jax.tree.leaves(whole)]).sum()
+
+    def gradient(params: Any) -> Any:
+        return sharding.sum_gradients(jax.grad(weighted)(params), specs, sent)
+
+    summed = sharding.on_each_device(gradient, mesh, (specs,), specs)(params)
+    rounded = {name: leaf.astype(sent).astype(np.float32) for name, leaf in params.items()}
+    for name, expected in {
+        "matrix": rounded["matrix"],
+        "table": rounded["table"],
+        "bias": numbers[0],
+    }.items():
+        assert summed[name].dtype == np.float32
+        np.testing.assert_array_equal(summed[name], 2 * 2 * expected)
 
 
 def test_devices_of_a_group_hold_a_part_of_each_matrix_which_comes_whole_to_the_host(
@@ -374,6 +385,17 @@ def chips(columns: int, rows: int, slices: int = 1) -> list[Chip]:
         for of in range(slices)
         for number in range(of * columns * rows, (of + 1) * columns * rows)
     ]
+
+
+def test_the_tpus_of_one_host_are_a_group_unless_another_one_is_asked_for() -> None:
+    host, two_hosts = (
+        chips(2, 2),
+        [dataclasses.replace(chip, process_index=chip.id // 4) for chip in chips(4, 2)],
+    )
+    cpus = [dataclasses.replace(chip, platform="cpu") for chip in host]
+    asked = [(1, host), (2, host), (1, two_hosts), (1, cpus)]
+    shapes = [sharding.make_mesh(fsdp, devices).devices.shape for fsdp, devices in asked]
+    assert shapes == [(1, 4), (2, 2), (8, 1), (4, 1)]
 
 
 def test_any_number_that_divides_the_chips_of_a_slice_makes_groups_and_a_group_lies_within_its_slice() -> (

@@ -25,6 +25,8 @@ SUM_COLUMNS = 128
 cycles or more."""
 NEVER = -1e30
 """The logit of what is no token."""
+MOST_NATS = 60.0
+"""Sums of exponentials of such numbers are far from what bfloat16 and float32 can hold, 3e38."""
 
 
 def platform() -> str:
@@ -203,6 +205,23 @@ _add_bias_of_kernel.defvjp(
 )
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def embed(table_RD: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rows of a table, rounded to `dtype`: of the copy that the product with the vocabulary takes."""
+    return table_RD.astype(dtype)[ids].astype(table_RD.dtype)
+
+
+def _embed_backward(
+    _dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None]:
+    """The sum of many small numbers, so it is taken in the table's own dtype."""
+    table_RD, ids = kept
+    return jnp.zeros_like(table_RD).at[ids].add(gradient.astype(table_RD.dtype)), None
+
+
+embed.defvjp(lambda table_RD, ids, dtype: (embed(table_RD, ids, dtype), (table_RD, ids)), _embed_backward)
+
+
 def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[-1])
 
@@ -370,9 +389,11 @@ def cross_entropy(
 ) -> jax.Array:
     """The weighted sum of the cross-entropies in nats of the logits x Eᵀ + b; for TPUs.
 
-    Of all that is as large as the logits, only their exponentials are kept, in x's dtype. The logits are computed
-    twice, for their highest and for the exponentials: that takes less time than to write them to memory in float32
-    and to read them again. Exponentials and their sums are of the same rounded numbers, as in `attention`.
+    Of all that is as large as the logits, only their exponentials are kept, in x's dtype: of their distances to the
+    target's logit. The highest logit, of which distances are never positive, would be known only when all are: they
+    would have to be computed twice, or written to memory in float32 and read again. Where a token's loss is beyond
+    MOST_NATS, the distances that exceed it count as that. Exponentials and their sums are of the same rounded numbers,
+    as in `attention`.
 
     tokens: the table's rows that are tokens; what follows only fills it.
     """
@@ -391,17 +412,13 @@ def _cross_entropy_forward(
     narrow_VD = table_VD.astype(x_RD.dtype)
     masked_V = jnp.where(jnp.arange(bias_V.size) < tokens, bias_V, NEVER)
 
-    def logits_of(x_RD: jax.Array) -> jax.Array:
-        return jnp.matmul(x_RD, narrow_VD.T, preferred_element_type=table_VD.dtype) + masked_V
-
-    highest_R1 = logits_of(x_RD).max(-1, keepdims=True)
-    # Behind the barrier XLA cannot see that the logits are those of before.
-    again_RD, highest_R1 = jax.lax.optimization_barrier((x_RD, highest_R1))
-    exponentials_RV = jnp.exp(logits_of(again_RD) - highest_R1).astype(x_RD.dtype)
-    sums_R = widened(exponentials_RV).sum(-1)
     rows_RD = narrow_VD[targets_R]
     of_targets_R = (widened(x_RD) * widened(rows_RD)).sum(-1) + bias_V[targets_R]
-    nats_R = jnp.log(sums_R) + highest_R1[:, 0] - of_targets_R
+    logits_RV = jnp.matmul(x_RD, narrow_VD.T, preferred_element_type=table_VD.dtype) + masked_V
+    beyond_RV = jnp.minimum(logits_RV - of_targets_R[:, None], MOST_NATS)
+    exponentials_RV = jnp.exp(beyond_RV).astype(x_RD.dtype)
+    sums_R = widened(exponentials_RV).sum(-1)
+    nats_R = jnp.log(sums_R)
     return (nats_R * weights_R).sum(), (
         x_BMD, narrow_VD, rows_RD, targets_R, weights_R, exponentials_RV, sums_R
     )  # fmt: skip

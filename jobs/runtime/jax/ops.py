@@ -62,6 +62,12 @@ def projections(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array, parts: in
     return jnp.split(linear(x, kernel_IO, bias_O), parts, axis=-1)
 
 
+@by_hand(custom_gradients.embed, "tpu")
+def embed(table_RD: jax.Array, ids: jax.Array, _narrow: jnp.dtype) -> jax.Array:
+    """A table's rows with these numbers. _narrow: the dtype to which the twin that is written by hand rounds them."""
+    return table_RD[ids]
+
+
 @by_hand(custom_gradients.logits, "cpu")
 def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
     """x Eᵀ + b over the last axis, in the table's dtype, though the product is one of x's."""
