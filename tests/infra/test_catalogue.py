@@ -284,9 +284,9 @@ def _row(which: Generation) -> str:
     """A generation's line in the docs."""
     alone, per = which.most_chips_on_one_host, which.chips_per_slice_host
     hosts = f"chips / {per}" if alone == per else f"1 up to {alone} chips, then chips / {per}"
-    naming = [f"`{which.type_prefix}-N`", which.number_counts, hosts] if which.offered else ["–"] * 3
+    naming = [f"`{which.type_prefix}-N`", which.number_counts, hosts]
     chip = [which.devices_per_chip, which.hbm_gib_per_chip, which.peak_bf16_tflops_per_chip]
-    runtime = f"`{which.runtime_version}`" if which.runtime_version else "–"
+    runtime = f"`{which.runtime_version}`" if which.runtime_version else "an image"
     return f"| {' | '.join(map(str, [which.name, *naming, *chip, runtime]))} |"
 
 
