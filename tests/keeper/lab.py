@@ -202,30 +202,36 @@ class Lab:
             self.cloud.control.set_capacity(pool, count)
 
 
+def prepare_patches(lab: Lab, clock: Clock, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Hosts are those of the lab, and time is the simulator's."""
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    patch.setattr(Documents, "now_s", lambda _: clock.now())
+
+    def prepare(_: Any, reopen: Callable[[], Any], say: Any, require: Callable[[], None]) -> Any:
+        lab.prepared += 1
+        found = reopen()
+        require()
+        if lab.broken:
+            raise RequestError(lab.broken)
+        if silent := lab.count_silent(found.slice):
+            raise HostError(host="", reason=f"{silent} hosts do not answer")
+        return found
+
+    patch.setattr(HostBackend, "prepare", prepare)
+    # As on a gateway, whose timer starts one pass a minute; the two looks of a pass wait for real.
+    patch.setattr("keeper.__main__.LOOK_EVERY_S", 0.0)
+
+
 @contextlib.contextmanager
 def opened(
     tmp_path: Path, patch: pytest.MonkeyPatch, capacity: Mapping[str, int] | None = None
 ) -> Iterator[Lab]:
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     clock = Clock(frozen_at=NOW_S)
     with TpuApi(clock=clock, capacity=dict(capacity or dict.fromkeys(POOLS, 64))) as api:
         patch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", f"{api.url}/v2/")
-        patch.setattr(Documents, "now_s", lambda _: clock.now())
         lab = Lab(Cloud(api, clock), Documents(str(tmp_path / "control")))
 
-        def prepare(_: Any, reopen: Callable[[], Any], say: Any, require: Callable[[], None]) -> Any:
-            lab.prepared += 1
-            found = reopen()
-            require()
-            if lab.broken:
-                raise RequestError(lab.broken)
-            if silent := lab.count_silent(found.slice):
-                raise HostError(host="", reason=f"{silent} hosts do not answer")
-            return found
-
-        patch.setattr(HostBackend, "prepare", prepare)
-        # As on a gateway, whose timer starts one pass a minute; the two looks of a pass wait for real.
-        patch.setattr("keeper.__main__.LOOK_EVERY_S", 0.0)
+        prepare_patches(lab, clock, tmp_path, patch)
         yield lab
         lab.cloud.client.close()
 
