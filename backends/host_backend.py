@@ -58,7 +58,7 @@ LOOPBACK = "127.0.0.1"
 class HostBackend:
     """A `launch.targets.Backend` of hosts that have agents.
 
-    agents, transports: of the target's hosts. agents_of: of the hosts that a run.json names, in worker order. restore:
+    agents, transports: of the target's hosts. agents_for: of the hosts that a run.json names, in worker order. restore:
     makes the slice again. deploy: makes new hosts able to run something; False: some are not, which has been said.
     """
 
@@ -66,7 +66,7 @@ class HostBackend:
     environments: Environments | None
     agents: tuple[Agent, ...]
     transports: tuple[Transport, ...]
-    agents_of: Callable[[Mapping[str, Any]], tuple[Agent, ...]]
+    agents_for: Callable[[Mapping[str, Any]], tuple[Agent, ...]]
     restore: Callable[[Say], None]
     deploy: Callable[[Target], bool]
     hold: Callable[[], AbstractContextManager[Require]]
@@ -99,13 +99,13 @@ class HostBackend:
         return HostLauncher()
 
     def stop(self, run: Run, *, grace_s: float) -> list[Answer]:
-        return stop_processes(self.agents_of(run.described), run.run_id, run.attempt, grace_s=grace_s)
+        return stop_processes(self.agents_for(run.described), run.run_id, run.attempt, grace_s=grace_s)
 
     def status(self, several: Sequence[Run] | None = None) -> Look:
         request: dict[str, Any] = {"run_id": None, "attempt": None, "process_id": None}
         agents = self.agents
         if several is not None and (self.capabilities.hosts_follow_run or len(several) == 1):
-            agents = tuple(agent for run in several for agent in self.agents_of(run.described))
+            agents = tuple(agent for run in several for agent in self.agents_for(run.described))
         if several is not None and len(several) == 1:
             request |= {"run_id": several[0].run_id, "attempt": several[0].attempt}
         # Hosts that are this machine share one agent directory; it is asked once.
@@ -122,10 +122,10 @@ class HostBackend:
     def logs(self, run: Run, index: int, *, offset: int, limit_bytes: int) -> dict[str, Any]:
         process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index}
         request = {**process, "offset": offset, "limit_bytes": limit_bytes}
-        return self.agents_of(run.described)[index].ask("logs", request, timeout_s=LOGS_LIMIT_S)
+        return self.agents_for(run.described)[index].ask("logs", request, timeout_s=LOGS_LIMIT_S)
 
     def ask(self, run: Run, verb: str, request: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
-        agents = self.agents_of(run.described)
+        agents = self.agents_for(run.described)
         requests = [
             {"run_id": run.run_id, "attempt": run.attempt, "process_id": index, **request}
             for index in range(len(agents))
@@ -133,7 +133,7 @@ class HostBackend:
         return ask_all(agents, verb, requests, timeout_s=timeout_s)
 
     def clear(self, run: Run) -> list[str]:
-        agents, problems = self.agents_of(run.described), list[str]()
+        agents, problems = self.agents_for(run.described), list[str]()
         for kind in ("venv", "work"):
             requests = [
                 {"path": f"{agent.root}/runs/{run.run_id}/{kind}-{index}", "first": LAYER_STAMP}
@@ -153,7 +153,7 @@ class HostBackend:
     def open_shell(self, target: Target, index: int | None, run: Run | None) -> int:
         if run is None:
             return self.terminal(target, index, ())
-        agent, process = self.agents_of(run.described)[index or 0], {"process_id": index or 0}
+        agent, process = self.agents_for(run.described)[index or 0], {"process_id": index or 0}
         request = {"run_id": run.run_id, "attempt": run.attempt, **process}
         argv = agent.ask("shell", request)["argv"]
         place = next((host.index for host in target.hosts if host.name == agent.host), None)

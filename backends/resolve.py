@@ -39,7 +39,7 @@ def resolve(request: TargetRequest, like: Run | None = None) -> Target:
     from launch import inventories  # this machine needs none
 
     inventory = request.given.inventory if request.given else inventories.read(request.stack)
-    return of_inventory(inventories.renewed(inventory), request)
+    return inventory_target(inventories.renewed(inventory), request)
 
 
 def _require_platform(request: TargetRequest) -> None:
@@ -49,7 +49,7 @@ def _require_platform(request: TargetRequest) -> None:
         )
 
 
-def inventory_of(request: TargetRequest) -> Inventory:
+def read_inventory(request: TargetRequest) -> Inventory:
     """Return the inventory of a stack as it is now, whether it has hosts or not; of this machine its own.
 
     Raises:
@@ -63,13 +63,13 @@ def inventory_of(request: TargetRequest) -> Inventory:
     return inventories.renewed(request.given.inventory if request.given else inventories.read(request.stack))
 
 
-def of_each(inventory: Inventory, request: TargetRequest) -> list[Target]:
+def slice_targets(inventory: Inventory, request: TargetRequest) -> list[Target]:
     """Return the target of every slice that may be meant, those without hosts left out. Raises as `resolve`."""
     if request.stack == LOCAL:
         return [resolve(request)]
     usable = [one_slice for one_slice in inventory.slices if one_slice.is_usable]
     named = [one_slice.name for one_slice in usable if request.slice in (None, one_slice.name)]
-    return [of_inventory(inventory, dataclasses.replace(request, slice=name)) for name in named]
+    return [inventory_target(inventory, dataclasses.replace(request, slice=name)) for name in named]
 
 
 def keys_file(request: TargetRequest) -> Path:
@@ -83,7 +83,7 @@ def keys_file(request: TargetRequest) -> Path:
     return CHECKOUT / f"Pulumi.{request.stack}.host-keys.json"
 
 
-def of_inventory(inventory: Inventory, request: TargetRequest) -> Target:
+def inventory_target(inventory: Inventory, request: TargetRequest) -> Target:
     """Return the target of a slice on the backend that it has; nothing is connected to yet. Raises as `resolve`."""
     from launch import inventories
 
@@ -96,10 +96,10 @@ def of_inventory(inventory: Inventory, request: TargetRequest) -> Target:
     if pool is not None:
         from backends.pods import pod_backend
 
-        return pod_backend.target_of(inventory, one_slice, hosts, runs_url, request)
+        return pod_backend.make_target(inventory, one_slice, hosts, runs_url, request)
     from backends.vm import ssh_backend  # with it comes all of SSH, which this machine does not need
 
-    return ssh_backend.target_of(inventory, one_slice, hosts, runs_url, request)
+    return ssh_backend.make_target(inventory, one_slice, hosts, runs_url, request)
 
 
 def choose_slice(inventory: Inventory, name: str | None) -> Slice:

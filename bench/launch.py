@@ -306,11 +306,11 @@ def openssh(inventory: Inventory, folder: Path) -> Measured:
 def one_command(inventory: Inventory, _: Path) -> Measured:
     """Our connections, one command on each."""
     from backends.vm.connection import Ssh
-    from backends.vm.transport import transports_of
+    from backends.vm.transport import make_transports
 
     one_slice = inventory.slices[0]
     with Ssh() as ssh, _measured(len(one_slice.hosts)) as measured:
-        hosts = transports_of(inventory, one_slice, ssh=ssh)
+        hosts = make_transports(inventory, one_slice, ssh=ssh)
         for future in [host.begin(["true"], "", timeout_s=LIMIT_S) for host in hosts]:
             if future.result().exit_code != 0:
                 raise SystemExit("true failed")
@@ -320,12 +320,12 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
     from backends import host_backend
-    from backends.resolve import of_inventory
+    from backends.resolve import inventory_target
     from launch import jobs, plan, targets
     from launch import launching as rollout
     from launch.hosts import stop_processes
 
-    target = of_inventory(
+    target = inventory_target(
         inventory,
         targets.TargetRequest(
             stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")

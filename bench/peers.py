@@ -27,7 +27,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
-from backends.local.environments import made
+from backends.local.environments import make
 from jobs.flax_mlm import data, input_pipeline
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, dimensions
@@ -197,7 +197,7 @@ def peer_python(peer: str) -> Path:
     lock = LOCKS / f"{peer}.txt"
     name = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:12]
     home = user_cache_dir() / "peers" / f"{peer}-{name}"
-    made(home, lock)
+    make(home, lock)
     return home / "bin" / "python"
 
 

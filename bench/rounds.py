@@ -66,7 +66,7 @@ def _run(framework: str, arguments: Sequence[str], variables: Mapping[str, str])
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **variables,
     }
-    command = [str(environments.python_of(framework)), "-P", "-m", *arguments]
+    command = [str(environments.environment_python(framework)), "-P", "-m", *arguments]
     process = subprocess.Popen(command, env=environ, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as output:

@@ -107,7 +107,7 @@ def serving(kind: str, export: Path, batch_size: int = 0) -> Iterator[Serving]:
     environments.ensure(framework, lambda text: print(text, file=sys.stderr))
     arguments = [kind, str(export), "--batch-size", str(batch_size)]
     with subprocess.Popen(
-        [str(environments.python_of(framework)), "-m", "bench.serve", "--child", *arguments],
+        [str(environments.environment_python(framework)), "-m", "bench.serve", "--child", *arguments],
         cwd=ROOT,
         env={**os.environ, **LARGE_PAGES, **ON_CPU, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.PIPE,

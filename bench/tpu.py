@@ -259,7 +259,7 @@ def products_of_step(cell: Cell) -> list[int]:
 
 def _cycles_of_products(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     done = subprocess.run(
-        [str(environments.python_of(ENVIRONMENT)), "-P", "-m", tpu_product.__name__],
+        [str(environments.environment_python(ENVIRONMENT)), "-P", "-m", tpu_product.__name__],
         input=json.dumps(requests),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -391,7 +391,7 @@ def measure(
 
 def cached_answer(request: Mapping[str, Any], name: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Return the compiler's answer to a request, as aot.py takes it. name: of the slice. Raises as `measure`."""
-    answer: dict[str, Any] = environments.answer_of(
+    answer: dict[str, Any] = environments.run_module(
         ENVIRONMENT,
         ["jobs.runtime.jax.aot"],
         {**request, "cache_dir": str(user_cache_dir(os.environ))},

@@ -208,13 +208,15 @@ def _carry_out(
         action = policy.judge(desired, observed, time.time(), created=PRESENT if is_there else LOST)
         if action.do == "end" or restarts == 0:
             return _report(console, run, state)
-        desired = policy.begun(desired, observed, PRESENT, time.time()) if action.do == "start" else desired
+        desired = (
+            policy.begin_attempt(desired, observed, PRESENT, time.time()) if action.do == "start" else desired
+        )
         left = _left(desired.limits.restarts or 0)
         for line in [*summary(run, state)[:2], f"{action.reason}; {left}"]:
             say(console)(line)
         if action.do == "wait":
             time.sleep(max(0.0, desired.not_before_s - time.time()))
-            desired = policy.begun(desired, observed, PRESENT, time.time())
+            desired = policy.begin_attempt(desired, observed, PRESENT, time.time())
         if not is_there:
             _compile_meanwhile(resuming(run), target, say(console))
         target = target.backend.ensure(target, lambda: open_target(None), say(console))

@@ -149,7 +149,7 @@ def event_kind(run: Run, change: State | Literal["recovered"]) -> Kind | None:
 
 def run_event(run: Run, kind: Kind, text: str = "") -> Event:
     """Return an event about a run's latest attempt. text: what happened; "": what the run directory says of it."""
-    cost = costs.of_run(run)
+    cost = costs.run_cost(run)
     return Event(
         kind=kind,
         text=text or _text(run, kind),

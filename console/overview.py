@@ -46,7 +46,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
-    attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, costs.of_run(run)
+    attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, costs.run_cost(run)
     spent = run.goodput
     return {
         "run": run.run_id,

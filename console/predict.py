@@ -126,7 +126,7 @@ def ask(job: Job, export: str, questions: dict[str, Any]) -> Answers:
         HostError: it ended otherwise.
     """
     environments.ensure(job.framework, note)
-    answer = environments.answer_of(
+    answer = environments.run_module(
         job.framework,
         [f"jobs.{job.name}.predict", export, str(user_cache_dir(os.environ))],
         questions,

@@ -15,7 +15,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from launch import runs
 from launch.jobs import SERVER
-from launch.launching import only_launch_of
+from launch.launching import exclusive_launch
 from launch.output import counted, printable, say, terminal
 from launch.plan import JOIN_LIMIT_S
 from launch.runs import Look, Run
@@ -165,7 +165,7 @@ def remove_directory(directory: RunDirectory, attempt: int | None) -> None:
         RequestError: another attempt has begun.
     """
     run_id = directory.url.rstrip("/").rpartition("/")[2]
-    with only_launch_of(run_id):
+    with exclusive_launch(run_id):
         now = runs.read(directory)
         if now is not None and now.attempt != attempt:
             raise RequestError(f"{run_id} was resumed meanwhile, and is kept")

@@ -14,7 +14,7 @@ from contracts.run_directory import State
 from jobs.runtime.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
 from launch.bundles import Bundle
-from launch.costs import of_run
+from launch.costs import run_cost
 from launch.output import counted, printable
 from launch.requirement_files import OF_FRAMEWORK
 from launch.runs import Run
@@ -151,7 +151,7 @@ def _done(run: Run) -> list[str]:
     rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
     if (spent := run.goodput) is not None and spent.share is not None:
         rows.append(("goodput", spent.text()))
-    if cost := of_run(run):
+    if cost := run_cost(run):
         rows.append(("cost", cost.text()))
     saved = run.directory.checkpoint_steps()
     if saved:

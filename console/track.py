@@ -169,7 +169,7 @@ def track(target: Target, name: str, to: Sequence[str] | None, *, limit_s: float
         (record,) = run.directory.read_objects([run_directory.tracker(tracker)])
         tell(_progress(tracker, record, current))
         if tracker == "mlflow" and record and str(record.get("address")).startswith("sqlite:"):
-            mlflow = environments.python_of(tracker).with_name("mlflow")
+            mlflow = environments.environment_python(tracker).with_name("mlflow")
             tell(f"look at it with: {mlflow} ui --backend-store-uri {record['address']}")
         is_complete &= mirror.is_complete
     return 0 if is_complete else 1
@@ -375,7 +375,7 @@ class _Client:
     def __init__(self, tracker: str, folder: Path) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            [str(environments.python_of(tracker)), "-P", str(CLIENT), tracker, str(folder)],
+            [str(environments.environment_python(tracker)), "-P", str(CLIENT), tracker, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -32,10 +32,10 @@ class Queued:
 
     def targets(self, request: Request) -> list[Target]:
         """Return the targets that it may run on. Raises RequestError: none of them has a queue."""
-        from backends.resolve import inventory_of, of_each, resolve, with_expected_hosts
+        from backends.resolve import read_inventory, resolve, slice_targets, with_expected_hosts
 
         place = self.run.place(request).request()
-        targets = of_each(with_expected_hosts(inventory_of(place)), place) or [resolve(place)]
+        targets = slice_targets(with_expected_hosts(read_inventory(place)), place) or [resolve(place)]
         able = [target for target in targets if "submit" not in target.capabilities.instead]
         return able or [target.require("submit") for target in targets]
 

@@ -67,10 +67,10 @@ class Selector:
 
     def any_target(self) -> Target:
         """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
-        from backends.resolve import inventory_of, of_each, resolve
+        from backends.resolve import read_inventory, resolve, slice_targets
 
         request = self.request()
-        return next(iter(of_each(inventory_of(request), request)), None) or resolve(request)
+        return next(iter(slice_targets(read_inventory(request), request)), None) or resolve(request)
 
     def inventory(self) -> Inventory:
         """Return the stack's inventory, whether it has hosts or not. Raises RequestError: there is no such stack."""

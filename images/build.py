@@ -40,7 +40,7 @@ from images.recipe import (
     read,
 )
 from jobs.runtime.cache import user_cache_dir
-from launch.jobs import CHECKOUT, commit_of
+from launch.jobs import CHECKOUT, git_commit
 from launch.output import say, terminal
 
 OTHERS_LIMIT_S = 7200
@@ -151,7 +151,7 @@ def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[
         recipes = [read(name, on, environ) for name in frameworks]
         for recipe in recipes:
             recipe.arguments(environ)  # a mistake in them is found before anything is built
-        commit = commit_of(CHECKOUT)
+        commit = git_commit(CHECKOUT)
         revision = None if commit is None else f"{commit.hash}-dirty" if commit.is_dirty else commit.hash
         results: list[BuildResult] = []
         failed: list[str] = []

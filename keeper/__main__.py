@@ -21,7 +21,7 @@ from contracts.errors import DONE, FAILED, RequestError
 from infra.documents import Documents
 from keeper import reclaim, submissions
 from keeper.notices import Notices
-from keeper.stack import is_noted, note_look, stack_of, store_at
+from keeper.stack import is_noted, note_look, stack_at, store_at
 from keeper.world import REFUSALS, World
 from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
 from launch.store import Store
@@ -59,37 +59,37 @@ def one_pass(documents: Documents, say: Say) -> int:
     return max(codes)
 
 
-def reconcile(store: Store, world: World, say: Say, asked: TargetRequest | None = None) -> None:
-    """Bring about what people want, as far as that can be done now. asked: as `World` has it.
+def reconcile(store: Store, world: World, say: Say, request: TargetRequest | None = None) -> None:
+    """Bring about what people want, as far as that can be done now. request: as `World` has it.
 
     Raises:
         DocumentsError: what is wanted cannot be read.
     """
     content = store.read()
-    stack = stack_of(content, store.documents.url)
+    stack = stack_at(content, store.documents.url)
     if stack is not None:
         stack.take_environment()
     notices = Notices(store, world, say)
-    on_this_machine = stack is None and (asked is None or asked.stack == LOCAL)
+    on_this_machine = stack is None and (request is None or request.stack == LOCAL)
     # On this machine one thing is done after the other: a launch changes the directory of the process.
     at_once = 1 if on_this_machine else AT_ONCE
     reconciler = Reconciler(store, world, notices, say, refusals=REFUSALS, at_once=at_once)
-    began_s, looks = time.monotonic(), 0
+    began_s, passes = time.monotonic(), 0
 
     def wait(busy: Collection[Future[None]]) -> None:
-        nonlocal looks
-        looks += 1
-        left_s = max(0.0, began_s + looks * LOOK_EVERY_S - time.monotonic())
+        nonlocal passes
+        passes += 1
+        left_s = max(0.0, began_s + passes * LOOK_EVERY_S - time.monotonic())
         if busy:
             concurrent.futures.wait(busy, left_s)
         else:
             time.sleep(left_s)
 
     # A lost slice is found within half a minute by a timer of a minute.
-    has_slices = stack is not None and bool(stack.slices) and asked is None
+    has_slices = stack is not None and bool(stack.slices) and request is None
     is_wanted = any(run.end is None for run in content.runs.values())
     reconciler.run_pass(wait, content, looks=2 if has_slices and is_wanted else 1)
-    if is_noted(store.documents) or asked is not None:
+    if is_noted(store.documents) or request is not None:
         submissions.remove_code(store)
         store.forget_ended(store.read())
     notices.settle()
@@ -107,10 +107,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--every", type=float, default=0.0, help="look again every so many seconds (default: once)"
     )
-    given = parser.parse_args(arguments)
-    if not given.store:
+    options = parser.parse_args(arguments)
+    if not options.store:
         parser.error(f"--store: say where the stack's documents are, or set ${STORE}")
-    return watch(Documents(given.store), functools.partial(print, flush=True), every_s=given.every)
+    return watch(Documents(options.store), functools.partial(print, flush=True), every_s=options.every)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, RequestError
 from infra.documents import Documents, DocumentsError
 from keeper.__main__ import reconcile
-from keeper.stack import neglected, store_at, store_of
+from keeper.stack import neglected, stack_documents, store_at
 from keeper.world import World
 from launch import control, runs
 from launch.control import Attempt, Limits
@@ -76,7 +76,7 @@ class HandOver:
         """
         self.check(target)
         require_references(run.described.get("secrets", {}), "the keeper")
-        store = store_at(store_of(target))
+        store = store_at(stack_documents(target))
         try:
             store.run(run.run_id)  # by whose clock it is now
             now_s = store.now_s()
@@ -187,7 +187,7 @@ def stop(target: Target, run_id: str) -> bool:
     """Write that a run is to be stopped, so that it is stopped at the next look and not started again; False: nobody
     starts it again."""
     try:
-        documents = store_of(target)
+        documents = stack_documents(target)
     except RequestError:  # a stack without a bucket
         return False
     try:
@@ -207,7 +207,7 @@ def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
         DocumentsError: nobody can tell.
     """
     try:
-        documents = store_of(target)
+        documents = stack_documents(target)
     except RequestError:  # a stack without a bucket
         return None
     store, tell = store_at(documents), say(terminal())
@@ -219,7 +219,7 @@ def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
         return f"{run_id} is to be removed; the keeper does so at its next look" + (
             f"\n{line}" if line else ""
         )
-    reconcile(store, World(documents, tell, program="fab rm", asked=stack), tell, stack)
+    reconcile(store, World(documents, tell, program="fab rm", request=stack), tell, stack)
     left = store.run(run_id)
     if left is None:  # as the reconciler has said
         return ""
@@ -233,7 +233,7 @@ def resumed_by(target: Target) -> dict[str, str]:
         DocumentsError: nobody can tell.
     """
     try:
-        documents = store_of(target)
+        documents = stack_documents(target)
     except RequestError:  # a stack without a bucket has none
         return {}
     reasons = {}

@@ -124,7 +124,7 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
             f"the keeper is for TPU VMs, and all slices of {inventory.stack} are node pools, whose cluster starts pods "
             "again; set tpu-stack:keeper: false, then `pulumi up`"
         )
-    bundle, lock = _bundle(), python_environment.lock_of("keeper", CHECKOUT, "")
+    bundle, lock = _bundle(), python_environment.read_lock("keeper", CHECKOUT, "")
     transport: Transport
     if on_this_machine:
         place, transport, host = here(inventory), LocalTransport(), "this machine"

@@ -24,7 +24,7 @@ from contracts.files import is_url
 from infra.documents import Documents
 from keeper import submissions, sweep
 from keeper.__main__ import reconcile
-from keeper.stack import neglected, store_at, store_of
+from keeper.stack import neglected, stack_documents, store_at
 from keeper.submissions import pending
 from keeper.world import World
 from launch import launching, policy, runs
@@ -81,7 +81,7 @@ def submit_sweep(
     name = template.name or f"{template.job or 'sweep'}-{now:%Y%m%d-%H%M%S}"
     members = [*sweep.requests(template, name, sweep.members(grid, seeds))]
     _check_name(targets[0], members[0].name)
-    queued = store_at(store_of(targets[0])).read().runs.values()
+    queued = store_at(stack_documents(targets[0])).read().runs.values()
     names = {run.submission.sweep for run in queued if run.submission}
     if name in names or name in _sweeps(targets[0]):
         raise RequestError(f"--name {name}: is a sweep already; choose another name")
@@ -103,7 +103,7 @@ def _sweeps(target: Target) -> set[str]:
 
 def _add(targets: Sequence[Target], requests: Sequence[Request], wishes: Wishes) -> int:
     track = tracking.selected(wishes.track, os.environ, None)
-    documents = store_of(targets[0])
+    documents = stack_documents(targets[0])
     store, added = store_at(documents), list[Run]()
     bundles: dict[str, Bundle] = {}
     left_out: dict[str, None] = {}
@@ -197,7 +197,7 @@ def work(documents: Documents, wanted: TargetRequest, *, stay: bool) -> int:
     FAILED if a run ended otherwise than done.
     """
     tell, store = say(terminal()), store_at(documents)
-    world = World(documents, tell, program="fab queue work", asked=wanted)
+    world = World(documents, tell, program="fab queue work", request=wanted)
     unfinished = {run.run_id for run in pending(store.read().runs.values())}
     ended: dict[str, str] = {}
     problem = ""
@@ -328,7 +328,7 @@ def cancel(documents: Documents, stack: TargetRequest, entries: Sequence[str], *
             started.add(now.run_id)
             text = f"stopping entry {now.submission.number} ({now.run_id})"
             tell(f"{text}, up to {spoken(grace_s)} to save a checkpoint")
-    world = World(documents, tell, program="fab queue cancel", asked=stack)
+    world = World(documents, tell, program="fab queue cancel", request=stack)
     for _ in range(2):  # the second look sees that what was stopped is gone
         reconcile(store, world, tell, stack)
     now_runs, code = store.read().runs, DONE
@@ -429,4 +429,4 @@ def chosen_by(entries: Sequence[Run], text: str) -> list[Run]:
 
 def compare(target: Target, name: str, *, as_json: bool) -> int:
     """Print what came of a sweep."""
-    return sweep.compare(target, store_at(store_of(target)), name, as_json=as_json)
+    return sweep.compare(target, store_at(stack_documents(target)), name, as_json=as_json)

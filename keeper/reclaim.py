@@ -23,7 +23,7 @@ from contracts.inventory import Slice
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents
 from infra.documents.lease import LeaseHeldError, LeaseLostError
-from keeper.stack import NOTED_EVERY_S, Stack, is_noted, stack_of
+from keeper.stack import NOTED_EVERY_S, Stack, is_noted, stack_at
 from keeper.world import World, on
 from launch import runs
 from launch.hosts import HostError
@@ -35,7 +35,7 @@ USED = "used.json"
 LOOK_LIMIT_S = 30.0
 AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sh -c "$0" 2>/dev/null; sudo -n -- sh -c "$0"; fi'
 """Only root sees what other users have open. A container's root may see less than users see of their own programs."""
-GONE, LOOKED = ("No such file or directory", "No such process"), "looked"
+VANISHED, LOOKED = ("No such file or directory", "No such process"), "looked"
 
 
 def give_back(store: Store, world: World, say: Say) -> None:
@@ -48,7 +48,7 @@ def give_back(store: Store, world: World, say: Say) -> None:
     documents = store.documents
     if not is_noted(documents):
         return
-    stack = stack_of(store.read(), documents.url)
+    stack = stack_at(store.read(), documents.url)
     hours = None if stack is None else stack.inventory.idle_hours
     if stack is None or hours is None:
         return
@@ -77,13 +77,13 @@ def _unused(
     store: Store, world: World, stack: Stack, name: str, limit_s: float, say: Say
 ) -> tuple[Slice, float] | None:
     """Return a slice that nobody has used for longer than the limit, and for how long; None: somebody may want it."""
-    wanted = [run for run in store.read().runs.values() if run.end is None and run.desired == "running"]
-    if any(name in run.slices if run.slice is None else run.slice == name for run in wanted):
+    running = [run for run in store.read().runs.values() if run.end is None and run.desired == "running"]
+    if any(name in run.slices if run.slice is None else run.slice == name for run in running):
         return None
-    known = next(each for each in stack.inventory.slices if each.name == name)
-    one = ensure.observed(world.clients, world.backoff, stack.slices[name], known)
-    unused_s = 0.0 if one is None else _unused_s(store, stack, one, say)
-    return (one, unused_s) if one is not None and unused_s > limit_s else None
+    recorded = next(entry for entry in stack.inventory.slices if entry.name == name)
+    idle_slice = ensure.observed(world.clients, world.backoff, stack.slices[name], recorded)
+    unused_s = 0.0 if idle_slice is None else _unused_s(store, stack, idle_slice, say)
+    return (idle_slice, unused_s) if idle_slice is not None and unused_s > limit_s else None
 
 
 def _is_told(documents: Documents, stack: Stack, name: str, unused_s: float, line: str, say: Say) -> bool:
@@ -126,41 +126,43 @@ def unused_s(
     return 0.0 if used_s is None else max(0.0, now_s - max([used_s, *since_s]))
 
 
-def _unused_s(store: Store, stack: Stack, one: Slice, say: Say) -> float:
+def _unused_s(store: Store, stack: Stack, idle_slice: Slice, say: Say) -> float:
     """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen.
 
     A host that does not answer, at any look, for as long as no run has used the slice, is of no use to anybody.
     """
     documents, now_s = store.documents, store.now_s()
-    others = [each for each in stack.inventory.slices if each.name != one.name]
+    other_slices = [entry for entry in stack.inventory.slices if entry.name != idle_slice.name]
     target = on(
-        dataclasses.replace(stack, inventory=dataclasses.replace(stack.inventory, slices=(one, *others))),
-        one.name,
+        dataclasses.replace(
+            stack, inventory=dataclasses.replace(stack.inventory, slices=(idle_slice, *other_slices))
+        ),
+        idle_slice.name,
     )
-    known = target.backend.status()
-    seen: Mapping[str, float] = documents.read(USED).value or {}
-    silent, silent_since_s, open_s = f"{one.name}/silent", 0.0, seen.get(one.name, 0.0)
-    if known.errors:
-        silent_since_s = seen.get(silent, now_s)
-        if silent not in seen:
+    look = target.backend.status()
+    use_times: Mapping[str, float] = documents.read(USED).value or {}
+    silent, silent_since_s, open_s = f"{idle_slice.name}/silent", 0.0, use_times.get(idle_slice.name, 0.0)
+    if look.errors:
+        silent_since_s = use_times.get(silent, now_s)
+        if silent not in use_times:
             documents.change(USED, lambda value: {**(value or {}), silent: now_s})
     else:
-        if silent in seen:
+        if silent in use_times:
             documents.change(
                 USED, lambda value: {key: at for key, at in (value or {}).items() if key != silent}
             )
         try:
             open_on = devices_open_on(target)
         except HostError as error:
-            say(f"{one.name}: it is not given back: {error}")
+            say(f"{idle_slice.name}: it is not given back: {error}")
             return 0.0
         if open_on:
-            documents.change(USED, lambda value: {**(value or {}), one.name: now_s})
+            documents.change(USED, lambda value: {**(value or {}), idle_slice.name: now_s})
             open_s = now_s
     return unused_s(
         now_s,
-        used_s=idle.used_s(one, runs.list_runs(target.runs)),
-        processes=known.processes,
+        used_s=idle.used_s(idle_slice, runs.list_runs(target.runs)),
+        processes=look.processes,
         open_s=open_s,
         silent_since_s=silent_since_s,
     )
@@ -175,21 +177,21 @@ def devices_open_on(target: Target) -> list[str]:
     patterns = target.stand_in_devices or DEVICE_GLOBS[target.platform]
     if not patterns:
         return []
-    names = " -o ".join(f"-lname {shlex.quote(each)}" for each in patterns)
-    words = ["sh", "-c", AS_ROOT, f"LC_ALL=C find /proc/[0-9]*/fd {names}; echo {LOOKED}"]
-    begun = [transport.begin(words, "", timeout_s=LOOK_LIMIT_S) for transport in target.transports]
-    found, unseen = [], []
-    for host, future in zip(target.hosts, begun, strict=True):
+    names = " -o ".join(f"-lname {shlex.quote(pattern)}" for pattern in patterns)
+    command = ["sh", "-c", AS_ROOT, f"LC_ALL=C find /proc/[0-9]*/fd {names}; echo {LOOKED}"]
+    futures = [transport.begin(command, "", timeout_s=LOOK_LIMIT_S) for transport in target.transports]
+    open_hosts, unseen = [], []
+    for host, future in zip(target.hosts, futures, strict=True):
         answer = future.result()
-        problems = [line for line in answer.stderr.splitlines() if not line.endswith(GONE)]
+        problems = [line for line in answer.stderr.splitlines() if not line.endswith(VANISHED)]
         if any(line.startswith("/proc/") for line in answer.stdout.splitlines()):
-            found.append(host.name)
+            open_hosts.append(host.name)
         elif problems or not answer.stdout.endswith(f"{LOOKED}\n"):
             unseen.append((host.name, [*problems, "no answer"][0]))
-    if unseen and not found:
+    if unseen and not open_hosts:
         raise HostError(
             host=unseen[0][0],
             reason=f"whether a program has a TPU open cannot be seen ({unseen[0][1]})",
             remedy="give the keeper's user sudo on that host, or leave tpu-stack:idle-hours out",
         )
-    return found
+    return open_hosts

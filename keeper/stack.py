@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.resolve import inventory_of, resolve
+from backends.resolve import read_inventory, resolve
 from console import notify
 from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError
@@ -69,7 +69,7 @@ class Stack:
                 os.environ.setdefault(variable, value)
 
 
-def store_of(target: Target) -> Documents:
+def stack_documents(target: Target) -> Documents:
     """Return the documents of a target's stack, or of this machine, beside its runs.
 
     Raises:
@@ -84,11 +84,11 @@ def documents_for(request: AskedFor) -> Documents:
     """Return the documents of the stack that is asked for, or of this machine; no host is needed.
 
     Raises:
-        RequestError: there is no such stack, or as `store_of`.
+        RequestError: there is no such stack, or as `stack_documents`.
     """
     if request.stack == targets.LOCAL:
-        return store_of(resolve(request))
-    return _documents_of(inventory_of(request), request.stack)
+        return stack_documents(resolve(request))
+    return _documents_of(read_inventory(request), request.stack)
 
 
 def _documents_of(inventory: Inventory, stack: str) -> Documents:
@@ -103,7 +103,7 @@ def _documents_of(inventory: Inventory, stack: str) -> Documents:
 WRITES_IT = "`pulumi up` writes it"
 
 
-def stack_of(content: Content, url: str) -> Stack | None:
+def stack_at(content: Content, url: str) -> Stack | None:
     """Return what `pulumi up` has written of the stack, with the slices as they were last recorded; None where it has
     not, as for this machine. url: of the documents.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.resolve import inventory_of, of_inventory, resolve
+from backends.resolve import inventory_target, read_inventory, resolve
 from backends.vm import ensure
 from console import follow, removal
 from console import track as tracking
@@ -34,7 +34,7 @@ from infra.lifecycles import Clients
 from infra.slice_api import ACTIVE, SliceApi
 from keeper import submissions
 from keeper.login import from_here
-from keeper.stack import Stack, stack_of
+from keeper.stack import Stack, stack_at
 from launch import launching, precompiled, runs, targets
 from launch.control import Run
 from launch.hosts import HostError, HostsError
@@ -56,7 +56,7 @@ one may have started it; nobody but its heartbeats can tell, and what they lie i
 
 
 class World:
-    """documents: the control documents. asked: the target that a command names; None: of the keeper, which knows its
+    """documents: the control documents. request: the target that a command names; None: of the keeper, which knows its
     stack by the documents alone. program: who holds leases."""
 
     def __init__(
@@ -65,11 +65,11 @@ class World:
         say: Callable[[str], None],
         *,
         program: str,
-        asked: targets.TargetRequest | None = None,
+        request: targets.TargetRequest | None = None,
         backoff: Backoff | None = None,
         clients: Clients | None = None,
     ) -> None:
-        self._documents, self._say, self._program, self._asked = documents, say, program, asked
+        self._documents, self._say, self._program, self._request = documents, say, program, request
         self.backoff = backoff or Backoff(say=say)
         self.clients = clients or Clients(lifecycles.read_environment_settings, self.backoff)
         self._local = threading.local()  # what one slice is done by is not what another thread has read
@@ -77,8 +77,8 @@ class World:
     @property
     def _content(self) -> Content:
         none = Content(runs={}, slices={}, others={}, unreadable={})
-        found: Content = getattr(self._local, "content", none)
-        return found
+        content: Content = getattr(self._local, "content", none)
+        return content
 
     @_content.setter
     def _content(self, content: Content) -> None:
@@ -90,14 +90,14 @@ class World:
         self._content = content
         if (problem := content.unreadable.get(SPECIFICATION)) is not None:
             raise RequestError(problem)
-        stack = stack_of(content, self._documents.url)
+        stack = stack_at(content, self._documents.url)
         if stack is None:
             return self._unspecified(content)
-        found: dict[str, SliceObserved] = {}
-        hosts = {each.name: each.hosts for each in self._inventory_slices(stack)}
-        for each in stack.inventory.slices:
-            if each.name not in stack.slices:
-                found[each.name] = SliceObserved(standing="fixed" if hosts.get(each.name) else "unknown")
+        by_name: dict[str, SliceObserved] = {}
+        hosts = {entry.name: entry.hosts for entry in self._inventory_slices(stack)}
+        for entry in stack.inventory.slices:
+            if entry.name not in stack.slices:
+                by_name[entry.name] = SliceObserved(standing="fixed" if hosts.get(entry.name) else "unknown")
         listings: dict[str, Listing | None] = {}
         for name, properties in stack.slices.items():
             key = lifecycles.api_name(properties)
@@ -106,25 +106,25 @@ class World:
                 if key not in listings:
                     listings[key] = None  # where it is refused, it is asked once
                     listings[key] = api.listing(stack.project)
-                found[name] = observed_slice(api, properties, _known(stack, name), listings[key])
+                by_name[name] = observed_slice(api, properties, _recorded(stack, name), listings[key])
             except CloudTpuError as error:
                 self._say(str(error))
-                found[name] = SliceObserved(standing="unknown")
-        return found
+                by_name[name] = SliceObserved(standing="unknown")
+        return by_name
 
     def _inventory_slices(self, stack: Stack) -> Sequence[InventorySlice]:
-        return (stack.inventory if self._asked is None else inventory_of(self._asked)).slices
+        return (stack.inventory if self._request is None else read_inventory(self._request)).slices
 
     def _unspecified(self, content: Content) -> dict[str, SliceObserved]:
         """Return the slices of this machine, or of an inventory, which nothing here can make again."""
-        if self._asked is None or self._asked.stack == targets.LOCAL:
+        if self._request is None or self._request.stack == targets.LOCAL:
             # A run of a project whose stack is gone has no slice any more.
             names = {name for run in content.runs.values() if run.project is None for name in run.slices}
             return {name: SliceObserved(standing="fixed") for name in names}
         return {
-            each.name: SliceObserved(standing="fixed" if each.hosts else "unknown")
-            for each in inventory_of(self._asked).slices
-            if each.pool is None
+            entry.name: SliceObserved(standing="fixed" if entry.hosts else "unknown")
+            for entry in read_inventory(self._request).slices
+            if entry.pool is None
         }
 
     def request(self, name: str, content: Content, lease: Lease, *, wait_s: float) -> bool:
@@ -134,10 +134,10 @@ class World:
                 self.clients,
                 self.backoff,
                 stack.slices[name],
-                _known(stack, name),
+                _recorded(stack, name),
                 lease,
                 wait_s=wait_s,
-                lost=lambda why: self._say(f"{name}: is lost ({why})"),
+                lost=lambda reason: self._say(f"{name}: is lost ({reason})"),
             )
         except ensure.UnpublishedError as error:
             self._say(str(error))
@@ -153,18 +153,18 @@ class World:
     def release(self, name: str, content: Content, lease: Lease) -> None:
         stack = self._specified(content)
         ensure.release(self.clients, self.backoff, stack.slices[name], lease)
-        ensure.record(self._documents, dataclasses.replace(_known(stack, name), hosts=()))
+        ensure.record(self._documents, dataclasses.replace(_recorded(stack, name), hosts=()))
 
     def _specified(self, content: Content) -> Stack:
-        stack = stack_of(content, self._documents.url)
+        stack = stack_at(content, self._documents.url)
         if stack is None:
             raise RequestError(f"{self._documents.url}: does not say what the stack's slices are made of")
         return stack
 
     def _observe(self, stack: Stack, name: str) -> None:
         """Record the hosts that a slice has now."""
-        fresh = ensure.observed(self.clients, self.backoff, stack.slices[name], _known(stack, name))
-        if fresh is not None and fresh != _known(stack, name):
+        fresh = ensure.observed(self.clients, self.backoff, stack.slices[name], _recorded(stack, name))
+        if fresh is not None and fresh != _recorded(stack, name):
             ensure.record(self._documents, fresh)
 
     # --- hosts ------------------------------------------------------------------------------------------------------
@@ -173,15 +173,15 @@ class World:
         """Return where a run goes on. name: of the slice; None: the run's own."""
         name = name or run.slice or ""
         where = dict(run.submission.where) if run.submission else {}
-        if run.project is None and (self._asked is None or self._asked.stack == targets.LOCAL):
+        if run.project is None and (self._request is None or self._request.stack == targets.LOCAL):
             place = targets.TargetRequest(**{**where, "runs": run.runs_url})  # type: ignore[arg-type]  # texts alone
             before = runs.read(resolve(place).runs.directory(run.run_id))
             return resolve(place, before) if before else resolve(place)
-        if self._asked is not None:
-            asked = dataclasses.replace(self._asked, **{**where, "runs": run.runs_url}, slice=name)  # type: ignore[arg-type]
-            return of_inventory(inventory_of(asked), asked)
+        if self._request is not None:
+            request = dataclasses.replace(self._request, **{**where, "runs": run.runs_url}, slice=name)  # type: ignore[arg-type]
+            return inventory_target(read_inventory(request), request)
         stack = self._specified(self._content)
-        if name in stack.slices and not _known(stack, name).hosts:
+        if name in stack.slices and not _recorded(stack, name).hosts:
             self._observe(stack, name)
             recorded = self._documents.read(RECORDED).value
             self._content = dataclasses.replace(
@@ -197,7 +197,7 @@ class World:
     def prepare(
         self, name: str, run: Run, content: Content, lease: Lease, require_there: Callable[[], None]
     ) -> None:
-        stack = stack_of(content, self._documents.url)
+        stack = stack_at(content, self._documents.url)
         if stack is not None and name in stack.slices:
             # One of which a node is gone, which the listing does not show, is made again here.
             if not self.request(name, content, lease, wait_s=0.0):
@@ -210,7 +210,7 @@ class World:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def signs(self, several: Sequence[Run]) -> dict[str, Signs]:
-        found: dict[str, Signs] = {}
+        by_run: dict[str, Signs] = {}
         names = [run_directory.heartbeat(0), run_directory.RESULT]
         for folder in sorted(
             {run.runs_url for run in several if run.attempt is not None or not run.submission}
@@ -225,8 +225,8 @@ class World:
                 continue
             for run_id in ids:
                 beat, result = (f"{run_id}/{name}" for name in names)
-                found[run_id] = Signs(beat_age_s=ages_s.get(beat), has_result=result in ages_s)
-        return found
+                by_run[run_id] = Signs(beat_age_s=ages_s.get(beat), has_result=result in ages_s)
+        return by_run
 
     def directory(self, run: Run) -> RunDirectory | None:
         """Return a run's directory as this machine sees it without hosts; None where it does not."""
@@ -238,61 +238,59 @@ class World:
         self._content = content
         if not has_hosts:
             directory = self.directory(run)
-            found = runs.read(directory) if directory is not None else None
-            if found is None:
+            run_read = runs.read(directory) if directory is not None else None
+            if run_read is None:
                 return None
-            outcome = (found.current_result() or {"outcome": "lost"}).get("outcome")
-            state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
-            return launching.observed(found, state)
+            outcome = (run_read.current_result() or {"outcome": "lost"}).get("outcome")
+            state: State = next((name for name in run_directory.OUTCOMES if name == outcome), "lost")
+            return launching.observed(run_read, state)
         target = self.target(run)
         try:
-            found = runs.read(target.runs.directory(run.run_id))
+            run_read = runs.read(target.runs.directory(run.run_id))
         except HostError:
             if silent := len(target.backend.status().errors):  # which alone may reach it
                 return RunObserved(living="unknown", silent=silent)
             raise
-        if found is None:
+        if run_read is None:
             return None
-        known = target.backend.status([found]).of(found)
+        look = target.backend.status([run_read]).of(run_read)
         now_s = self._documents.now_s()
-        if not (known.processes or known.knowing):
+        if not (look.processes or look.knowing):
             # No agent has a record of it: another user has started it.
             now_s -= FOREIGN_LIMIT_S - run_directory.SILENCE_LIMIT_S
         state = runs.state(
-            found, known.processes, unanswered=len(known.errors), knowing=known.knowing, now_s=now_s
+            run_read, look.processes, unanswered=len(look.errors), knowing=look.knowing, now_s=now_s
         )
-        has_result = found.current_result() is not None
-        silent = len(known.errors)
-        if state in run_directory.ACTIVE or (
-            state == "failed" and not has_result and follow.is_ending(known)
-        ):
-            return launching.observed(found, state, living="present")
+        has_result = run_read.current_result() is not None
+        silent = len(look.errors)
+        if state in run_directory.ACTIVE or (state == "failed" and not has_result and follow.is_ending(look)):
+            return launching.observed(run_read, state, living="present")
         if silent and not (has_result and state == "done"):
-            return launching.observed(found, state, living="unknown", silent=silent)
-        found, state = follow.concluded(found, state, target)
-        return launching.observed(found, state)
+            return launching.observed(run_read, state, living="unknown", silent=silent)
+        run_read, state = follow.concluded(run_read, state, target)
+        return launching.observed(run_read, state)
 
     def start(self, run: Run, require: Callable[[], object]) -> int:
         try:
             target = self.target(run)
             before = runs.read(target.runs.directory(run.run_id))
             if before is None and run.submission is not None:
-                wanted = submissions.request(self._documents, run)
+                launch_request = submissions.request(self._documents, run)
             elif before is not None:
-                wanted = dataclasses.replace(resuming(before), submitted=as_it_was(before))
+                launch_request = dataclasses.replace(resuming(before), submitted=as_it_was(before))
             else:
                 raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
-            planned = work_out(wanted, target)
+            planned = work_out(launch_request, target)
             if planned.step is not None and planned.precompiled is None:
                 note = precompiled.find_published(planned.step, self._documents)
-                wanted = dataclasses.replace(wanted, precompiled=note)
+                launch_request = dataclasses.replace(launch_request, precompiled=note)
         except (Unreachable, DocumentsError, HostError, HostsError) as error:
             raise NotStartedError(str(error), is_outage=isinstance(error, Unreachable)) from None
         except RequestError as error:
             raise NotStartedError(str(error), is_final=True) from None
         try:
             started = launching.launch(
-                wanted,
+                launch_request,
                 target,
                 self._say,
                 hold=lambda: contextlib.nullcontext(require),
@@ -314,10 +312,10 @@ class World:
 
     def stop(self, run: Run) -> None:
         target = self.target(run)
-        found = runs.read(target.runs.directory(run.run_id))
-        if found is not None:
+        run_read = runs.read(target.runs.directory(run.run_id))
+        if run_read is not None:
             grace_s = follow.STOP_GRACE_S if run.stop_grace_s is None else run.stop_grace_s
-            target.backend.stop(found, grace_s=grace_s)
+            target.backend.stop(run_read, grace_s=grace_s)
 
     def remove(self, run: Run) -> None:
         directory, target = self.directory(run), None
@@ -328,12 +326,12 @@ class World:
                     f"only the hosts of {run.slice} reach {run.runs_url}, and there are none now"
                 )
             directory = target.runs.directory(run.run_id)
-        found = runs.read(directory)
-        if found is not None and run.attempt is not None and found.attempt > run.attempt.number:
+        run_read = runs.read(directory)
+        if run_read is not None and run.attempt is not None and run_read.attempt > run.attempt.number:
             raise RequestError(
-                f"attempt {found.attempt} of it was started by hand; once that has ended, `fab rm` again"
+                f"attempt {run_read.attempt} of it was started by hand; once that has ended, `fab rm` again"
             )
-        removal.remove_directory(directory, None if found is None else found.attempt)
+        removal.remove_directory(directory, None if run_read is None else run_read.attempt)
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[Lease]:
@@ -353,18 +351,18 @@ def on(stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
             python=stack.python or targets.PYTHON,
             stand_in_devices=stack.stand_in_devices or (),
         )
-    asked = targets.TargetRequest(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
-    return of_inventory(inventory, asked)
+    request = targets.TargetRequest(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
+    return inventory_target(inventory, request)
 
 
-def _known(stack: Stack, name: str) -> InventorySlice:
-    return next(each for each in stack.inventory.slices if each.name == name)
+def _recorded(stack: Stack, name: str) -> InventorySlice:
+    return next(entry for entry in stack.inventory.slices if entry.name == name)
 
 
 def observed_slice(
-    api: SliceApi[Any], properties: Mapping[str, Any], known: InventorySlice, listing: Listing | None
+    api: SliceApi[Any], properties: Mapping[str, Any], recorded: InventorySlice, listing: Listing | None
 ) -> SliceObserved:
-    """Return how a slice stands by a listing of its project; None: Google gave no answer. known: as recorded."""
+    """Return how a slice stands by a listing of its project; None: Google gave no answer. recorded: as recorded."""
     if listing is None:
         return SliceObserved(standing="unknown")
     spec = api.spec(properties)
@@ -373,12 +371,12 @@ def observed_slice(
         return SliceObserved(standing="unknown")  # it may be in a zone that could not be asked
     kinds = [look.kind for look in looks]
     order: tuple[Standing, ...] = ("active", "waiting", "lost")
-    kind: Standing = next((each for each in order if each in kinds), "absent")
+    kind: Standing = next((entry for entry in order if entry in kinds), "absent")
     created = next((str(look.resource.get("createTime", "")) for look in looks if look.kind == kind), "")
     if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in looks) > 1:
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
         kind = "overdue" if any(zones.is_over(spec, look, api.now()) for look in looks) else kind
     # Recorded when its hosts were: a listing of requests does not show when their nodes end.
-    ends_s = known.ends_s if created and known.created == created else None
+    ends_s = recorded.ends_s if created and recorded.created == created else None
     return SliceObserved(standing=kind, created=created, ends_s=ends_s)

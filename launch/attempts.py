@@ -81,7 +81,7 @@ def cause_of(state: State, result: Mapping[str, Any] | None) -> Cause:
     """Return why an attempt on pods ended as it did."""
     if state == "failed" and result is not None and result.get("exit_code") in (None, PEER_LOST):
         return "preempted"  # a pod was lost, which is the cluster's affair
-    return policy.cause_of(state, result)
+    return policy.failure_cause(state, result)
 
 
 def end_of_run(
@@ -123,7 +123,7 @@ def replay(
     observed = None
     saved = [*(attempt["checkpoint"] for attempt in attempts[1:]), newest_checkpoint]
     for attempt, checkpoint in zip(attempts, saved, strict=True):
-        run = policy.begun(run, observed, "", 0.0)
+        run = policy.begin_attempt(run, observed, "", 0.0)
         assert run.attempt is not None
         begun = dataclasses.replace(
             run.attempt, number=attempt["attempt"], checkpoint=_step(attempt["checkpoint"])

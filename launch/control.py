@@ -207,7 +207,7 @@ def to_json(document: Run | Slice) -> dict[str, Any]:
     return {**value.pop("extra"), **value}
 
 
-def run_of(value: Any) -> Run:
+def parse_run(value: Any) -> Run:
     """Return the run that a document holds; keys of a newer version are kept.
 
     Raises:
@@ -219,21 +219,21 @@ def run_of(value: Any) -> Run:
     return run
 
 
-def slice_of(value: Any) -> Slice:
+def parse_slice(value: Any) -> Slice:
     """Return the slice that a document holds. Raises ValueError: it is not one."""
     found: Slice = _parsed(Slice, value)
     return found
 
 
 @functools.cache
-def _types_of(kind: Any) -> dict[str, str]:
+def _field_types(kind: Any) -> dict[str, str]:
     return {field.name: str(field.type) for field in dataclasses.fields(kind) if field.name != "extra"}
 
 
 def _parsed(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    names = _types_of(kind)
+    names = _field_types(kind)
     known: dict[str, Any] = {name: item for name, item in value.items() if name in names}
     for name, item in known.items():
         if name in PARTS and isinstance(item, dict):

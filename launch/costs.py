@@ -19,7 +19,7 @@ from jobs.runtime.metric_definitions import finite
 from launch.runs import Run, parse_time
 
 
-def price_of(one: Slice) -> dict[str, float | None] | None:
+def list_price(one: Slice) -> dict[str, float | None] | None:
     """Return what an hour of a slice costs, as an attempt in run.json has it; None where no list price is known."""
     return listed_price(dataclasses.asdict(dataclasses.replace(one, hosts=())))
 
@@ -45,7 +45,7 @@ def listed_price(described: Mapping[str, Any]) -> dict[str, float | None] | None
 
 def an_hour(one: Slice) -> str:
     """Return what an hour of a slice costs, in words."""
-    price = price_of(one)
+    price = list_price(one)
     if price is None:
         return f"not known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
     return f"{_cost(price, HOUR_S).text(' an hour')} ({one.capacity}, {one.zone})"
@@ -57,7 +57,7 @@ def _cost(price: dict[str, float | None], length_s: float) -> Cost:
     return result
 
 
-def of_run(run: Run) -> Cost | None:
+def run_cost(run: Run) -> Cost | None:
     """Return what the slice of a run cost for the time of its attempts so far; None where that is not known."""
     return cost(_attempts(run), run.wall_s)
 
@@ -76,33 +76,33 @@ def made_s(one: Slice) -> float | None:
         return None
 
 
-def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
+def slice_cost(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
     """Return the age of a slice in seconds and what it has cost; None if its age is unknown or it has no hosts."""
     at_s = made_s(one)
     if at_s is None or not one.hosts:
         return None
-    price, length_s = price_of(one), max(0.0, now_s - at_s)
+    price, length_s = list_price(one), max(0.0, now_s - at_s)
     return length_s, None if price is None else _cost(price, length_s)
 
 
-def of_stack(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
+def stack_costs(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
     """Return a line for each slice that is there, and one for all where there are several."""
     costs: list[Cost] = []
-    priced = [one_slice for one_slice in slices if one_slice.is_usable and price_of(one_slice) is not None]
+    priced = [one_slice for one_slice in slices if one_slice.is_usable and list_price(one_slice) is not None]
     for one in priced:
         line = f"slice {one.name} ({one.accelerator_type}): {an_hour(one)}"
         if one.pool is not None:
             line += " while a run has its nodes" if one.pool.scales_to_zero else ", with a run or without"
-        so_far = of_slice(one, now_s)
+        so_far = slice_cost(one, now_s)
         if so_far is not None and so_far[1] is not None:
             costs.append(so_far[1])
             line += f"; {so_far[1].text()} in the {spoken(so_far[0])} that it is there"
         yield line
     if len(costs) > 1:
-        yield f"together {sum_of(costs).text()} so far"
+        yield f"together {total(costs).text()} so far"
 
 
-def sum_of(costs: Sequence[Cost]) -> Cost:
+def total(costs: Sequence[Cost]) -> Cost:
     billed = [cost_of_slice.billed_usd for cost_of_slice in costs]
     billed_usd = [usd for usd in billed if usd is not None]
     return Cost(
@@ -172,14 +172,14 @@ def _month(month: str, spans: Sequence[_Span]) -> Month:
         month=month,
         runs=frozenset(span.run_id for span in spans if span.run_id is not None),
         goodput=goodput.sum_of([span.goodput for span in spans]),
-        cost=sum_of(known) if known else None,
+        cost=total(known) if known else None,
         is_cost_complete=len(known) == len(spans),
     )
 
 
 def _unused(created_s: float, held: Sequence[_Span], present: Slice | None, now_s: float) -> Iterator[_Span]:
     """The time of one slice that no run held, divided at the ends of months."""
-    price = price_of(present) if present is not None else held[-1].price
+    price = list_price(present) if present is not None else held[-1].price
     ends = [*((span.at_s, span.at_s + span.goodput.total_s) for span in held)]
     ends += [(now_s, now_s)] if present is not None else []
     free_s = created_s
@@ -233,7 +233,7 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
     limit_usd = max_usd if max_usd is not None else finite(before and before.described.get("max_usd"))
     if limit_usd is None:
         return None
-    price = number((price_of(one) or {}).get("usd_per_hour"))
+    price = number((list_price(one) or {}).get("usd_per_hour"))
     if not price:
         raise RequestError(
             f"--max-usd {limit_usd:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}"

@@ -233,7 +233,7 @@ Answer = dict[str, Any] | HostError
 """What became of one question: the answer, or why there is none."""
 
 
-def answer_of(future: Future[dict[str, Any]]) -> Answer:
+def wait_for_answer(future: Future[dict[str, Any]]) -> Answer:
     """Wait for the answer to a question."""
     try:
         return future.result()
@@ -250,7 +250,9 @@ def ask_all(
 ) -> list[Answer]:
     """Carry out `verb` on all hosts at once; return the answer or the error of each, in order."""
     pairs = zip(agents, requests, strict=True)
-    return [*map(answer_of, [agent.begin(verb, request, timeout_s=timeout_s) for agent, request in pairs])]
+    return [
+        *map(wait_for_answer, [agent.begin(verb, request, timeout_s=timeout_s) for agent, request in pairs])
+    ]
 
 
 def all_or_error(summary: str, answers: Sequence[Answer]) -> list[dict[str, Any]]:

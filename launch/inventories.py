@@ -167,7 +167,7 @@ class Trusted:
     host_key: str
     confirmed: str
 
-    def is_of(self, one_slice: Slice, host: Host) -> bool:
+    def belongs_to(self, one_slice: Slice, host: Host) -> bool:
         """Return whether it is this very host's; one that was made again has another name."""
         place = (one_slice.name, host.index, host.internal_address)
         return (self.slice, self.index, self.internal_address) == place and host.name in ("", self.name)
@@ -213,7 +213,7 @@ def with_keys(inventory: Inventory, entries: Sequence[Trusted]) -> Inventory:
 
 def _confirmed(one_slice: Slice, host: Host, entries: Sequence[Trusted]) -> Host:
     for entry in entries:
-        if entry.is_of(one_slice, host):
+        if entry.belongs_to(one_slice, host):
             return dataclasses.replace(host, name=entry.name, host_keys=(entry.host_key,))
     return host
 

@@ -63,7 +63,7 @@ class Job:
             raise RequestError("\n".join([*problems, f"all options: fab jobs --job {self.name}"]))
         return config
 
-    def config_of(self, run_id: str, stored: Mapping[str, Any]) -> Any:
+    def stored_config(self, run_id: str, stored: Mapping[str, Any]) -> Any:
         """Return the Config that run.json holds. An option that was added since has its default.
 
         Raises:
@@ -246,7 +246,7 @@ def bundle(checkout: Path, folders: Sequence[str] = FOLDERS) -> Bundle:
     return files.bundle(SECRET)
 
 
-def commit_of(checkout: Path) -> Commit | None:
+def git_commit(checkout: Path) -> Commit | None:
     """Return the checkout's commit; None if it is no git checkout, has no commit yet, or git is not installed."""
     commit, changes = git(checkout, "rev-parse", "HEAD"), git(checkout, "status", "--porcelain")
     if commit is None or changes is None or commit.returncode or changes.returncode:

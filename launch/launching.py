@@ -34,7 +34,7 @@ from launch import control, costs, dependencies, jobs, policy, precompiled, runs
 from launch import plan as plans
 from launch.bundles import left_out_lines
 from launch.control import Limits
-from launch.costs import price_of
+from launch.costs import list_price
 from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable
@@ -88,7 +88,7 @@ def launch(
     target = plan.target
     if planned.needs_environment:
         target.make_environment(plan.framework, say)
-    only = only_launch_of(run_id) if request.resume else contextlib.nullcontext()
+    only = exclusive_launch(run_id) if request.resume else contextlib.nullcontext()
     with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
@@ -115,7 +115,7 @@ def launch(
             submitted=request.submitted,
             now=now,
             before=before,
-            of_launcher=planned.launcher.record,
+            launcher_record=planned.launcher.record,
         )
         directory.remove(run_directory.RESULT)
         # Also where run.json names the same: a launcher that was killed between the two has left others.
@@ -270,7 +270,7 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
 
 
 @contextlib.contextmanager
-def only_launch_of(run_id: str) -> Iterator[None]:
+def exclusive_launch(run_id: str) -> Iterator[None]:
     """Refuse what would start a run while it is held: a second resume at the same time would start it twice."""
     locks = user_cache_dir(os.environ) / "launch"
     locks.mkdir(parents=True, exist_ok=True)
@@ -353,7 +353,7 @@ def run_record(
     submitted: Submitted | None = None,
     now: datetime.datetime,
     before: Mapping[str, Any] | None,
-    of_launcher: Mapping[str, Any] | None = None,
+    launcher_record: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt.
 
@@ -364,7 +364,7 @@ def run_record(
     if submitted is not None:
         git, metrics = dict(submitted.code), submitted.metric_definitions
     else:
-        commit = jobs.commit_of(jobs.CHECKOUT if own is None else Path(config.workdir))
+        commit = jobs.git_commit(jobs.CHECKOUT if own is None else Path(config.workdir))
         git = {"git_commit": commit and commit.hash, "git_dirty": commit and commit.is_dirty}
         metrics = metric_definitions.as_json(UNDECLARED if own is not None else jobs.find(plan.job).metrics)
     if before is not None and own is not None and before["code"]["folder"] == own.folder_sha256:
@@ -378,7 +378,7 @@ def run_record(
         "coordinator": plan.coordinator,
         "bundle": plan.bundle_sha256,
         "image": image,
-        "price": price_of(target.slice),
+        "price": list_price(target.slice),
         **({"slice_created": target.slice.created} if target.slice.created else {}),
         "outcome": None,
     }
@@ -396,7 +396,7 @@ def run_record(
         **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
         **({"env": dict(plan.env)} if plan.env else {}),
         **({"secrets": {name: one.source for name, one in plan.secrets.items()}} if plan.secrets else {}),
-        **(of_launcher or {}),
+        **(launcher_record or {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
@@ -465,7 +465,7 @@ def observed(run: Run, state: State, *, living: Presence = "absent", silent: int
         raise RequestError(f"{run.run_id}: how it ended cannot be read: {run.unread_result}")
     result = run.current_result() or {}
     saved = [] if living == "present" else run.directory.checkpoint_steps()
-    cause = policy.cause_of(state, result)
+    cause = policy.failure_cause(state, result)
     error = str(result.get("reason") or result.get("error") or "").partition("\n")[0]
     if cause == "done":
         _, latest = runs.progress(run)

@@ -24,7 +24,7 @@ Standing = Literal["fixed", "active", "doubled", "waiting", "overdue", "lost", "
 """Of a slice. fixed: nothing here can make it again, as this machine. doubled: active, and another of its zones has a
 request too. overdue: it waits for capacity, and the next of its zones is to be tried."""
 USABLE: tuple[Standing, ...] = ("fixed", "active", "doubled")
-GONE: tuple[Standing, ...] = ("waiting", "overdue", "lost", "absent")
+WITHOUT_HOSTS: tuple[Standing, ...] = ("waiting", "overdue", "lost", "absent")
 Cause = Literal[
     "done", "stopped", "over budget", "wrong request", "outside", "preempted", "failed", "hung", "lost"
 ]
@@ -108,7 +108,7 @@ def _why_unwanted(run: Run) -> str:
     return f"`fab {'rm' if run.desired == 'removed' else 'stop'}` has ended it"
 
 
-def cause_of(state: State, result: Mapping[str, object] | None) -> Cause:
+def failure_cause(state: State, result: Mapping[str, object] | None) -> Cause:
     """Return why a run that has ended did so. result: of its latest attempt."""
     result = result or {}
     if state == "done":
@@ -136,14 +136,14 @@ def pause_s(failures: int) -> float:
 
 def next_action(
     run: Run,
-    of_slice: Slice,
+    slice_spec: Slice,
     place: SliceObserved,
     signs: Signs | None,
     observed: RunObserved | None,
     now_s: float,
 ) -> Action:
     """Decide about a run. signs: None where its directory cannot be listed. observed: None: it was not examined."""
-    action = _action(run, of_slice, place, signs, observed, now_s)
+    action = _action(run, slice_spec, place, signs, observed, now_s)
     if action.do == "start" and place.is_ending(now_s):
         return Action(
             do="wait", reason=f"{run.slice} is about to be taken back; the run starts once it is made again"
@@ -153,7 +153,7 @@ def next_action(
 
 def _action(
     run: Run,
-    of_slice: Slice,
+    slice_spec: Slice,
     place: SliceObserved,
     signs: Signs | None,
     observed: RunObserved | None,
@@ -167,10 +167,10 @@ def _action(
         return _unassigned(run, now_s)
     if place.standing == "unknown":
         return Action(do="wait", reason=f"whether {run.slice} is there cannot be seen now")
-    if place.standing in GONE:
-        return _without_slice(run, of_slice, place, observed, now_s)
+    if place.standing in WITHOUT_HOSTS:
+        return _without_slice(run, slice_spec, place, observed, now_s)
     if run.attempt is None and run.submission is not None:
-        return _first_start(run, of_slice, now_s)
+        return _first_start(run, slice_spec, now_s)
     if observed is None:
         beat_age_s = None if signs is None or signs.has_result else signs.beat_age_s
         is_fresh = beat_age_s is not None and beat_age_s <= SILENT_S
@@ -179,15 +179,15 @@ def _action(
         return Action(do="examine")
     if observed.living == "present":
         return Action(do="stop" if run.is_unwanted else "wait", reason=f"it is {observed.state}")
-    if observed.living == "unknown" and of_slice.refused:
-        return Action(do="end", outcome="lost", reason=of_slice.refused)
+    if observed.living == "unknown" and slice_spec.refused:
+        return Action(do="end", outcome="lost", reason=slice_spec.refused)
     if observed.living == "unknown":
         return Action(do="wait", reason=f"{observed.silent or 'some'} of its hosts do not answer")
-    return judge(run, observed, now_s, of_slice=of_slice, created=place.created)
+    return judge(run, observed, now_s, slice_spec=slice_spec, created=place.created)
 
 
 def judge(
-    run: Run, observed: RunObserved, now_s: float, *, of_slice: Slice | None = None, created: str = ""
+    run: Run, observed: RunObserved, now_s: float, *, slice_spec: Slice | None = None, created: str = ""
 ) -> Action:
     """Decide about a run of which nothing lives: whether it has ended, waits, or is started again.
 
@@ -210,22 +210,22 @@ def judge(
     is_slice_lost = attempt is not None and bool(attempt.created) and attempt.created != created
     if is_slice_lost and cause in OWN:
         cause = "preempted"
-    how = ENDED.get(observed.state, "ended") if not is_begun else "was not started"
+    ended = ENDED.get(observed.state, "ended") if not is_begun else "was not started"
     if run.failed_starts + is_begun >= MOST_FAILED_STARTS:
         return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries to start it: {run.reason}")
     if cause in OWN and not is_begun and not is_new and attempt is not None and attempt.after in OWN:
         return Action(
             do="end",
             outcome="hung" if cause == "hung" else "lost" if cause == "lost" else "failed",
-            reason=f"it {how} twice from {_where(observed)}, with no new checkpoint between"
+            reason=f"it {ended} twice from {_restart_point(observed)}, with no new checkpoint between"
             f"{_colon(observed.error)}",
         )
     if cause == "outside" and run.failures >= MOST_OUTAGES and not is_new:
         return Action(
             do="end", reason=f"given up after {MOST_OUTAGES} outages in a row{_colon(observed.error)}"
         )
-    if of_slice is not None and of_slice.refused:
-        return Action(do="end", reason=of_slice.refused)
+    if slice_spec is not None and slice_spec.refused:
+        return Action(do="end", reason=slice_spec.refused)
     if refusal := refused(run, now_s, observed):
         return Action(do="end", reason=refusal)
     limits = run.limits
@@ -238,14 +238,14 @@ def judge(
         return Action(
             do="end",
             outcome=observed.state if observed.state in ("hung", "lost", "preempted") else "failed",
-            reason=f"it {how}{_colon(observed.error)}",
+            reason=f"it {ended}{_colon(observed.error)}",
         )
     if run.not_before_s > now_s:
-        return Action(do="wait", reason=f"it {how}, and is started again after a pause")
-    goes_on = f"goes on from {_where(observed)}" if observed.checkpoint >= 0 else "starts again"
+        return Action(do="wait", reason=f"it {ended}, and is started again after a pause")
+    goes_on = f"goes on from {_restart_point(observed)}" if observed.checkpoint >= 0 else "starts again"
     if observed.is_own_command:
         goes_on += ", with its RUN_DIR as it was"
-    return Action(do="start", reason=f"it {how}, and {goes_on}")
+    return Action(do="start", reason=f"it {ended}, and {goes_on}")
 
 
 def _ending(observed: RunObserved) -> Action | None:
@@ -283,7 +283,7 @@ def refused(run: Run, now_s: float, observed: RunObserved | None = None) -> str:
     return ""
 
 
-def begun(run: Run, observed: RunObserved | None, created: str, now_s: float) -> Run:
+def begin_attempt(run: Run, observed: RunObserved | None, created: str, now_s: float) -> Run:
     """Return the run as it is written before an attempt is started: the attempt is counted before it starts, so a
     crash cannot repeat it. observed: None: it has never run."""
     limits, before = run.limits, run.attempt
@@ -322,7 +322,7 @@ def begun(run: Run, observed: RunObserved | None, created: str, now_s: float) ->
     )
 
 
-def not_begun(before: Run, counted: Run, now_s: float, *, counts: bool) -> Run:
+def undo_attempt(before: Run, counted: Run, now_s: float, *, counts: bool) -> Run:
     """Return a run whose attempt could not be started, and nothing of it lives. before: as it was before `begun`.
     counts: it was no fault of somebody else at work there."""
     if not counts:
@@ -352,7 +352,7 @@ def _unassigned(run: Run, now_s: float) -> Action:
 
 
 def _without_slice(
-    run: Run, of_slice: Slice, place: SliceObserved, observed: RunObserved | None, now_s: float
+    run: Run, slice_spec: Slice, place: SliceObserved, observed: RunObserved | None, now_s: float
 ) -> Action:
     """Decide about a run whose hosts are gone. observed: as its directory tells, where that can be read."""
     if run.is_unwanted:
@@ -361,8 +361,8 @@ def _without_slice(
     is_seen = observed is not None and not (run.attempt and run.attempt.number > observed.attempt)
     if is_seen and observed is not None and (ending := _ending(observed)) is not None:
         return ending
-    if of_slice.refused:
-        return Action(do="end", reason=of_slice.refused)
+    if slice_spec.refused:
+        return Action(do="end", reason=slice_spec.refused)
     if refusal := refused(run, now_s, observed):
         return Action(do="end", reason=refusal)
     if place.standing in ("waiting", "overdue"):
@@ -370,19 +370,19 @@ def _without_slice(
     return Action(do="wait", reason=f"its slice is {'gone' if place.standing == 'absent' else 'lost'}")
 
 
-def _first_start(run: Run, of_slice: Slice, now_s: float) -> Action:
+def _first_start(run: Run, slice_spec: Slice, now_s: float) -> Action:
     if run.is_unwanted:
         return Action(do="end", outcome="cancelled", reason=_why_unwanted(run))
     if run.failed_starts >= MOST_FAILED_STARTS:
         return Action(do="end", reason=f"given up after {MOST_FAILED_STARTS} tries: {run.reason}")
-    if refusal := of_slice.refused or refused(run, now_s):
+    if refusal := slice_spec.refused or refused(run, now_s):
         return Action(do="end", reason=refusal)
-    if max(run.not_before_s, of_slice.busy_until_s) > now_s:
+    if max(run.not_before_s, slice_spec.busy_until_s) > now_s:
         return Action(do="wait", reason=run.reason)
     return Action(do="start", reason="it starts")
 
 
-def _where(observed: RunObserved) -> str:
+def _restart_point(observed: RunObserved) -> str:
     return f"the checkpoint of step {observed.checkpoint}" if observed.checkpoint >= 0 else "the start"
 
 
@@ -394,29 +394,29 @@ def _colon(text: str) -> str:
 
 
 def next_slice_action(
-    of_slice: Slice, place: SliceObserved, runs: Iterable[Run], silent: int, now_s: float
+    slice_spec: Slice, place: SliceObserved, runs: Iterable[Run], silent: int, now_s: float
 ) -> Action:
     """Decide about a slice. runs: that have it, and have not ended. silent: its hosts that do not answer, as far as
     they were asked."""
-    having = [run for run in runs if run.slice == of_slice.name and run.end is None]
+    having = [run for run in runs if run.slice == slice_spec.name and run.end is None]
     needed = [run for run in having if run.desired == "running"]
-    standing, is_early = place.standing, of_slice.not_before_s > now_s
+    standing, is_early = place.standing, slice_spec.not_before_s > now_s
     if standing in ("unknown", "fixed"):
         return Action(do="wait")
     if not needed:
-        is_ours = of_slice.requested and not having
+        is_ours = slice_spec.requested and not having
         return Action(do="release", reason="no run needs it any more") if is_ours else Action(do="wait")
     if standing == "doubled":
         return Action(do="request", reason="another zone has a request of it too")
-    if of_slice.refused or is_early:
-        return Action(do="wait", reason=of_slice.reason)
+    if slice_spec.refused or is_early:
+        return Action(do="wait", reason=slice_spec.reason)
     if standing == "overdue":
         return Action(do="request", reason="the next zone has its turn")
     if standing in ("lost", "absent"):
         return Action(do="request", reason=f"it is {'gone' if standing == 'absent' else 'lost'}")
     if standing == "active":
         are_new = any(run.attempt and run.attempt.created not in ("", place.created) for run in needed)
-        if silent or ((of_slice.requested or are_new) and of_slice.prepared != place.created):
+        if silent or ((slice_spec.requested or are_new) and slice_spec.prepared != place.created):
             why = f"{silent} of its hosts do not answer" if silent else "its hosts are new"
             return Action(do="prepare", reason=why)
     return Action(do="wait")
@@ -443,17 +443,21 @@ def assignments(
     assigned: dict[str, str] = {}
 
     def is_free(name: str) -> bool:
-        of_slice, place = slices[name]
-        is_ready = place.standing in USABLE and of_slice.busy_until_s <= now_s and not place.is_ending(now_s)
-        return name not in taken and is_ready and not of_slice.refused
+        slice_spec, place = slices[name]
+        is_ready = (
+            place.standing in USABLE and slice_spec.busy_until_s <= now_s and not place.is_ending(now_s)
+        )
+        return name not in taken and is_ready and not slice_spec.refused
 
     def is_recoverable(name: str) -> bool:
-        of_slice, place = slices[name]
-        return name not in taken and place.standing in GONE and not of_slice.refused
+        slice_spec, place = slices[name]
+        return name not in taken and place.standing in WITHOUT_HOSTS and not slice_spec.refused
 
     for run in in_order(run for run in living if run.desired == "running" and run.submission is not None):
         names = [name for name in run.slices if name in slices]
-        if run.slice is not None and (run.slice not in slices or slices[run.slice][1].standing not in GONE):
+        if run.slice is not None and (
+            run.slice not in slices or slices[run.slice][1].standing not in WITHOUT_HOSTS
+        ):
             continue
         chosen = next(filter(is_free, names), None)
         if chosen is None and run.slice is None:

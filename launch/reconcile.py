@@ -231,9 +231,9 @@ class Reconciler:
         signs = self._world.signs(living) if is_full else {}
         due: dict[str, None] = {}
         for run in living:
-            of_slice, place = known.get(run.slice or "", (Slice(name=""), SliceObserved(standing="absent")))
+            slice_spec, place = known.get(run.slice or "", (Slice(name=""), SliceObserved(standing="absent")))
             sign = signs.get(run.run_id)
-            action = policy.next_action(run, of_slice, place, sign, None, now_s)
+            action = policy.next_action(run, slice_spec, place, sign, None, now_s)
             if run.slice is None:
                 if action.do == "end":
                     self._end(run, action)
@@ -243,8 +243,8 @@ class Reconciler:
                 self._wait_for_pulumi(run, REMOVED)
             elif action.do != "wait" and (is_full or action.do != "examine"):
                 due[run.slice] = None
-        for name, (of_slice, place) in known.items():
-            if policy.next_slice_action(of_slice, place, living, 0, now_s).do != "wait":
+        for name, (slice_spec, place) in known.items():
+            if policy.next_slice_action(slice_spec, place, living, 0, now_s).do != "wait":
                 due[name] = None
         return list(due)
 
@@ -293,7 +293,7 @@ class Reconciler:
         content = self.store.read()
         places = self._world.slices(content)
         now_s = self.store.now_s()
-        of_slice = content.slices.get(name, Slice(name=name))
+        slice_spec = content.slices.get(name, Slice(name=name))
         place = places.get(name, SliceObserved(standing="absent"))
         runs = [run for run in content.runs.values() if run.slice == name and run.end is None]
         has_hosts = place.standing in policy.USABLE
@@ -306,8 +306,8 @@ class Reconciler:
                 if observed is None and has_hosts:
                     observed = RunObserved(living="absent")
             silent = max(silent, observed.silent if observed else 0)
-            decided.append((run, observed, policy.next_action(run, of_slice, place, None, observed, now_s)))
-        if runs and not silent and of_slice.requested and place.standing == "active":
+            decided.append((run, observed, policy.next_action(run, slice_spec, place, None, observed, now_s)))
+        if runs and not silent and slice_spec.requested and place.standing == "active":
             silent = self._world.silent(name, content)
         for run, observed, action in decided:
             if action.do == "end":
@@ -320,7 +320,7 @@ class Reconciler:
                 return False
             if observed is not None and observed.living == "present":
                 self._is_well(run, observed)
-                if of_slice.prepares:
+                if slice_spec.prepares:
                     self.store.edit_slice(name, lambda now: dataclasses.replace(now, prepares=0))
             elif action.do == "wait" and action.reason and has_hosts:
                 # While a submitted run pauses before its next try, others may have its slice.
@@ -330,11 +330,11 @@ class Reconciler:
                     self._note(run, "waits", action.reason, _without_slice if frees else lambda now: now)
         if name not in places:
             return False
-        action = policy.next_slice_action(of_slice, place, runs, silent, now_s)
+        action = policy.next_slice_action(slice_spec, place, runs, silent, now_s)
         if action.do == "request":
-            return self._request(of_slice, runs, action, content, lease, place)
+            return self._request(slice_spec, runs, action, content, lease, place)
         if action.do == "prepare":
-            return self._prepare(of_slice, runs, place, content, lease)
+            return self._prepare(slice_spec, runs, place, content, lease)
         if action.do == "release":
             lease.require()
             self._say(f"{name}: {action.reason}; it is given back")
@@ -343,7 +343,7 @@ class Reconciler:
             return False
         for run, observed, action in decided:
             if action.do == "start":
-                return self._start(run, observed, of_slice, place, action, lease)
+                return self._start(run, observed, slice_spec, place, action, lease)
         return False
 
     def _wait_for_pulumi(self, run: Run, reason: str) -> None:
@@ -365,14 +365,14 @@ class Reconciler:
 
     def _request(
         self,
-        of_slice: Slice,
+        slice_spec: Slice,
         runs: Sequence[Run],
         action: Action,
         content: Content,
         lease: Lease,
         place: SliceObserved,
     ) -> bool:
-        name, now_s = of_slice.name, self.store.now_s()
+        name, now_s = slice_spec.name, self.store.now_s()
         if lease.removed:
             for run in runs:
                 self._wait_for_pulumi(run, REMOVED)
@@ -395,7 +395,7 @@ class Reconciler:
             self.store.edit_slice(name, lambda now: now.noted("lost", text, now_s))
             return False
         except RequestRefusedError as error:
-            reason, failures = str(error), of_slice.failures + 1
+            reason, failures = str(error), slice_spec.failures + 1
             refused = f"its slice would be refused again: {reason}" if error.is_final else ""
             self.store.edit_slice(
                 name,
@@ -416,13 +416,13 @@ class Reconciler:
         return is_there
 
     def _prepare(
-        self, of_slice: Slice, runs: Sequence[Run], place: SliceObserved, content: Content, lease: Lease
+        self, slice_spec: Slice, runs: Sequence[Run], place: SliceObserved, content: Content, lease: Lease
     ) -> bool:
         """Prepare the hosts of a slice. A try is counted before it begins: hosts cost money while they are tried."""
-        name, now_s = of_slice.name, self.store.now_s()
-        prepares = of_slice.prepares + 1
+        name, now_s = slice_spec.name, self.store.now_s()
+        prepares = slice_spec.prepares + 1
         if prepares > policy.MOST_PREPARES:
-            reason = f"its hosts could not be prepared {policy.MOST_PREPARES} times: {of_slice.reason}"
+            reason = f"its hosts could not be prepared {policy.MOST_PREPARES} times: {slice_spec.reason}"
             self.store.edit_slice(name, lambda now: dataclasses.replace(now, refused=reason))
             return True
         until_s = now_s + policy.pause_s(prepares)
@@ -445,7 +445,7 @@ class Reconciler:
             text = str(error)
             self.store.edit_slice(
                 name,
-                lambda now: now.noted("lost", text, now_s, prepares=of_slice.prepares, not_before_s=0.0),
+                lambda now: now.noted("lost", text, now_s, prepares=slice_spec.prepares, not_before_s=0.0),
             )
             return True
         except self._refusals as error:
@@ -465,7 +465,7 @@ class Reconciler:
         self,
         run: Run,
         observed: RunObserved | None,
-        of_slice: Slice,
+        slice_spec: Slice,
         place: SliceObserved,
         action: Action,
         lease: Lease,
@@ -480,7 +480,7 @@ class Reconciler:
         def count(now: Run | None) -> Run | None:
             if now is None or not _is_same(now, run):
                 return now
-            counted = policy.begun(now, observed, place.created, now_s)
+            counted = policy.begin_attempt(now, observed, place.created, now_s)
             return _with(
                 counted.noted("starts" if observed is None else "resumes", action.reason, now_s), notice
             )
@@ -526,9 +526,9 @@ class Reconciler:
 
         noted = self._note(counted, "runs", f"attempt {number}", started)
         self._witness.record(noted)
-        if of_slice.requested or of_slice.busy_until_s or of_slice.prepares:
+        if slice_spec.requested or slice_spec.busy_until_s or slice_spec.prepares:
             self.store.edit_slice(
-                of_slice.name,
+                slice_spec.name,
                 lambda now: dataclasses.replace(now, requested=False, busy_until_s=0.0, prepares=0),
             )
         return noted.desired != "running"
@@ -558,7 +558,7 @@ class Reconciler:
         def undone(now: Run) -> Run:
             if now.attempt != counted.attempt:
                 return now
-            fresh = policy.not_begun(run, now, now_s, counts=counts)
+            fresh = policy.undo_attempt(run, now, now_s, counts=counts)
             is_queued = run.submission is not None and run.attempt is None
             return dataclasses.replace(fresh, slice=None) if is_queued else fresh
 

@@ -114,7 +114,7 @@ def as_it_was(run: Run) -> Submitted | None:
     if len(complete) < len(hashes):
         return None
     if sha256 := (run.described["config"].get("packages") or {}).get("sha256"):
-        packages = packages_of(run, sha256)
+        packages = stored_packages(run, sha256)
         if packages is None:
             return None
         complete += (packages,)
@@ -130,7 +130,7 @@ def as_it_was(run: Run) -> Submitted | None:
     )
 
 
-def packages_of(run: Run, sha256: str) -> Bundle | None:
+def stored_packages(run: Run, sha256: str) -> Bundle | None:
     """Return the packages that a run has, from this machine or from beside the run; None where neither has them."""
     if (bundle := dependencies.bundle_here(sha256)) is not None:
         return bundle
@@ -258,7 +258,7 @@ def _config(request: Request, job: Job | Command | Submitted, target: Target) ->
     """Return the options of the run. Raises RequestError: they cannot be read, or a resumed run cannot have them."""
     resume = request.resume
     if isinstance(job, Job):
-        base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
+        base = job.stored_config(resume.run_id, resume.described["config"]) if resume else None
         return _with_exports(job, job.parse(request.arguments, base=base), target)
     if isinstance(job, Command) and resume is not None:
         job.require_same(request.arguments)
@@ -268,7 +268,7 @@ def _config(request: Request, job: Job | Command | Submitted, target: Target) ->
 def _with_exports(job: Job, config: Any, target: Target) -> Any:
     """The options with the export's path where one that takes a model names a run."""
     exports = {
-        name: runs.export_of(target.runs, value)
+        name: runs.find_export(target.runs, value)
         for name in getattr(job.config_module(), "FROM_RUNS", ())
         if (value := getattr(config, name)) is not None
     }
@@ -476,7 +476,7 @@ class Command:
             )
         kept = next(iter(self.kept[1:]), None)
         if kept is None and run is not None:
-            kept = packages_of(run, packages["sha256"])
+            kept = stored_packages(run, packages["sha256"])
         if kept is None:
             raise RequestError(
                 f"{packages['source']}: the packages of the run ({packages['sha256'][:12]}) are neither on this "

@@ -343,7 +343,7 @@ def _fits(run_id: str, name: str) -> bool:
     return run_id.startswith(name) or run_id.endswith(name)
 
 
-def export_of(folder: RunsFolder, name: str) -> str | None:
+def find_export(folder: RunsFolder, name: str) -> str | None:
     """Return the export of the run that "latest:JOB" or the id of a run means; None where `name` is neither.
 
     Raises:

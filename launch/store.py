@@ -92,10 +92,10 @@ class Store:
         for name, (_, value) in fresh.items():
             try:
                 if name.startswith(RUNS):
-                    run = control.run_of(_content(value))
+                    run = control.parse_run(_content(value))
                     runs[run.run_id] = run
                 elif name.startswith(SLICES):
-                    one = control.slice_of(_content(value))
+                    one = control.parse_slice(_content(value))
                     slices[one.name] = one
                 else:
                     others[name] = value
@@ -106,17 +106,17 @@ class Store:
     def run(self, run_id: str) -> Run | None:
         """Return the run's document; None where there is none. Raises RequestError: it cannot be read."""
         name = f"{RUNS}{run_id}.json"
-        return self._parsed(name, self.documents.read(name).value, control.run_of)
+        return self._parsed(name, self.documents.read(name).value, control.parse_run)
 
     def edit_run(self, run_id: str, change: Callable[[Run | None], Run | None]) -> Run | None:
         """Change one run, and return it as it is then. change: gets None where there is none; returning what it got
         changes nothing, returning None deletes it. It is called again where others write meanwhile."""
-        return self._edit(f"{RUNS}{run_id}.json", control.run_of, change)
+        return self._edit(f"{RUNS}{run_id}.json", control.parse_run, change)
 
     def edit_slice(self, name: str, change: Callable[[Slice], Slice | None]) -> Slice:
         """Change one slice, and return it as it is then; one without a document is as nothing has befallen."""
         changed = self._edit(
-            f"{SLICES}{name}.json", control.slice_of, lambda found: change(found or Slice(name=name))
+            f"{SLICES}{name}.json", control.parse_slice, lambda found: change(found or Slice(name=name))
         )
         return changed or Slice(name=name)
 

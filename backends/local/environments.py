@@ -28,7 +28,7 @@ from launch.output import printable
 from launch.targets import OWN_FRAMEWORK
 
 MAKE_LIMIT_S = 3600.0
-WHOLE = "whole"
+COMPLETE = "whole"
 """The file that says of an environment that everything was installed, and by its time when it was last used."""
 UNUSED_DAYS = 30
 OWN = OWN_FRAMEWORK
@@ -41,7 +41,7 @@ UNREACHABLE = 2
 """The exit code of uv where it cannot reach an index; where that has no such package, it is 1."""
 
 
-def python_of(framework: str) -> Path:
+def environment_python(framework: str) -> Path:
     """Return the interpreter of a framework's environment, which `ensure` makes.
 
     Raises:
@@ -50,9 +50,9 @@ def python_of(framework: str) -> Path:
     return Path(sys.executable) if framework == OWN else _home(framework) / "bin" / "python"
 
 
-def answer_of(
+def run_module(
     framework: str,
-    words: Sequence[str],
+    arguments: Sequence[str],
     request: Mapping[str, Any],
     *,
     variables: Mapping[str, str],
@@ -72,7 +72,7 @@ def answer_of(
     """
     try:
         done = subprocess.run(
-            [str(python_of(framework)), "-P", "-m", *words],
+            [str(environment_python(framework)), "-P", "-m", *arguments],
             input=json.dumps(request),
             capture_output=True,
             text=True,
@@ -93,7 +93,7 @@ def answer_of(
 
 def is_made(framework: str) -> bool:
     """Whether the environment of a framework is there. Raises RequestError: there is no lock of it."""
-    return framework == OWN or (_home(framework) / WHOLE).exists()
+    return framework == OWN or (_home(framework) / COMPLETE).exists()
 
 
 def ensure(framework: str, say: Say) -> None:
@@ -107,7 +107,7 @@ def ensure(framework: str, say: Say) -> None:
     home, lock = _home(framework), _lock(framework)
     torch = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "torch"
     version = re.search(r"^torch==(\S+)", lock.read_text(), re.MULTILINE)
-    is_whole = (home / WHOLE).exists()
+    is_whole = (home / COMPLETE).exists()
     wheel = cpu_wheel(f"torch=={version[1]}+cpu") if version and not is_whole else []
     needs_stubs = (CHECKOUT / "images" / framework / "build").exists() and not wheel
     if needs_stubs and not is_whole:
@@ -123,12 +123,12 @@ def ensure(framework: str, say: Say) -> None:
     if not is_whole:
         say(f"making the environment of {framework} in {home}, once for this machine …")
         began_s = time.monotonic()
-        made(home, lock, then)
+        make(home, lock, then)
         bytes_there = sum(path.lstat().st_size for path in home.rglob("*"))
         say(
             f"the environment of {framework} is made: {bytes_there / 1e9:.1f} GB, {spoken(time.monotonic() - began_s)}"
         )
-    (home / WHOLE).touch()
+    (home / COMPLETE).touch()
     _remove_unused(framework, say)
 
 
@@ -143,15 +143,15 @@ def cpu_wheel(requirement: str) -> list[str]:
     index, backend = os.environ.get(TORCH_INDEX), os.environ.get(TORCH_BACKEND)
     if not index and backend != "cpu":
         return []
-    words = [*(["--default-index", index] if index else ["--torch-backend", "cpu"]), requirement]
-    probe = [_uv(), "pip", "install", "--dry-run", "--no-deps", "--python", sys.executable, *words]
+    arguments = [*(["--default-index", index] if index else ["--torch-backend", "cpu"]), requirement]
+    probe = [_uv(), "pip", "install", "--dry-run", "--no-deps", "--python", sys.executable, *arguments]
     done = subprocess.run(
         probe, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False, env=_without_backend()
     )
     if done.returncode not in (0, UNREACHABLE):
         named = f"{TORCH_INDEX} {index}" if index else f"{TORCH_BACKEND} cpu"
         raise RequestError(f"{named}: {requirement} is not there:\n{done.stderr.strip()[-2000:]}")
-    return words if done.returncode == 0 else []
+    return arguments if done.returncode == 0 else []
 
 
 def _without_backend() -> dict[str, str]:
@@ -163,10 +163,10 @@ def _remove_unused(framework: str, say: Say) -> None:
     """Remove the framework's environments, gigabytes each, that have not been used for UNUSED_DAYS nor are now."""
     for home in sorted(_home(framework).parent.glob(f"{framework}-*/")):
         with contextlib.suppress(Timeout), FileLock(f"{home}.lock", timeout=0):
-            last = home / WHOLE if (home / WHOLE).exists() else home
+            last = home / COMPLETE if (home / COMPLETE).exists() else home
             if time.time() - last.stat().st_mtime < UNUSED_DAYS * DAY_S or _is_in_use(home.resolve()):
                 continue
-            (home / WHOLE).unlink(missing_ok=True)
+            (home / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(home, ignore_errors=True)
             say(f"removed {home}, which has not been used for {UNUSED_DAYS} days")
 
@@ -181,7 +181,7 @@ def _is_in_use(home: Path) -> bool:
     return not maps
 
 
-def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
+def make(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
     """Make an environment of this interpreter's version from a hashed lock, where it is not there whole.
 
     then: commands that complete it. The lock has to be complete: what its packages ask for besides is not installed.
@@ -198,7 +198,7 @@ def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
     ]
     try:
         with FileLock(f"{home}.lock", timeout=MAKE_LIMIT_S):
-            if (home / WHOLE).exists():
+            if (home / COMPLETE).exists():
                 return
             shutil.rmtree(home, ignore_errors=True)
             for step in steps:
@@ -213,7 +213,7 @@ def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
                 if done.returncode != 0:
                     output = (done.stderr or done.stdout).strip()[-2000:]
                     raise RequestError(f"{home}: the environment could not be made:\n{output}")
-            (home / WHOLE).touch()
+            (home / COMPLETE).touch()
     except Timeout:
         raise RequestError(f"{home}: another process has been making it for {spoken(MAKE_LIMIT_S)}") from None
 
@@ -229,10 +229,10 @@ def _lock(framework: str) -> Path:
         folder / "requirements.txt",
         CHECKOUT / "requirements" / f"{framework}.txt",
     )
-    found = next((lock for lock in locks if lock.exists()), None)
-    if found is None:
+    lock_file = next((lock for lock in locks if lock.exists()), None)
+    if lock_file is None:
         raise RequestError(f"--framework {framework}: {folder} has no lock")
-    return found
+    return lock_file
 
 
 def _home(framework: str) -> Path:

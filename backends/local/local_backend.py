@@ -70,7 +70,7 @@ class MachineEnvironments:
             )
         from backends.local import environments  # few launches need one
 
-        return str(environments.python_of(framework))
+        return str(environments.environment_python(framework))
 
     def make(self, framework: str, say: Say) -> None:
         from backends.local import environments
@@ -166,7 +166,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
             environments=MachineEnvironments(),
             agents=agents,
             transports=transports,
-            agents_of=agents_of,
+            agents_for=agents_for,
             restore=_refuse_to_restore,
             deploy=lambda _target: True,  # it has what this checkout has
             hold=lambda: contextlib.nullcontext(lambda: None),
@@ -182,7 +182,7 @@ def gpus(environ: Mapping[str, str], nodes: Sequence[str]) -> int:
     return max(1, min(visible, len(nodes)))
 
 
-def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
+def agents_for(described: Mapping[str, Any]) -> tuple[Agent, ...]:
     """Return the agents of a run on this machine, which has the hosts of every run that was started on it."""
     return agents_here([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
 

@@ -21,9 +21,9 @@ from backends.pods.pods import (
     Object,
     Seen,
     is_alive,
+    job_name,
     label,
-    main_of,
-    name_of,
+    main_container,
     seen,
     trouble,
     waits_in_vain,
@@ -91,7 +91,7 @@ class ClusterRuns:
     def running_pod(self, run_id: str, index: int) -> Object:
         """Return the pod of a run's process, which runs. Raises HostError: it does not."""
         pod = self.of(run_id).pods.get(index)
-        if pod is None or "running" not in main_of(pod):
+        if pod is None or "running" not in main_container(pod):
             reason = "the cluster has no pod of it" if pod is None else trouble(pod) or "its pod does not run"
             raise HostError(host=f"process {index}", reason=reason, remedy="`fab status` says how the run is")
         return pod
@@ -116,7 +116,7 @@ class ClusterRuns:
     def _has_missed_its_time(self, one: Seen) -> bool:
         """Return whether the pods of a run, whose launcher is gone, can begin no attempt any more, and never have."""
         is_late = one.begins_pods and time.time() > one.begin_by_s + run_directory.CLOCKS_DIFFER_S
-        if not is_late or any("running" in main_of(pod) for pod in one.pods.values()):
+        if not is_late or any("running" in main_container(pod) for pod in one.pods.values()):
             return False
         try:
             described = self._directory(one.run_id).read_json(run_directory.RUN)
@@ -190,7 +190,7 @@ class ClusterRuns:
                 if kind == "jobsets":  # who has no right to any has none
                     passed_over.append(FORBIDDEN)
                 with unless(*passed_over):
-                    self.connection.ask("DELETE", self.connection.path(kind, name_of(run_id)), options)
+                    self.connection.ask("DELETE", self.connection.path(kind, job_name(run_id)), options)
 
         patiently(ask, limit_s=wait_s)
 
@@ -238,7 +238,7 @@ class ClusterRuns:
         pod = self.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
         if before is None or not is_alive(before):
             return {"stopped": []}
-        code = (main_of(pod or before).get("terminated") or {}).get("exitCode")
+        code = (main_container(pod or before).get("terminated") or {}).get("exitCode")
         how = {None: "terminated", KILLED: "killed"}.get(code, f"exited by itself (exit code {code})")
         return {"stopped": [{"process_id": index, "pid": None, "how": how, "code": code}]}
 
@@ -254,14 +254,14 @@ class ClusterRuns:
                     host="", reason=f"its pod was lost: {trouble(first) or 'somebody removed it'}"
                 )
             if pod is not None and not is_alive(pod):
-                if not main_of(pod):
+                if not main_container(pod):
                     raise HostError(host="", reason=trouble(pod) or "its pod ended before it began")
-                code = (main_of(pod).get("terminated") or {}).get("exitCode")
+                code = (main_container(pod).get("terminated") or {}).get("exitCode")
                 return {"state": "failed" if code else "done", "beat": None, "process": {"state": "exited"}}
             if pod is not None and self.in_vain_s(pod) > NO_START_LIMIT_S:
                 remedy = "see that the cluster's nodes may pull this image"
                 raise HostError(host="", reason=str(waits_in_vain(pod)), remedy=remedy)
-            if pod is None or "running" not in main_of(pod):
+            if pod is None or "running" not in main_container(pod):
                 self.connection.watched("pods", OURS).wait(LOOK_S)
                 continue
             pause_s = BEGIN_POLL_S

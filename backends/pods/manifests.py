@@ -22,8 +22,8 @@ from backends.pods.pods import (
     ROOT,
     RUN_LABEL,
     SLICE_INDEX,
+    job_name,
     label,
-    name_of,
 )
 from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
@@ -88,7 +88,7 @@ class Options:
     begin_by_s: int | None = None
 
 
-def labels_of(plan: Plan) -> dict[str, str]:
+def run_labels(plan: Plan) -> dict[str, str]:
     target = plan.target
     return {
         **MANAGED_BY,
@@ -105,7 +105,7 @@ def pod_names(name: str, slices: int, nodes: int) -> list[str]:
     return [f"{name}-{SLICE}-{one}-{index}" for one in range(slices) for index in range(nodes)]
 
 
-def slices_of(plan: Plan) -> int:
+def slice_count(plan: Plan) -> int:
     """Return how many slices a run is on: all, or one where it has fewer pods than they have nodes, as a server."""
     count = plan.target.slice.count
     return count if plan.processes == _pool(plan).nodes * count else 1
@@ -116,7 +116,7 @@ def placed(plan: Plan) -> Plan:
 
     plan: of as many hosts as the run has pods, whatever these are called.
     """
-    name, slices = name_of(plan.run_id), slices_of(plan)
+    name, slices = job_name(plan.run_id), slice_count(plan)
     hosts = tuple(
         Host(
             index=index,
@@ -154,8 +154,8 @@ def manifests(plan: Plan, options: Options) -> list[Manifest]:
     owner of the rest, the Service, the NetworkPolicy and, where the launcher hands over secrets, the Secret.
     plan: as `placed` returns it, with a container.
     """
-    cluster, name, labels = _cluster(plan), name_of(plan.run_id), labels_of(plan)
-    several = slices_of(plan) > 1
+    cluster, name, labels = _cluster(plan), job_name(plan.run_id), run_labels(plan)
+    several = slice_count(plan) > 1
     work = _job_set(plan, options, name, labels) if several else _job(plan, options, name, labels)
     own = {RUN_LABEL: labels[RUN_LABEL]}
     service = {
@@ -205,7 +205,7 @@ def _pool(plan: Plan) -> NodePool:
 
 def _nodes(plan: Plan) -> int:
     """How many pods the run has in a slice."""
-    return plan.processes // slices_of(plan)
+    return plan.processes // slice_count(plan)
 
 
 def _cluster(plan: Plan) -> Cluster:
@@ -272,7 +272,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
             "replicatedJobs": [
                 {
                     "name": SLICE,
-                    "replicas": slices_of(plan),
+                    "replicas": slice_count(plan),
                     "template": {
                         "metadata": {"labels": labels},
                         "spec": {**_job_spec(plan, options, name, labels), "backoffLimit": 0},
@@ -284,7 +284,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 
 
 def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Manifest:
-    nodes, several = _nodes(plan), slices_of(plan) > 1
+    nodes, several = _nodes(plan), slice_count(plan) > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     final = {"action": "FailJob", "onExitCodes": _codes(FAILED, WRONG_REQUEST, INTERRUPTED)}
     return {
@@ -400,7 +400,7 @@ def _told(plan: Plan, options: Options) -> list[Manifest]:
         _variable("TPU_STACK_POD", told),
         {"name": "TPU_STACK_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
     ]
-    if (slices := slices_of(plan)) > 1:
+    if (slices := slice_count(plan)) > 1:
         index = {"valueFrom": {"fieldRef": {"fieldPath": JOBSET_INDEX}}}
         found += [
             {"name": "TPU_STACK_POD_SLICE", **index},

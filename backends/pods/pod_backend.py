@@ -17,7 +17,7 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
-from launch.hosts import STOP_LIMIT_S, Answer, HostError, answer_of
+from launch.hosts import STOP_LIMIT_S, Answer, HostError, wait_for_answer
 from launch.remote_files import Buckets
 from launch.runs import Look, Run
 from launch.targets import (
@@ -110,7 +110,7 @@ class PodBackend:
             )
             for index, host in enumerate(run.described["hosts"])
         ]
-        return [*map(answer_of, futures)]
+        return [*map(wait_for_answer, futures)]
 
     def logs(self, run: Run, index: int, *, offset: int, limit_bytes: int) -> dict[str, Any]:
         process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index}
@@ -128,7 +128,7 @@ class PodBackend:
             self.runs.begin(host["name"], timeout_s + ANSWER_LIMIT_S, functools.partial(ask, index))
             for index, host in enumerate(run.described["hosts"])
         ]
-        return [*map(answer_of, futures)]
+        return [*map(wait_for_answer, futures)]
 
     def clear(self, run: Run) -> list[str]:  # noqa: ARG002 - a pod's disk goes with the pod
         return []
@@ -150,7 +150,7 @@ class PodBackend:
         return shell(self.runs.connection.program(name, CONTAINER, argv, terminal=True))
 
 
-def target_of(
+def make_target(
     inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: TargetRequest
 ) -> Target:
     """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""

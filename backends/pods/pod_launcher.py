@@ -42,7 +42,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
 from launch import plan as plans
 from launch.bundles import Bundle
-from launch.hosts import Answer, HostError, HostsError, answer_of
+from launch.hosts import Answer, HostError, HostsError, wait_for_answer
 from launch.runs import AtWorkError
 from launch.targets import Plan, Target
 
@@ -123,7 +123,7 @@ class PodLauncher:
         """
         if plan.attempt:
             self._clear(plan.run_id)
-        kind = "jobsets" if manifests.slices_of(plan) > 1 else "jobs"
+        kind = "jobsets" if manifests.slice_count(plan) > 1 else "jobs"
         self._require_groups(kind)
         has_secrets = bool(plans.secret_values(plan))
         self._require_rights(manifests.rights(several=kind == "jobsets", has_secrets=has_secrets))
@@ -242,7 +242,7 @@ class PodLauncher:
             )
             for index, host in enumerate(plan.target.hosts)
         ]
-        return [*map(answer_of, futures)]
+        return [*map(wait_for_answer, futures)]
 
     def _create_once(self, manifest: Object) -> Object:
         """Return what the cluster has made of a manifest, also where the answer to an earlier request was lost.

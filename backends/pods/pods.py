@@ -47,7 +47,7 @@ GRACE_S = 120
 """Between SIGTERM and SIGKILL, for a checkpoint. A spot node gives what its kubelet's shutdownGracePeriod leaves."""
 
 
-def name_of(run_id: str) -> str:
+def job_name(run_id: str) -> str:
     """Return what a run's objects are called: a DNS label, one for each run, that leaves room for what is added."""
     text = re.sub("[^a-z0-9-]+", "-", run_id.lower()).strip("-")
     text = text if text[:1].isalpha() else f"run-{text}"
@@ -73,7 +73,7 @@ class Seen:
     def processes(self) -> int:
         if self.work is None:
             return max(self.pods, default=-1) + 1
-        job, slices = _job_of(self.work)
+        job, slices = _find_job(self.work)
         return int(job["completions"]) * slices
 
     @property
@@ -112,7 +112,7 @@ class Seen:
         entry["pod"] = pod and pod["metadata"]["name"]
         if pod is None:
             return {**entry, "state": "starting"} if self.begins_pods else None
-        state, phase = main_of(pod), pod["status"].get("phase")
+        state, phase = main_container(pod), pod["status"].get("phase")
         over, is_over = state.get("terminated") or {}, phase in ("Succeeded", "Failed")
         entry |= {"code": over.get("exitCode"), "reason": trouble(pod)}
         if "running" in state and not is_over:
@@ -133,7 +133,7 @@ def seen(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, Seen]:
         if index is None or not _run(pod):
             continue
         work = mine.get(_run(pod))
-        nodes = int(_job_of(work)[0]["completions"]) if work else 0
+        nodes = int(_find_job(work)[0]["completions"]) if work else 0
         newest.setdefault(_run(pod), {})[int(labels.get(SLICE_INDEX, 0)) * nodes + int(index)] = pod
     return {
         run_id: Seen(run_id=run_id, work=mine.get(run_id), pods=newest.get(run_id, {}))
@@ -145,7 +145,7 @@ def _run(item: Object) -> str:
     return str((item["metadata"].get("labels") or {}).get(RUN_LABEL, ""))
 
 
-def _job_of(work: Object) -> tuple[Object, int]:
+def _find_job(work: Object) -> tuple[Object, int]:
     """The specification of a run's Job, and how many of it there are."""
     if work["kind"] == "Job":
         return work["spec"], 1
@@ -161,7 +161,7 @@ def _time(text: str | None) -> float | None:
     return None if text is None else datetime.datetime.fromisoformat(text).timestamp()
 
 
-def main_of(pod: Object) -> Object:
+def main_container(pod: Object) -> Object:
     """Return the state of the container in which the run's process is."""
     statuses = {status["name"]: status for status in pod["status"].get("containerStatuses") or ()}
     state: Object = (statuses.get(CONTAINER) or {}).get("state") or {}

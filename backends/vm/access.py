@@ -132,7 +132,7 @@ class Access:
         elif isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
             reason, remedy = f"there is no way to {place} from here", f"are you in its network? {start}"
         else:
-            reason = f"no connection to {place}: {said_of(error)}"
+            reason = f"no connection to {place}: {error_text(error)}"
         return HostError(host=self.name, reason=reason, remedy=remedy)
 
     def closed_at_once(self) -> HostError:
@@ -152,7 +152,7 @@ class Access:
         elif isinstance(error, (asyncssh.ConnectionLost, ConnectionError)):
             reason, remedy = "closed the connection during the login", "look at `journalctl --unit ssh` there"
         else:
-            reason, remedy = f"the login failed: {said_of(error)}", "is it an SSH server?"
+            reason, remedy = f"the login failed: {error_text(error)}", "is it an SSH server?"
         return HostError(host=self.name, reason=reason, remedy=remedy)
 
     def proxy_missing(self, command: str) -> HostError:
@@ -186,7 +186,7 @@ class Access:
     def channel_refused(self, error: BaseException) -> HostError:
         return HostError(
             host=self.name,
-            reason=f"refused to open one more session: {said_of(error)}",
+            reason=f"refused to open one more session: {error_text(error)}",
             remedy="MaxSessions in its /etc/ssh/sshd_config must be 10 or more",
         )
 
@@ -198,7 +198,7 @@ class Access:
         )
 
 
-def said_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error in its own words, or by its name where it has none."""
     return str(getattr(error, "reason", "") or error) or type(error).__name__
 

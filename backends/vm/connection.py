@@ -147,7 +147,7 @@ class Ssh:
             identities: Identities = await self._once("identities", load(os.environ, Path.home()))
             user: str = await self._once(
                 "user" if access.os_login and not access.user else f"user of {access}",
-                login.user_of(access, identities),
+                login.find_user(access, identities),
             )
         except HostError as error:
             raise dataclasses.replace(error, host=access.name) from None

@@ -212,7 +212,7 @@ def _restore_specified(documents: Documents, known: Slice, say: Say) -> None:
 
 def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:
     exported = inventories.ask(["stack", "export"], stack, otherwise="then `fab recover` again")
-    urns = urns_of(exported, slice_name)
+    urns = slice_urns(exported, slice_name)
     if not urns:
         raise RequestError(
             f"the slice {slice_name} has lost hosts, and Pulumi's state of {stack} does not have it; `pulumi up "
@@ -224,7 +224,7 @@ def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:
     _run_pulumi(command)
 
 
-def urns_of(exported: str, slice_name: str) -> tuple[str, ...]:
+def slice_urns(exported: str, slice_name: str) -> tuple[str, ...]:
     """Return the URNs of a slice's TPUs in the state that `pulumi stack export` has printed. Pure.
 
     Raises:

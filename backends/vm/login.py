@@ -27,7 +27,7 @@ ADD_KEY = ("gcloud", "compute", "os-login", "ssh-keys", "add")
 PROFILE_LIMIT_S = 30.0
 
 
-async def user_of(access: Access, identities: Identities | None = None) -> str:
+async def find_user(access: Access, identities: Identities | None = None) -> str:
     """Return the user to log in as.
 
     Raises:

@@ -122,10 +122,10 @@ def needed(target: Target, checkout: Path) -> Lock | None:
     """
     if target.python != f"{OURS}/bin/python":
         return None
-    return lock_of(LOCK_OF_PLATFORM[target.platform], checkout, target.agent_root)
+    return read_lock(LOCK_OF_PLATFORM[target.platform], checkout, target.agent_root)
 
 
-def lock_of(name: str, checkout: Path, agent_root: str) -> Lock:
+def read_lock(name: str, checkout: Path, agent_root: str) -> Lock:
     """Return a lock of the checkout. agent_root: of the hosts that it is for. Raises as `needed`."""
     files = {}
     for part in (name, INSTALLER_LOCK):

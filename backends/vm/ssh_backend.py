@@ -11,7 +11,7 @@ from typing import Any
 from backends.host_backend import HostBackend
 from backends.vm.agent_session import AGENT_ROOT
 from backends.vm.ensure import exclusive, restore
-from backends.vm.transport import transports_of
+from backends.vm.transport import make_transports
 from contracts.files import is_url
 from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
@@ -33,7 +33,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-def backend_of(
+def make_backend(
     inventory: Inventory,
     pulumi_stack: str | None,
     one_slice: Slice,
@@ -43,7 +43,7 @@ def backend_of(
     """Return the backend of hosts of a slice that are reached over SSH."""
     by_name = {agent.host: agent for agent in agents}
 
-    def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
+    def agents_for(described: Mapping[str, Any]) -> tuple[Agent, ...]:
         """On a host that the slice has no longer, nothing runs."""
         gone_link = GoneLink(
             f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones"
@@ -56,7 +56,7 @@ def backend_of(
         environments=None,
         agents=agents,
         transports=transports,
-        agents_of=agents_of,
+        agents_for=agents_for,
         restore=functools.partial(restore, inventory.control, pulumi_stack, one_slice),
         deploy=_deploy,
         hold=functools.partial(exclusive, inventory.control, one_slice.name),
@@ -79,12 +79,12 @@ def _terminal(target: Target, index: int | None, words: Sequence[str]) -> int:
     os.execvp(argv[0], argv)
 
 
-def target_of(
+def make_target(
     inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, request: TargetRequest
 ) -> Target:
     """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
     given = request.given
-    transports = transports_of(inventory, one_slice, [host.index for host in hosts])
+    transports = make_transports(inventory, one_slice, [host.index for host in hosts])
     agents = tuple(
         Agent(host=host.name, link=transport, root=AGENT_ROOT)
         for host, transport in zip(hosts, transports, strict=True)
@@ -107,6 +107,6 @@ def target_of(
         cache_dir=CACHE_DIR,
         cpus=(None,) * len(hosts),
         coordinator_host=address_and_port(hosts[0].internal_address)[0],
-        backend=backend_of(inventory, pulumi_stack, one_slice, agents, transports),
+        backend=make_backend(inventory, pulumi_stack, one_slice, agents, transports),
         stand_in_devices=given.stand_in_devices if given else None,
     )

@@ -96,9 +96,9 @@ def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
 async def _users(accesses: Sequence[Access]) -> dict[Access, str]:
     """OS Login is asked once for all."""
     of_os_login_access = next((access for access in accesses if access.os_login and not access.user), None)
-    of_os_login = await login.user_of(of_os_login_access, await _identities()) if of_os_login_access else ""
+    of_os_login = await login.find_user(of_os_login_access, await _identities()) if of_os_login_access else ""
     return {
-        access: of_os_login if access.os_login and not access.user else await login.user_of(access)
+        access: of_os_login if access.os_login and not access.user else await login.find_user(access)
         for access in accesses
     }
 

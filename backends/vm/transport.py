@@ -19,7 +19,7 @@ from typing import Any
 
 import asyncssh
 
-from backends.vm.access import Access, routes, said_of
+from backends.vm.access import Access, error_text, routes
 from backends.vm.agent_session import AGENT_ROOT, Sessions
 from backends.vm.connection import Ssh, open_process, together
 from contracts.atomic import atomic_path, beside_name, refuse_to_merge
@@ -244,7 +244,7 @@ class SshTransport:
                 raise _refused(self.access, source, error, full=False) from None
 
 
-def transports_of(
+def make_transports(
     inventory: Inventory, one_slice: Slice, indexes: Sequence[int] | None = None, *, ssh: Ssh | None = None
 ) -> tuple[SshTransport, ...]:
     """Return the hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
@@ -359,7 +359,7 @@ async def _sftp(
     except asyncssh.ChannelOpenError as error:
         raise access.channel_refused(error) from None
     except (asyncssh.Error, OSError) as error:
-        raise HostError(host=access.name, reason=f"no SFTP: {said_of(error)}") from None
+        raise HostError(host=access.name, reason=f"no SFTP: {error_text(error)}") from None
     try:
         async with sftp:
             yield sftp
@@ -406,4 +406,4 @@ def _refused(access: Access, path: str, error: asyncssh.SFTPError, full: bool) -
             reason=f"{path}: no space is left on the disk",
             remedy="`fab run -- df -h` shows which; docker images are the usual cause: `docker system prune`",
         )
-    return HostError(host=access.name, reason=f"{path}: {said_of(error)}")
+    return HostError(host=access.name, reason=f"{path}: {error_text(error)}")

@@ -220,7 +220,7 @@ def first_day(target: Target) -> int:
 
 def about(target: Target) -> list[str]:
     """This machine and the slice, as far as a reader of the report has to know them."""
-    commit = jobs.commit_of(CHECKOUT)
+    commit = jobs.git_commit(CHECKOUT)
     used = target.slice
     tools = [("pulumi", ["pulumi", "version"]), ("gcloud", ["gcloud", "version"])]
     versions = [f"{name} {_first(workstation.ask(argv))}" for name, argv in tools]

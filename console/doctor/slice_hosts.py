@@ -115,7 +115,7 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
             )
         )
     cost = costs.an_hour(one_slice)
-    return [*findings, ok(cost) if costs.price_of(one_slice) else skip(f"its price is {cost}")]
+    return [*findings, ok(cost) if costs.list_price(one_slice) else skip(f"its price is {cost}")]
 
 
 def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:

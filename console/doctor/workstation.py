@@ -125,7 +125,7 @@ def packages(lock: Path, installed: Callable[[str], str] = importlib.metadata.ve
 
 
 def checkout(folder: Path) -> Finding:
-    commit = jobs.commit_of(folder)
+    commit = jobs.git_commit(folder)
     if commit is None:
         return warn(
             f"{folder} is no git checkout with a commit",

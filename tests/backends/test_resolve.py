@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.local.local_backend import gpus, on_this_machine, shares
-from backends.resolve import of_inventory, resolve
+from backends.resolve import inventory_target, resolve
 from console.hosts import verify
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
@@ -33,7 +33,7 @@ STACK = make_inventory(MAIN, storage=SHARE)
 
 
 def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
-    return of_inventory(inventory, TargetRequest(stack="dev", **wanted))
+    return inventory_target(inventory, TargetRequest(stack="dev", **wanted))
 
 
 def refused(inventory: Inventory = STACK, **wanted: Any) -> str:

@@ -40,7 +40,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 def made(tracker: str) -> Path:
     environments.ensure(tracker, print)
-    return environments.python_of(tracker)
+    return environments.environment_python(tracker)
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +69,7 @@ def quick(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], T
             monkeypatch.delenv(name, raising=False)
         for name, value in {"POLL_S": 0.1, "SETTLE_S": 0.2, "NICE": 0}.items():
             monkeypatch.setattr(track, name, value)
-        monkeypatch.setattr(environments, "python_of", lambda _name: python)
+        monkeypatch.setattr(environments, "environment_python", lambda _name: python)
         monkeypatch.setattr(environments, "ensure", lambda _name, _say: None)
         return on_this_machine(hosts=None, platform="cpu")
 

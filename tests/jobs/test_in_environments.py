@@ -38,7 +38,7 @@ def test_what_computes_in_another_framework_holds_there(
         f"import sys; sys.path.append({str(Path(pytest.__file__).parents[1])!r}); "
         "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     )
-    python = str(environments.python_of(framework))
+    python = str(environments.environment_python(framework))
     found = subprocess.run(
         [
             python,

@@ -86,7 +86,7 @@ def test_what_is_started_again_is_neither_removed_nor_missed_by_a_stop(tmp_path:
     """A run that waits for capacity has no process, and its checkpoints are what it goes on from."""
     target = dataclasses.replace(on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
     assert commands.resumed_by(target) == {} and not list(tmp_path.iterdir())
-    documents = stack.store_of(target)
+    documents = stack.stack_documents(target)
     add(documents, kept("kept"))
     add(documents, kept("unkept", desired="unmanaged"))
     add(documents, kept("ended", end=End(outcome="done", reason="", at_s=1.0)))
@@ -109,7 +109,7 @@ def test_a_run_that_may_be_started_again_is_removed_once_that_is_over_and_nobody
     target = dataclasses.replace(
         target, inventory=dataclasses.replace(target.inventory, has_keeper=has_keeper)
     )
-    asked, documents = targets.TargetRequest(runs=str(tmp_path)), stack.store_of(target)
+    asked, documents = targets.TargetRequest(runs=str(tmp_path)), stack.stack_documents(target)
     store, checkpoint = Store(documents), tmp_path / "kept" / "checkpoints" / "5"
     checkpoint.mkdir(parents=True)
     assert commands.remove(target, asked, "kept") is None, "nobody starts it again, and it is the caller's"
@@ -128,7 +128,7 @@ def test_a_run_that_may_be_started_again_is_removed_once_that_is_over_and_nobody
         HandOver().keep(run, target)
     assert commands.stop(target, "kept") and commands.resumed_by(target) == {"kept": "it is being removed"}
     add(documents, dataclasses.replace(waiting, desired="removed"))
-    keeper_main.reconcile(store, World(documents, print, program="a test", asked=asked), print, asked)
+    keeper_main.reconcile(store, World(documents, print, program="a test", request=asked), print, asked)
     assert store.read().runs == {} and not checkpoint.exists()
 
 
@@ -138,7 +138,7 @@ def test_a_run_is_kept_with_new_limits_and_again_after_its_end(
     target = dataclasses.replace(on_this_machine(hosts="1", platform="cpu"), runs_url=str(tmp_path))
     described = {"version": 1, "run_id": "r", "job": "j", "attempts": [{"attempt": 2}], "max_usd": 9.0}
     run: Any = type("Of", (), {"run_id": "r", "attempt": 2, "described": described})()
-    documents = stack.store_of(target)
+    documents = stack.stack_documents(target)
     assert "r is kept: at most 20 more attempts; " in HandOver().keep(run, target)
     assert "at most 5 more attempts, until " in HandOver(attempts=5, hours=2.0).keep(run, target)
     one = Store(documents).read().runs["r"]

@@ -25,7 +25,7 @@ from infra.documents import Documents
 from infra.documents.lease import Lease, LeaseHeldError
 from infra.lifecycles import Clients, lifecycle_for, read_environment_settings
 from keeper import reclaim
-from keeper.stack import NOTED_EVERY_S, Stack, stack_of
+from keeper.stack import NOTED_EVERY_S, Stack, stack_at
 from keeper.world import World
 from launch.control import End, Run
 from launch.hosts import HostError
@@ -134,7 +134,7 @@ def test_a_slice_that_no_run_has_used_is_given_back_and_commands_see_that(lab: L
     told = "main: no run has used it for 6 h 30 min; it is given back in 15 min unless a run begins on it"
     assert [(event.kind, event.text, event.stack) for event in lab.events] == [("idle", told, "dev")]
     assert "main: no run has used it for 6 h 45 min; it is given back" in lab.said
-    stack = stack_of(lab.store.read(), "")
+    stack = stack_at(lab.store.read(), "")
     assert stack is not None
     recorded = json.dumps(lab.documents.read(RECORDED).value).encode()
     (one,) = with_kept(dataclasses.replace(stack.inventory, slices=(MAIN,)), recorded).slices

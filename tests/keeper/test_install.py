@@ -87,7 +87,7 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
     tmp_path: Path,
 ) -> None:
     bundle, sent = install._bundle(), tmp_path / "sent"
-    lock = python_environment.lock_of("keeper", CHECKOUT, "")
+    lock = python_environment.read_lock("keeper", CHECKOUT, "")
     place = install.here(KEPT)
     steps = [*install.steps(place, KEPT, bundle, str(sent), lock)]
     assert [each.name for each in steps] == ["code", "python", "service"]
@@ -121,7 +121,7 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
 
 
 def test_the_gateways_environment_is_made_from_a_lock_that_is_sent_along(tmp_path: Path) -> None:
-    bundle, lock = install._bundle(), python_environment.lock_of("keeper", CHECKOUT, "")
+    bundle, lock = install._bundle(), python_environment.read_lock("keeper", CHECKOUT, "")
     place = install.gateway_place(dataclasses.replace(KEPT, gateway=GATEWAY), lock)
     steps = {each.name: each for each in install.steps(place, KEPT, bundle, "/var/tmp/sent", lock)}
     change = steps["python"].change

@@ -129,7 +129,7 @@ def test_what_was_asked_for_is_given_back_once_no_run_wants_it(
     lab.one_pass()
     assert lab.states() == {ZONE: WAITS}
     target: Any = type("Target", (), {})()
-    monkeypatch.setattr(commands, "store_of", lambda _: lab.documents)
+    monkeypatch.setattr(commands, "stack_documents", lambda _: lab.documents)
     if how == "stop":
         assert commands.stop(target, RUN_ID)
     elif how == "unkeep":

@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.host_backend import HostBackend
 from backends.local.local_backend import on_this_machine
-from backends.vm.ssh_backend import backend_of
+from backends.vm.ssh_backend import make_backend
 from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.hosts import Agent, Transport
 from launch.runs import Run
@@ -91,9 +91,9 @@ def ssh_backend(
     agents: Sequence[Agent] = (), transports: Sequence[Transport] = (), **changed: Any
 ) -> HostBackend:
     """The backend of a slice that is reached over SSH and has no lease; each run is on all its hosts."""
-    made = backend_of(make_inventory(), "dev", make_slice([]), tuple(agents), tuple(transports))
+    made = make_backend(make_inventory(), "dev", make_slice([]), tuple(agents), tuple(transports))
     given: dict[str, Any] = {
-        "agents_of": lambda _described: tuple(agents),
+        "agents_for": lambda _described: tuple(agents),
         "hold": lambda: contextlib.nullcontext(lambda: None),
     }
     return dataclasses.replace(made, **{**given, **changed})

@@ -48,7 +48,7 @@ def attempt(number: int, usd: float | None, billed: float | None, **more: Any) -
 def test_an_hour_of_a_slice_has_its_list_price_or_none(
     changed: dict[str, Any], usd: float | None, billed: float | None
 ) -> None:
-    price = costs.price_of(dataclasses.replace(MAIN, **changed))
+    price = costs.list_price(dataclasses.replace(MAIN, **changed))
     assert (price is None) == (usd is None)
     if price is not None:
         assert price["usd_per_hour"] == pytest.approx(usd)
@@ -73,7 +73,7 @@ def test_a_run_costs_what_its_attempts_cost_or_nothing_is_said(
     write_run: WriteRun, attempts: list[dict[str, Any]], said: str | None
 ) -> None:
     run = write_run(attempts=attempts, result={"attempt": len(attempts) - 1, "wall_s": 1800.0})
-    cost = costs.of_run(run)
+    cost = costs.run_cost(run)
     assert (cost and cost.text()) == said
 
 
@@ -83,16 +83,16 @@ def test_an_attempt_that_ended_before_its_first_heartbeat_took_until_its_result(
     assert write_run(attempts=[attempt(0, 4.0, 4.0)]).wall_s == 360.0  # its result is still there
     run.directory.remove("result.json")
     fresh = write_run(attempts=[attempt(0, 4.0, 4.0)])
-    assert (fresh.wall_s, costs.of_run(fresh)) == (None, None)
+    assert (fresh.wall_s, costs.run_cost(fresh)) == (None, None)
 
 
 def test_an_attempt_that_no_pod_has_begun_cost_nothing(write_run: WriteRun) -> None:
     ended = {"outcome": "stopped", "time": 1605908700 + 360.0}
     waited = write_run(attempts=[attempt(0, 4.0, 4.0)], result=ended)
     waited.described["pods"] = {"restarts": 10, "queue": None}
-    assert (cost := costs.of_run(waited)) is not None and cost.usd == 0
+    assert (cost := costs.run_cost(waited)) is not None and cost.usd == 0
     waited.described["attempts"][0]["pod"] = "r-0-abcde"
-    assert (cost := costs.of_run(waited)) is not None and cost.usd == 0.4
+    assert (cost := costs.run_cost(waited)) is not None and cost.usd == 0.4
 
 
 def test_a_budget_is_of_all_attempts_and_counts_a_grants_hours(write_run: WriteRun) -> None:
@@ -143,7 +143,7 @@ def test_a_stack_costs_what_its_slices_cost_since_they_are_there() -> None:
     old = dataclasses.replace(MAIN, name="old", created="")
     there, dollars = "in the 2 h that it is there", "USD at list prices"
     covered = FREE.format("3.92 USD an hour")
-    assert list(costs.of_stack([dear, free, queued, unknown, old], NOON_S)) == [
+    assert list(costs.stack_costs([dear, free, queued, unknown, old], NOON_S)) == [
         f"slice dear (v5litepod-16): 19.20 USD an hour at list prices (on-demand, {ZONE}); 38.40 {dollars} {there}",
         f"slice free (v5litepod-16): {covered} (spot, {ZONE}); {FREE.format('7.84 USD')} {there}",
         f"slice old (v5litepod-16): 3.92 USD an hour at list prices, less what a grant covers (spot, {ZONE})",
@@ -153,7 +153,7 @@ def test_a_stack_costs_what_its_slices_cost_since_they_are_there() -> None:
     stays = dataclasses.replace(dear, name="stays", hosts=(), created="", pool=pool)
     goes = dataclasses.replace(stays, name="goes", pool=dataclasses.replace(pool, scales_to_zero=True))
     hourly = f"(v5litepod-16): 19.20 USD an hour at list prices (on-demand, {ZONE})"
-    assert list(costs.of_stack([stays, goes], NOON_S)) == [
+    assert list(costs.stack_costs([stays, goes], NOON_S)) == [
         f"slice stays {hourly}, with a run or without",
         f"slice goes {hourly} while a run has its nodes",
     ]
@@ -164,10 +164,10 @@ def test_a_run_on_node_pools_costs_what_their_slice_does(write_run: WriteRun) ->
     one = dataclasses.replace(MAIN, capacity="on-demand", hosts=(), pool=pool)
     ended = {"outcome": "done", "wall_s": 1800.0, "attempt": 0}
     run = write_run(result=ended, slice=dataclasses.asdict(one), pods={"restarts": 10, "queue": None})
-    assert costs.of_run(run) is not None, "no pod has begun it"
-    assert costs.of_run(run).usd == 0.0  # type: ignore[union-attr]
+    assert costs.run_cost(run) is not None, "no pod has begun it"
+    assert costs.run_cost(run).usd == 0.0  # type: ignore[union-attr]
     run.described["attempts"][-1]["pod"] = "r-0"
-    assert costs.of_run(run).usd == pytest.approx(9.60)  # type: ignore[union-attr]
+    assert costs.run_cost(run).usd == pytest.approx(9.60)  # type: ignore[union-attr]
 
 
 def measured(started: str, outcome: str, wall_s: float, made: str, parts: dict[str, float]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_tod
         "learning_rate": 1e-3,
         "tokenizer": "my.json",
     }
-    resumed = job.parse([], base=job.config_of("r", stored))
+    resumed = job.parse([], base=job.stored_config("r", stored))
     assert dataclasses.asdict(resumed) == stored
     assert job.parse(job.arguments(resumed)) == resumed
     assert job.arguments(resumed) == [
@@ -146,9 +146,9 @@ def test_every_config_survives_the_way_through_words(options: dict[str, Any]) ->
 def test_a_run_of_an_older_checkout_is_resumed_where_its_options_are_still_known() -> None:
     job, stored = jobs.find("flax_mlm"), dataclasses.asdict(Config())
     with pytest.raises(RequestError, match="no longer knows: momentum"):
-        job.config_of("r", {**stored, "momentum": 0.9})
+        job.stored_config("r", {**stored, "momentum": 0.9})
     del stored["clip_norm"]  # an option that has come since has its default
-    assert job.changes_on_resume(stored, job.config_of("r", stored)) == []
+    assert job.changes_on_resume(stored, job.stored_config("r", stored)) == []
 
 
 def test_a_job_need_not_check_its_data_nor_name_options_that_are_free_on_resume(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_this_checkouts_bundle_holds_every_job_and_of_the_launching_side_the_pol
 
 
 def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
-    assert jobs.commit_of(tmp_path) is None
+    assert jobs.git_commit(tmp_path) is None
 
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -233,11 +233,11 @@ def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
 
     git("init", "-q")
-    assert jobs.commit_of(tmp_path) is None
+    assert jobs.git_commit(tmp_path) is None
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-q", "-m", "a")
     head = git("rev-parse", "HEAD").strip()
-    assert jobs.commit_of(tmp_path) == jobs.Commit(hash=head, is_dirty=False)
+    assert jobs.git_commit(tmp_path) == jobs.Commit(hash=head, is_dirty=False)
     (tmp_path / "a").write_text("2")
-    assert jobs.commit_of(tmp_path) == jobs.Commit(hash=head, is_dirty=True)
+    assert jobs.git_commit(tmp_path) == jobs.Commit(hash=head, is_dirty=True)

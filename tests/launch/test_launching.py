@@ -123,7 +123,7 @@ def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
 
     first = worked_out(framework="pytorch", processes_per_host="2")
     assert (first.plan.framework, first.plan.ranks_per_host, first.needs_environment) == ("pytorch", 2, True)
-    assert first.plan.target.python == str(environments.python_of("pytorch"))
+    assert first.plan.target.python == str(environments.environment_python("pytorch"))
     now = datetime.datetime.now(datetime.UTC)
     asked = first.processes_per_host
     described = run_record(
@@ -201,7 +201,7 @@ def test_two_that_resume_one_run_at_once_do_not_both_start_it(
     runs_dir: Path, earlier: Callable[..., Run]
 ) -> None:
     run = earlier()
-    with launching.only_launch_of(run.run_id):
+    with launching.exclusive_launch(run.run_id):
         text = refused(runs_dir, job=None, resume="abcd")
     assert "is being launched by another process; `fab status` shows it" in text
 
@@ -274,7 +274,7 @@ def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_
     def overtaken(_: Any, plan: Plan, *__: Any) -> Plan:
         if not started:
             monkeypatch.setattr(launching, "_start_and_join", launched_by_another)
-            monkeypatch.setattr(launching, "only_launch_of", lambda _: contextlib.nullcontext())
+            monkeypatch.setattr(launching, "exclusive_launch", lambda _: contextlib.nullcontext())
             started.append((-1, ""))
             resume(run)
         return plan

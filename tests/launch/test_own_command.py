@@ -311,10 +311,10 @@ def test_an_environment_is_made_once_and_a_step_that_fails_leaves_none(tmp_path:
     lock, home = tmp_path / "lock.txt", tmp_path / "environments" / "none"
     lock.write_text("")
     with pytest.raises(RequestError, match=r"the environment could not be made:\nno compiler"):
-        environments.made(home, lock, [["sh", "-c", "echo no compiler; exit 1"]])
-    assert not (home / environments.WHOLE).exists()
-    environments.made(home, lock, [["sh", "-c", f"echo once >> {tmp_path}/made"]])
-    environments.made(home, lock, [["sh", "-c", f"echo once >> {tmp_path}/made"]])
+        environments.make(home, lock, [["sh", "-c", "echo no compiler; exit 1"]])
+    assert not (home / environments.COMPLETE).exists()
+    environments.make(home, lock, [["sh", "-c", f"echo once >> {tmp_path}/made"]])
+    environments.make(home, lock, [["sh", "-c", f"echo once >> {tmp_path}/made"]])
     assert (tmp_path / "made").read_text() == "once\n"
     version = [str(home / "bin" / "python"), "-c", "import sys; print(sys.version_info[:2])"]
     said = subprocess.run(version, capture_output=True, text=True, check=True).stdout
@@ -360,7 +360,7 @@ def test_an_index_of_the_user_s_has_the_wheel_or_not_or_cannot_be_reached(
         words = environments.cpu_wheel("torch==9.9+cpu")
         home, lock = tmp_path / "environments" / "torch", tmp_path / "lock.txt"
         lock.write_text("")
-        environments.made(home, lock, [[*environments._pip(home), *words]])
+        environments.make(home, lock, [[*environments._pip(home), *words]])
         with pytest.raises(RequestError, match=r"TORCH_CPU_INDEX http://.+/: torch==9\.8\+cpu is not there"):
             environments.cpu_wheel("torch==9.8+cpu")
         server.shutdown()
@@ -372,7 +372,7 @@ def test_environments_that_nobody_has_used_for_a_month_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    own = environments.python_of("pytorch").parents[1]
+    own = environments.environment_python("pytorch").parents[1]
     ages = {
         own.name: 40,
         "pytorch-old": 31,
@@ -381,7 +381,7 @@ def test_environments_that_nobody_has_used_for_a_month_are_removed(
         "pytorch_xla-old": 31,
     }
     for name, days in ages.items():
-        whole = own.parent / name / environments.WHOLE
+        whole = own.parent / name / environments.COMPLETE
         whole.parent.mkdir(parents=True)
         whole.write_text("x")
         os.utime(whole, (0, time.time() - days * 86400))
@@ -392,7 +392,7 @@ def test_environments_that_nobody_has_used_for_a_month_are_removed(
         "import mmap, sys; file = open(sys.argv[1], 'r+'); held = mmap.mmap(file.fileno(), 0); "
         "print(flush=True); input()"
     )
-    loaded = str(own.parent / "pytorch-loaded" / environments.WHOLE)
+    loaded = str(own.parent / "pytorch-loaded" / environments.COMPLETE)
     with subprocess.Popen(
         [sys.executable, "-c", program, loaded], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:

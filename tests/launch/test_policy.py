@@ -42,9 +42,9 @@ def decide(
     observed: RunObserved | None,
     place: SliceObserved = ACTIVE,
     signs: Signs | None = None,
-    **of_slice: Any,
+    **slice_spec: Any,
 ) -> Action:
-    return policy.next_action(run, Slice(name="a", **of_slice), place, signs, observed, NOW)
+    return policy.next_action(run, Slice(name="a", **slice_spec), place, signs, observed, NOW)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_run_that_never_takes_a_step_ends_however_it_fails(
     """So its slice is not kept for it for ever."""
     run, observed, now_s, begun = kept(attempt=None, limits=limits), None, NOW, 0
     while observed is None or policy.judge(run, observed, now_s, created="c1").do != "end":
-        run = policy.begun(run, observed, "c1", now_s)
+        run = policy.begin_attempt(run, observed, "c1", now_s)
         assert run.attempt is not None
         begun += 1
         assert begun < 100, "it goes on for ever"
@@ -175,31 +175,31 @@ def test_a_run_that_never_takes_a_step_ends_however_it_fails(
 
 
 def test_an_attempt_is_counted_before_it_starts() -> None:
-    run = policy.begun(
+    run = policy.begin_attempt(
         kept(limits=Limits(attempts=20, restarts=1)), ended("failed", checkpoint=20), "c1", NOW
     )
     assert run.limits == Limits(attempts=19, restarts=0)
     assert run.attempt is not None and (run.attempt.number, run.attempt.checkpoint) == (4, 20)
     assert (run.failures, run.not_before_s) == (1, NOW + policy.FIRST_PAUSE_S)
     assert run.attempt.after == "failed"
-    after_outage = policy.begun(kept(), ended("outside"), "c1", NOW)
+    after_outage = policy.begin_attempt(kept(), ended("outside"), "c1", NOW)
     assert after_outage.limits.attempts == 20
-    first = policy.begun(kept(attempt=None, limits=Limits(restarts=0)), None, "c1", NOW)
+    first = policy.begin_attempt(kept(attempt=None, limits=Limits(restarts=0)), None, "c1", NOW)
     assert first.attempt is not None and first.attempt.number == 0 and first.limits.restarts == 0
 
 
 def test_what_could_not_start_because_somebody_else_is_at_work_counts_as_no_try() -> None:
     before = kept(limits=Limits(attempts=3))
-    counted = policy.begun(before, ended("preempted"), "c1", NOW)
-    in_use = policy.not_begun(before, counted, NOW, counts=False)
+    counted = policy.begin_attempt(before, ended("preempted"), "c1", NOW)
+    in_use = policy.undo_attempt(before, counted, NOW, counts=False)
     assert (in_use.limits, in_use.attempt, in_use.failed_starts) == (before.limits, before.attempt, 0)
     assert in_use.not_before_s > NOW
-    failed = policy.not_begun(before, counted, NOW, counts=True)
+    failed = policy.undo_attempt(before, counted, NOW, counts=True)
     assert (failed.limits.attempts, failed.attempt, failed.failed_starts) == (2, before.attempt, 1)
 
 
 @pytest.mark.parametrize(
-    ("of_slice", "standing", "runs", "silent", "do"),
+    ("slice_spec", "standing", "runs", "silent", "do"),
     [
         ({}, "absent", [kept()], 0, "request"),
         ({}, "lost", [kept()], 0, "request"),
@@ -223,9 +223,11 @@ def test_what_could_not_start_because_somebody_else_is_at_work_counts_as_no_try(
         ({}, "waiting", [], 0, "wait"),
     ],
 )  # fmt: skip
-def test_a_slice(of_slice: dict[str, Any], standing: Standing, runs: list[Run], silent: int, do: str) -> None:
+def test_a_slice(
+    slice_spec: dict[str, Any], standing: Standing, runs: list[Run], silent: int, do: str
+) -> None:
     place = SliceObserved(standing=standing, created="c1")
-    assert policy.next_slice_action(Slice(name="a", **of_slice), place, runs, silent, NOW).do == do
+    assert policy.next_slice_action(Slice(name="a", **slice_spec), place, runs, silent, NOW).do == do
 
 
 def test_slices_go_by_priority_and_order_to_one_run_each_and_a_run_leaves_a_lost_slice_for_a_free_one() -> (

@@ -249,13 +249,13 @@ def test_an_option_may_name_the_latest_run_of_a_job_that_is_done_or_a_run_by_its
     here = folder(runs_dir)
     Path(done.directory.path("export")).mkdir()
     Path(done.directory.path("export/config.json")).touch()
-    assert runs.export_of(here, "latest:flax_mlm") == done.directory.path("export")
-    assert runs.export_of(here, done.run_id) == done.directory.path("export")
-    assert runs.export_of(here, "gs://bucket/model") is None
+    assert runs.find_export(here, "latest:flax_mlm") == done.directory.path("export")
+    assert runs.find_export(here, done.run_id) == done.directory.path("export")
+    assert runs.find_export(here, "gs://bucket/model") is None
     with pytest.raises(RequestError, match="no export"):
-        runs.export_of(here, "flax_mlm-20261121-214500-bbbb")
+        runs.find_export(here, "flax_mlm-20261121-214500-bbbb")
     with pytest.raises(RequestError, match="no run of jax_hello"):
-        runs.export_of(here, "latest:jax_hello")
+        runs.find_export(here, "latest:jax_hello")
     for word, meant in (("flax-mlm", "; did you mean flax_mlm"), ("", "one of flax_mlm, ")):
         with pytest.raises(RequestError, match=f'latest:{word}: "{word}" is not a job; choose .*{meant}'):
-            runs.export_of(here, f"latest:{word}")
+            runs.find_export(here, f"latest:{word}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from backends.local.local_backend import agents_of, on_this_machine
+from backends.local.local_backend import agents_for, on_this_machine
 from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from launch import launching, runs
@@ -244,7 +244,7 @@ class Lab:
 
     def _agents(self, run: Run) -> tuple[Agent, ...]:
         with mock.patch.dict(os.environ, self.environ):
-            return agents_of(run.described)
+            return agents_for(run.described)
 
     def read(self, run: Run) -> Run:
         found = runs.read(run.directory)

@@ -260,8 +260,8 @@ ACCELERATE = 'cd "$RUN_DIR" && exec python -m accelerate.test_utils.scripts.test
 def test_a_program_that_knows_nothing_of_this_repository_finds_its_peers(
     lab: Lab, framework: str, words: list[str], says: str
 ) -> None:
-    python = environments.python_of(framework)
-    if framework != environments.OWN and not (python.parent.parent / environments.WHOLE).exists():
+    python = environments.environment_python(framework)
+    if framework != environments.OWN and not (python.parent.parent / environments.COMPLETE).exists():
         pytest.skip(
             f"this machine has no environment of {framework}; `fab train --framework {framework} …` makes it"
         )

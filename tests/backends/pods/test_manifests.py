@@ -17,7 +17,7 @@ from backends.pods.api_server import PLACES
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.manifests import Options
 from backends.pods.pod_launcher import PodLauncher
-from backends.pods.pods import AGENT, LONGEST_NAME, name_of
+from backends.pods.pods import AGENT, LONGEST_NAME, job_name
 from console import dry_run
 from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
@@ -252,9 +252,9 @@ def test_a_queue_is_a_label_and_admits_the_run_itself() -> None:
 
 
 def test_names_that_are_no_dns_label_stay_apart_and_short() -> None:
-    assert name_of("flax_mlm-20261123-120000-abcd") == "flax-mlm-20261123-120000-abcd"
+    assert job_name("flax_mlm-20261123-120000-abcd") == "flax-mlm-20261123-120000-abcd"
     ids = ["A.b-1", "a-b-1", "a.b-1", "7seas", "x" * 60 + "1", "x" * 60 + "2"]
-    found = [name_of(each) for each in ids]
+    found = [job_name(each) for each in ids]
     assert len(set(found)) == len(ids)
     assert all(len(each) <= LONGEST_NAME and each[0].isalpha() for each in found)
 

@@ -24,8 +24,8 @@ from backends.pods.cluster_runs import TOO_LATE, ClusterRuns
 from backends.pods.manifests import Options
 from backends.pods.pod_backend import PodBackend
 from backends.pods.pod_launcher import PodLauncher
-from backends.pods.pods import BEGIN_BY, CONTAINER, INDEX, OURS, Object, name_of
-from backends.resolve import of_inventory
+from backends.pods.pods import BEGIN_BY, CONTAINER, INDEX, OURS, Object, job_name
+from backends.resolve import inventory_target
 from console.status import status
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
@@ -87,7 +87,7 @@ def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
             stack="dev", project="p", images=dict.fromkeys(images, IMAGE), gateway=None, slices=(one,), cluster=cluster,
             storage=Storage(bucket_url=f"file://{tmp_path}", bucket_region=None, nfs_source=None, nfs_mount=None),
         )  # fmt: skip
-        return of_inventory(inventory, TargetRequest(stack="dev.json", platform=platform, hosts=hosts))
+        return inventory_target(inventory, TargetRequest(stack="dev.json", platform=platform, hosts=hosts))
 
     return target
 
@@ -211,7 +211,7 @@ class Pods:
     def __init__(self, target: Target, planned: Planned) -> None:
         self.target, self.planned, self.cluster = target, planned, of(target)
         self.run_id = planned.plan.run_id
-        self.api, self.name = self.cluster.connection, name_of(self.run_id)
+        self.api, self.name = self.cluster.connection, job_name(self.run_id)
 
     def states(self) -> list[str]:
         return [entry["state"] for entry in self.cluster.of(self.run_id).entries()]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.resolve import of_inventory
+from backends.resolve import inventory_target
 from backends.vm import ensure
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import Slice, slices_from_json
@@ -31,7 +31,7 @@ def on_a_stack(bucket_url: str | None) -> Target:
     """A slice of a stack without a keeper, whose runs are on its share."""
     storage = dataclasses.replace(NFS, bucket_url=bucket_url)
     inventory = make_inventory(make_slice((make_host(0),)), storage=storage)
-    return of_inventory(inventory, TargetRequest(stack="dev.json"))
+    return inventory_target(inventory, TargetRequest(stack="dev.json"))
 
 
 def test_a_launch_holds_the_lease_of_its_slice_and_a_second_one_is_refused(

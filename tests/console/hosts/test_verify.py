@@ -46,8 +46,8 @@ def test_two_hosts_compute_together_and_only_what_is_wrong_leaves_a_trace_among_
 def test_two_hosts_compute_together_in_another_framework(
     framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = environments.python_of(framework)
-    if not (python.parent.parent / environments.WHOLE).exists():
+    python = environments.environment_python(framework)
+    if not (python.parent.parent / environments.COMPLETE).exists():
         pytest.skip(f"the environment of {framework} is not made")
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -12,7 +12,7 @@ import asyncssh
 import pytest
 
 from rehearsal.machines.machines import Machine, Machines
-from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, inventory_of
+from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, read_inventory
 from tests.runs.conftest import write_corpus
 from tests.runs.lab import Losses, losses
 from tools import stand_in_base
@@ -43,7 +43,7 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             ]
             list(pool.map(machines.boot, hosts))
         with mock.patch.dict(os.environ, launchers):
-            made = Pair(machines, inventory_of(addresses, {name: keys[name][1] for name in NAMES}), folder)
+            made = Pair(machines, read_inventory(addresses, {name: keys[name][1] for name in NAMES}), folder)
             write_corpus(folder / "corpus.jsonl")
             with made.target() as target:
                 text = (folder / "corpus.jsonl").read_text()

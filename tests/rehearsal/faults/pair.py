@@ -14,7 +14,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from backends import host_backend
-from backends.resolve import of_inventory
+from backends.resolve import inventory_target
 from backends.vm import transport
 from backends.vm.connection import Limits, Ssh
 from contracts import inventory as contract
@@ -91,7 +91,7 @@ class Pair:
                 python=PYTHON,
                 stand_in_devices=(DEVICE,),
             )
-            yield of_inventory(self.inventory, TargetRequest(stack=str(self.inventory_path), given=given))
+            yield inventory_target(self.inventory, TargetRequest(stack=str(self.inventory_path), given=given))
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""
@@ -190,7 +190,7 @@ def until(
         time.sleep(pause_s)
 
 
-def inventory_of(addresses: dict[str, str], host_keys: dict[str, str]) -> Inventory:
+def read_inventory(addresses: dict[str, str], host_keys: dict[str, str]) -> Inventory:
     """As somebody would write it by hand for two machines with a share."""
     hosts = [
         make_host(

@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client, config
 
 from backends.pods.api_server import Connection
-from backends.resolve import of_inventory
+from backends.resolve import inventory_target
 from console.doctor import doctor
 from console.doctor.workstation import Answer, Machine
 from contracts.inventory import Cluster, NodePool, Slice
@@ -57,7 +57,7 @@ def findings(kubeconfig: Path, one_slice: Slice = SLICE) -> dict[str, tuple[str,
     storage = dataclasses.replace(NO_STORAGE, bucket_url="gs://none")
     inventory = make_inventory(one_slice, storage=storage, images={}, cluster=cluster)
     home = kubeconfig.parent
-    target = of_inventory(inventory, TargetRequest(stack="dev.json", runs=f"file://{home}/runs"))
+    target = inventory_target(inventory, TargetRequest(stack="dev.json", runs=f"file://{home}/runs"))
     here = Machine(environ={}, home=home, checkout=DOCS.parents[1], cache_dir=home, ask=silent)
     told = doctor.findings(here, lambda: target, wants_stack=False)
     return {each.name: (each.state, each.message) for each in told if each.area in ("cluster", "storage")}
