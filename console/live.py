@@ -21,6 +21,7 @@ from contracts import run_directory
 from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.files import is_url
 from contracts.variables import MOST_TRACED_STEPS
 from launch import bundles, runs
 from launch.bundles import Bundle
@@ -193,7 +194,7 @@ def profile(target: Target, name: str, steps: int, *, limit_s: float) -> int:
         with contextlib.suppress(HostsError):
             ask(steps=0)
         raise
-    return _tell_traces(run, answers, tell)
+    return _tell_traces(target, run, answers, tell)
 
 
 def _ask_profile(target: Target, run: Run, request_id: str, **request: int) -> list[dict[str, Any]]:
@@ -240,7 +241,7 @@ def _await_traces(run: Run, ask: Callable[[], list[dict[str, Any]]], limit_s: fl
         time.sleep(POLL_S)
 
 
-def _tell_traces(run: Run, answers: Sequence[Mapping[str, Any]], tell: Say) -> int:
+def _tell_traces(target: Target, run: Run, answers: Sequence[Mapping[str, Any]], tell: Say) -> int:
     problems = [answer["problem"] for answer in answers if "problem" in answer]
     for problem in dict.fromkeys(problems):
         print(
@@ -256,6 +257,11 @@ def _tell_traces(run: Run, answers: Sequence[Mapping[str, Any]], tell: Say) -> i
     )
     steps = ", ".join(dict.fromkeys(answer["steps"] for answer in traced))
     tell(f"steps {steps} of {len(traced)} rank{'s' * (len(traced) > 1)} are traced in {folder}")
+    if not (target.capabilities.shares_files or is_url(folder)):
+        tell(
+            f"`fab get {folder} profile{target.stack_option} --hosts {target.hosts[0].index}` brings them here"
+        )
+        folder = "profile"
     if any(name.endswith(".xplane.pb") for name in names):
         tell(f"`xprof --logdir {folder}` (pip install xprof), or TensorBoard with it, opens them")
     if any(".perfetto." in name for name in names):

@@ -92,6 +92,8 @@ NOT_RUN = {
     "fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3": "takes ten minutes on two cores; "
     "tests/keeper/test_queue.py",
     "fab compare RUN RUN": FORM + "tests/console/test_status.py",
+    "fab stacks": "wants a run that is active; tests/runs/test_live.py",
+    "fab profile": "wants a run that is active; tests/runs/test_live.py",
     "fab dashboard": "runs until a person ends it; tests/console/dashboard/test_server.py",
     "fab export RUN --to FOLDER": FORM + "tests/console/test_export.py",
     "fab rm RUN": FORM + "tests/console/test_removal.py",

@@ -20,7 +20,7 @@ from console import follow, overview
 from console.display import Plain
 from contracts.run_directory import RESULT, RunDirectory
 from launch import runs
-from launch.hosts import in_thread
+from launch.hosts import HostError, in_thread
 from launch.output import terminal
 from launch.runs import Run
 from tests.backends.pods.pod_plans import CLUSTER
@@ -192,6 +192,42 @@ class Expired(Away):
 def test_whoever_may_not_ask_any_more_is_told_at_once() -> None:
     with pytest.raises(ApiError, match="Unauthorized → log in again"):
         Expired([None]).join({"run_id": RUN_ID, "attempt": 0, "process_id": 0}, 3600.0)
+
+
+class Working(Away):
+    """A run of two pods, of which the second has ended. heard: what the agent of the first is asked."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+        self.connection: Any = Named()
+
+    def of(self, run_id: str) -> Seen:
+        pods = {0: pod(0, "Running", {"running": {}}), 1: pod(1, "Succeeded", OK)}
+        return Seen(run_id=run_id, work=job(pods=2), pods=pods)
+
+    def session(self, pod: dict[str, Any]) -> Any:
+        return self
+
+    def ask(self, verb: str, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.heard.append((verb, request))
+        return {"text": "where it is"}
+
+
+class Named:
+    name = "cluster"
+
+    def load(self) -> None: ...
+
+
+def test_the_agents_of_all_pods_are_asked_and_one_that_is_gone_is_an_error_beside_the_answers(
+    write_run: Any,
+) -> None:
+    cluster, run = Working(), write_run()
+    answer, error = PodBackend(cluster).ask(run, "stacks", {"timeout_s": 1}, timeout_s=5)
+    assert answer == {"text": "where it is"}
+    process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": 0}
+    assert cluster.heard == [("stacks", {**process, "timeout_s": 1})]
+    assert isinstance(error, HostError) and error.host == run.described["hosts"][1]["name"]
 
 
 class Refusing:
