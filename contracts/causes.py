@@ -94,8 +94,8 @@ def cause(
         (
             XLA_OFF_CPU,
             lambda _match: (
-                "this TensorFlow, which is the one for TPUs, cannot compile by XLA on a CPU; call model.compile(…, "
-                "jit_compile=False), or start a new run with --env TF_DETERMINISTIC_OPS=1, with which Keras does"
+                "this TensorFlow, which is the one for TPUs, cannot compile by XLA on a CPU, as Keras 3 asks it to; "
+                "call model.compile(…, jit_compile=False), or run it on a TPU"
             ),
         ),
         (NO_MEMORY, lambda _match: "it ran out of memory; a smaller batch or model needs less"),
