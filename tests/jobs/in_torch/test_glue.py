@@ -124,6 +124,8 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
     for (name, found), expected in zip(packed.model.named_parameters(), alone.parameters(), strict=True):
         if expected.grad is not None:
             torch.testing.assert_close(found.grad, expected.grad, atol=1e-4, rtol=1e-4, msg=name)
+    packed.compile(backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(packed(arguments, batch.blocks, None), logits_BC, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
