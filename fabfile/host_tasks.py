@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contracts.errors import RequestError
 from fabfile.command import task
 from fabfile.options import argument, flag, group, option, options, positionals, seconds, whole
 from fabfile.selector import Selector
@@ -164,6 +165,9 @@ class Ssh:
 def ssh(args: Ssh) -> int:
     """Open a shell on a host, or where a run runs."""
     from console.hosts import shells
+
+    if args.run and args.run.isdigit() and len(args.run) < 4:
+        raise RequestError(f"{args.run}: is the index of a host, and no run; write --host {args.run}")
 
     return shells.open_shell(args.selector.target(), args.host, args.run)
 
