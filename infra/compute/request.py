@@ -362,7 +362,8 @@ def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) ->
             actions.get(action, 0)
             for action in ("creating", "creatingWithoutRetries", "recreating", "verifying")
         )
-        if len(statuses) < spec.hosts and not is_busy and age_s >= LATE_S:
+        is_settled = not is_busy and (bool(status.get("isStable")) or age_s >= LATE_S)
+        if len(statuses) < spec.hosts and is_settled:
             return "lost", "INCOMPLETE", f"has {len(statuses)} of {spec.hosts} machines"
         topologies = [str(each.get("state")) for each in status.get("appliedAcceleratorTopologies", [])]
         if not is_busy and {"FAILED", "DEACTIVATING"} & {*topologies}:

@@ -169,6 +169,21 @@ def test_a_slice_that_is_lost_is_drift_and_the_next_up_makes_it_again(
     assert stack.state["state"] == "ACTIVE" and {*lab.machines().values()} == {"RUNNING"}
 
 
+def test_one_that_is_taken_back_in_its_first_minute_is_lost_at_once(lab: ComputeLab, stack: Stack) -> None:
+    lab.put_template("us-east5", "spot", "deletes", scheduling={
+        "provisioningModel": "SPOT", "instanceTerminationAction": "DELETE"
+    })  # fmt: skip
+    templates = {"us-east5": "projects/grant/regions/us-east5/instanceTemplates/deletes"}
+    stack.up(templates=templates)
+    lab.befall.preempt("main")
+    lab.control.advance(5)
+    assert lab.machines() == {}
+    stack.refresh()
+    assert stack.state is not None and stack.state["state"] == "INCOMPLETE"
+    stack.up(templates=templates)
+    assert stack.state["state"] == "ACTIVE" and {*lab.machines().values()} == {"RUNNING"}
+
+
 def test_a_host_that_google_repairs_is_waited_for(lab: ComputeLab, stack: Stack) -> None:
     stack.up(capacity="on-demand")
     lab.befall.reactivate("main", 300.0)
