@@ -18,7 +18,7 @@ preview: install ## show what `pulumi up` would make; needs no account (CONFIG=P
 	@$(BIN)/python -m rehearsal.offline_preview $(if $(CONFIG),"$(CONFIG)")
 
 .PHONY: rehearse
-rehearse: install ## the whole path in containers: up, kill, recover (KUBERNETES=1, PROVISIONING=compute)
+rehearse: install ## the whole path in containers (KUBERNETES=1, PROVISIONING=compute)
 	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)") $(if $(KUBERNETES),--kubernetes) $(if $(PROVISIONING),--provisioning "$(PROVISIONING)")
 
 .PHONY: images
