@@ -97,6 +97,8 @@ def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) ->
     if platform() == "tpu":
         of_kernel_IO = jnp.einsum("...i,...o->io", x, gradient, preferred_element_type=kernel_IO.dtype)
         return gradient @ kernel_IO.astype(gradient.dtype).T, of_kernel_IO
+    # The conversion is done again: what the forward pass converted would be kept, 13 MiB a layer of base.
+    kernel_IO, gradient = jax.lax.optimization_barrier((kernel_IO, gradient))
     of_x = _rows(gradient) @ transposed(kernel_IO.astype(gradient.dtype))
     of_kernel_IO = _product_of_rows(x, gradient, kernel_IO.dtype)
     return of_x.reshape(x.shape), of_kernel_IO
