@@ -21,6 +21,7 @@ from tests.infra.cloud_tpu.lab import OWNER, PowerCut, Stack, machine_of
 from tests.infra.compute.lab import SPOT, A, ComputeLab, opened_lab
 
 ONE_HOST = {"hosts": 1, "topology": "2x2"}
+RUNS = ("ACTIVE", "RUNNING")
 SHAPES: list[Json] = [{}, {}, ONE_HOST, {"count": 2}, {**ONE_HOST, "count": 2}]
 KEYS = st.fixed_dictionaries(
     {
@@ -142,10 +143,16 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_that_runs_was_deleted_without_being_asked(self) -> None:
+        """Of a slice with several parts, the others go with one that is lost."""
         last: dict[str, str] = {}
         for index, line in enumerate(self.lab.control.journal()):
-            if line.state == "DELETING" and last.get(line.name) in ("ACTIVE", "RUNNING"):
-                assert any(start <= index < end for start, end in self.asked), line
+            if line.state == "DELETING" and last.get(line.name) in RUNS:
+                others = {
+                    name: state for name, state in last.items() if "/main-" in name and "-w-" not in name
+                }
+                is_whole = "/main-" not in line.name or all(state in RUNS for state in others.values())
+                is_asked = any(start <= index < end for start, end in self.asked)
+                assert is_asked or not is_whole, line
             last[line.name] = line.state
 
     @invariant()
