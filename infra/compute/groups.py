@@ -53,13 +53,12 @@ class ComputeGroups:
     def _things(self, spec: GroupSpec, patience_s: float) -> list[Json]:
         place = (spec.project, spec.zone)
         label = (naming.OWNER_LABEL, spec.owner)
-        if not spec.is_group:
-            read = [self._client.instance(*place, name, patience_s=patience_s) for name in spec.part_names]
-            # What was a group before has instances of other names.
-            return [thing for thing in read if thing is not None]
+        # Both kinds of parts: an interrupted `pulumi up` may have asked for the other one.
         groups = [self._client.group(*place, name, patience_s=patience_s) for name in spec.part_names]
-        instances = self._client.zone_instances(*place, label, patience_s=patience_s)
-        return [*(thing for thing in groups if thing is not None), *instances]
+        ours = self._client.zone_instances(*place, label, patience_s=patience_s)
+        unlisted = [] if spec.is_group else {*spec.part_names} - {str(each["name"]) for each in ours}
+        others = [self._client.instance(*place, name, patience_s=patience_s) for name in sorted(unlisted)]
+        return [*(thing for thing in (*groups, *others) if thing is not None), *ours]
 
     def _failed(self, spec: GroupSpec, resource: Json | None) -> dict[str, str]:
         """Why parts that this process has asked for are not there: the errors of their operations."""
