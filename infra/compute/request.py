@@ -340,8 +340,8 @@ def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) ->
     statuses = {str(each["name"]): str(each.get("status", "")) for each in part["instances"]}
     dead = [name for name, status in statuses.items() if status in DEAD]
     existing = part["group"]
-    if existing is None and spec.is_group:
-        return "lost", "DELETING", "is being deleted"
+    if existing is None and any(name not in spec.part_names for name in statuses):
+        return "lost", "DELETING", "is being deleted"  # the machines of a group that is gone
     if existing is not None and existing.get("currentActions", {}).get("deleting", 0) > 0:
         return "lost", "DELETING", "is being deleted"
     if dead:
@@ -363,13 +363,17 @@ def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) ->
             for action in ("creating", "creatingWithoutRetries", "recreating", "verifying")
         )
         is_settled = not is_busy and (bool(status.get("isStable")) or age_s >= LATE_S)
-        if len(statuses) < spec.hosts and is_settled:
-            return "lost", "INCOMPLETE", f"has {len(statuses)} of {spec.hosts} machines"
+        size = int(
+            existing.get("targetSize", 0)
+        )  # its own: what runs with another is not taken for incomplete
+        if len(statuses) < size and is_settled:
+            return "lost", "INCOMPLETE", f"has {len(statuses)} of {size} machines"
         topologies = [str(each.get("state")) for each in status.get("appliedAcceleratorTopologies", [])]
         if not is_busy and {"FAILED", "DEACTIVATING"} & {*topologies}:
             return "lost", "FAILED", f"has the topology {spec.topology} in state {', '.join(topologies)}"
-        is_whole = len(statuses) == spec.hosts
-        is_connected = not spec.policy or {*topologies} in ({ACTIVE}, {"ACTIVE_DEGRADED"})
+        is_whole = len(statuses) == size
+        has_policy = bool(existing.get("resourcePolicies", {}).get("workloadPolicy"))
+        is_connected = not has_policy or {*topologies} in ({ACTIVE}, {"ACTIVE_DEGRADED"})
     else:
         is_whole = is_connected = True
     if is_whole and is_connected and {*statuses.values()} <= RUNNING:

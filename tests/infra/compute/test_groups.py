@@ -230,6 +230,18 @@ def test_one_that_runs_with_another_hardware_is_left_to_a_person(lab: ComputeLab
     assert {*lab.machines().values()} == {"RUNNING"}
 
 
+def test_a_group_that_runs_is_not_taken_for_the_instance_of_its_name_nor_that_for_a_group(
+    lab: ComputeLab,
+) -> None:
+    lab.create()
+    with pytest.raises(RunningError, match="with another hosts"):
+        lab.create(**ONE_HOST)
+    lab.create(slice_id="one", **ONE_HOST)
+    with pytest.raises(RunningError, match="with another hosts"):
+        lab.create(slice_id="one")
+    assert {*lab.machines().values()} == {"RUNNING"} and len(lab.machines()) == 5
+
+
 def test_what_is_somebody_elses_is_never_touched(lab: ComputeLab, stack: Stack) -> None:
     lab.put_group(A, "main")
     with pytest.raises(CloudTpuError, match="belongs to another stack; it is left alone"):
