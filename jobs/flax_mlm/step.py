@@ -258,7 +258,10 @@ def make_train_step(
         is_finite = jnp.isfinite(results["loss"]) & jnp.isfinite(results["grad_norm"])
         with jax.named_scope("optimizer"):
             if mesh.devices.flat[0].platform == "cpu":
-                update = functools.partial(optimizer.update, gradient, params=state["params"])
+
+                def update(opt_state: Any) -> Any:
+                    return optimizer.update(gradient, opt_state, state["params"])[1]
+
                 return _applied_in_place_if(is_finite, next_state, state, update), results
             return _applied_if(is_finite, next_state, state), results
 
@@ -379,17 +382,16 @@ def _applied_if(is_finite: jax.Array, after: State, before: State) -> State:
 
 
 def _applied_in_place_if(
-    is_finite: jax.Array, after: State, before: State, update: Callable[..., tuple[Any, Any]]
+    is_finite: jax.Array, after: State, before: State, update: Callable[[Any], Any]
 ) -> State:
     """As `_applied_if`, for CPUs. Where XLA updates the parameters, it computes the optimizer's means a second time,
     from those of before, which it copies if they may be overwritten by then. The barrier makes them wait.
 
-    update: the optimizer's state before, as `state`, to the updates and its state after.
+    update: the optimizer's state before to that after.
     """
     params = _applied_if(is_finite, after["params"], before["params"])
     params, opt_state = jax.lax.optimization_barrier((params, before["opt_state"]))
-    _, next_opt_state = update(state=opt_state)
-    return {**after, "params": params, "opt_state": _applied_if(is_finite, next_opt_state, opt_state)}
+    return {**after, "params": params, "opt_state": _applied_if(is_finite, update(opt_state), opt_state)}
 
 
 def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any:
