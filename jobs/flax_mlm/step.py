@@ -122,9 +122,10 @@ def activations_dtype(config: Config, mesh: Mesh) -> jnp.dtype:
 
 def sent_dtype(config: Config, mesh: Mesh) -> jnp.dtype:
     """In which training collects matrices and sums their gradients between devices: on TPUs that of the activations,
-    to which products round the matrices anyway (docs/benchmarks.md), else float32."""
+    to which products round the matrices anyway (docs/benchmarks.md), else float32 at least."""
+    dtype = activations_dtype(config, mesh)
     is_tpu = mesh.devices.flat[0].platform == "tpu"
-    return activations_dtype(config, mesh) if is_tpu else sharding.FLOAT32
+    return dtype if is_tpu else jnp.promote_types(dtype, sharding.FLOAT32)
 
 
 def learning_rate(config: Config) -> optax.Schedule:
