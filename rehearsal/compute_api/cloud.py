@@ -292,8 +292,9 @@ class ComputeCloud:
             self.drop_group(thing)
             return
         group = self.groups.get(thing.group or "")
-        if group is not None:
-            group.topology = "INCOMPLETE"
+        if group is not None:  # which makes no other one, also where it was still making its machines
+            group.phase, group.topology = "standing", "INCOMPLETE"
+            self._record(group, "INCOMPLETE")
         self._drop(thing)
 
     def reactivate(self, group: Group, seconds: float) -> None:
