@@ -33,6 +33,11 @@ def resource_name(stack: str, *parts: str, longest: int = LONGEST) -> str:
     return _fit("-".join([PREFIX, stack, *parts]), longest)
 
 
+def part_names(name: str, count: int) -> tuple[str, ...]:
+    """The names of the `count` parts of a multislice: NAME-0, NAME-1, …; of a single one NAME itself."""
+    return (name,) if count == 1 else tuple(f"{name}-{number}" for number in range(count))
+
+
 def cluster_name(stack: str) -> str:
     """Of the stack's own cluster (https://cloud.google.com/kubernetes-engine/docs/reference/rest)."""
     return resource_name(stack, longest=LONGEST_CLUSTER)

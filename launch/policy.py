@@ -143,22 +143,6 @@ def next_action(
     now_s: float,
 ) -> Action:
     """Decide about a run. signs: None where its directory cannot be listed. observed: None: it was not examined."""
-    action = _action(run, slice_spec, place, signs, observed, now_s)
-    if action.do == "start" and place.is_ending(now_s):
-        return Action(
-            do="wait", reason=f"{run.slice} is about to be taken back; the run starts once it is made again"
-        )
-    return action
-
-
-def _action(
-    run: Run,
-    slice_spec: Slice,
-    place: SliceObserved,
-    signs: Signs | None,
-    observed: RunObserved | None,
-    now_s: float,
-) -> Action:
     if run.end is not None:
         return Action(do="remove" if run.desired == "removed" else "wait")
     if run.desired == "unmanaged":
@@ -170,7 +154,7 @@ def _action(
     if place.standing in WITHOUT_HOSTS:
         return _without_slice(run, slice_spec, place, observed, now_s)
     if run.attempt is None and run.submission is not None:
-        return _first_start(run, slice_spec, now_s)
+        return _unless_ending(_first_start(run, slice_spec, now_s), run, place, now_s)
     if observed is None:
         beat_age_s = None if signs is None or signs.has_result else signs.beat_age_s
         is_fresh = beat_age_s is not None and beat_age_s <= SILENT_S
@@ -183,7 +167,16 @@ def _action(
         return Action(do="end", outcome="lost", reason=slice_spec.refused)
     if observed.living == "unknown":
         return Action(do="wait", reason=f"{observed.silent or 'some'} of its hosts do not answer")
-    return judge(run, observed, now_s, slice_spec=slice_spec, created=place.created)
+    action = judge(run, observed, now_s, slice_spec=slice_spec, created=place.created)
+    return _unless_ending(action, run, place, now_s)
+
+
+def _unless_ending(action: Action, run: Run, place: SliceObserved, now_s: float) -> Action:
+    """Return the action; to wait in place of a start on a slice that is about to be taken back."""
+    if action.do == "start" and place.is_ending(now_s):
+        reason = f"{run.slice} is about to be taken back; the run starts once it is made again"
+        return Action(do="wait", reason=reason)
+    return action
 
 
 def judge(

@@ -104,9 +104,7 @@ class SliceSpec:
     @property
     def node_ids(self) -> tuple[str, ...]:
         """The ids of the nodes in order: the queued resource's own id, with a number behind it if there are several."""
-        if self.node_count == 1:
-            return (self.queued_resource_id,)
-        return tuple(f"{self.queued_resource_id}-{number}" for number in range(self.node_count))
+        return naming.part_names(self.queued_resource_id, self.node_count)
 
     @property
     def kind(self) -> str:

@@ -102,9 +102,7 @@ class GroupSpec:
     @property
     def part_names(self) -> tuple[str, ...]:
         """The names of the groups or instances, with a number behind them if there are several."""
-        if self.count == 1:
-            return (self.slice_id,)
-        return tuple(f"{self.slice_id}-{number}" for number in range(self.count))
+        return naming.part_names(self.slice_id, self.count)
 
     @property
     def template(self) -> str:

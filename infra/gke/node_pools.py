@@ -237,6 +237,4 @@ def adoption(config: Config, urn: str, full_name: str) -> str:
 
 def pool_names(slice_config: SliceConfig) -> tuple[str, ...]:
     """NAME, or NAME-0, NAME-1, …: within their cluster, and no longer than Google takes."""
-    if slice_config.count == 1:
-        return (slice_config.name,)
-    return tuple(f"{slice_config.name}-{number}" for number in range(slice_config.count))
+    return naming.part_names(slice_config.name, slice_config.count)
