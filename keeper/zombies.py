@@ -17,14 +17,13 @@ from typing import Any, Literal
 from contracts.aliases import Json
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Inventory
-from infra import catalogue
+from infra import catalogue, naming
 from infra.cloud_tpu import request, settings
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.queued_resources import QueuedResources
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.compute import request as compute
 from infra.compute.groups import ComputeGroups
-from infra.compute.request import GroupSpec
 from infra.lifecycles import Clients
 from infra.slice_api import ACTIVE
 from launch import costs, inventories
@@ -160,7 +159,7 @@ def parse_export(stack: str, text: str) -> StackState:
             for kind, outputs in resources
             if kind == COMPUTE_SLICE
             for zone in [outputs["zone"], *(outputs.get("zones") or ())]
-            for name in part_names(str(outputs["slice_id"]), int(outputs.get("count") or 1))
+            for name in naming.part_names(str(outputs["slice_id"]), int(outputs.get("count") or 1))
         }
         names |= {f"{outputs['zone']}/{outputs['name']}" for kind, outputs in resources if kind == DIRECT}
         identity = next((outputs for kind, outputs in resources if kind == IDENTITY), None)
@@ -179,14 +178,9 @@ def zone_ids(inventory: Inventory) -> set[str]:
     for one_slice in inventory.slices:
         kind, _, own_id = one_slice.origin.rpartition(" ")
         is_of_parts = kind in ("group", "instance")
-        own_ids = part_names(own_id, one_slice.count) if is_of_parts else (own_id,)
+        own_ids = naming.part_names(own_id, one_slice.count) if is_of_parts else (own_id,)
         names |= {f"{zone}/{each}" for zone in (one_slice.zone, *one_slice.zones) for each in own_ids}
     return names
-
-
-def part_names(slice_id: str, count: int) -> tuple[str, ...]:
-    """Return the names of the groups or instances of a slice on Compute Engine."""
-    return GroupSpec.from_props({"slice_id": slice_id, "count": count}).part_names
 
 
 def holdings(

@@ -41,6 +41,7 @@ IN_A_REHEARSAL = (
 )
 """Run one after the other with $TPU_STACK, as the README says, but on a rehearsal. `make rehearse` trains there."""
 ON_A_CLUSTER = "make rehearse KUBERNETES=1"
+ON_COMPUTE_ENGINE = "make rehearse PROVISIONING=compute"
 SERVE = "fab serve latest"
 CURL = (
     "curl http://127.0.0.1:8000/v1/predict -H 'content-type: application/json' "
@@ -57,6 +58,7 @@ RUN = {
     *AFTER_A_RUN,
     *IN_A_REHEARSAL,
     ON_A_CLUSTER,
+    ON_COMPUTE_ENGINE,
 }
 
 ACCOUNT = "needs a Google Cloud project and a person who has logged in"
@@ -299,3 +301,9 @@ def test_make_rehearse_comes_true(clone: Path, base_image: Mapping[str, str]) ->
 @pytest.mark.timeout(1700)
 def test_make_rehearse_comes_true_on_a_cluster_too(clone: Path, base_image: Mapping[str, str]) -> None:
     Newcomer(clone, **base_image).types(ON_A_CLUSTER, "All of it came true", limit_s=1600)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1700)
+def test_make_rehearse_comes_true_on_compute_engine_too(clone: Path, base_image: Mapping[str, str]) -> None:
+    Newcomer(clone, **base_image).types(ON_COMPUTE_ENGINE, "All of it came true", limit_s=1600)

@@ -250,6 +250,7 @@ def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_he
 def test_groups_and_instances_of_any_label_are_shown_and_only_ours_that_nobody_knows_of_go(
     monkeypatch: pytest.MonkeyPatch, stack: Callable[..., TargetRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     with opened_lab() as lab:
         for name, origin in (("TPU_V2", "v2/"), ("COMPUTE", "compute/v1/")):
             monkeypatch.setenv(f"GOOGLE_{name}_CUSTOM_ENDPOINT", f"{lab.api.url}/{origin}")
