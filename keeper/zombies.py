@@ -32,8 +32,6 @@ from launch.targets import LOCAL, TargetRequest
 
 Ownership = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
 
-STACK_LABEL = "tpu-stack"
-"""As `infra.naming` has it."""
 QUEUED_RESOURCE = "pulumi-python:dynamic/tpu_stack:QueuedResource"
 COMPUTE_SLICE = "pulumi-python:dynamic/tpu_stack:ComputeSlice"
 IDENTITY = "pulumi-python:dynamic/tpu_stack:StackIdentity"
@@ -240,7 +238,9 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
         if not is_tpu:
             continue
         labels = instances[0].get("labels", {}) if instances else {}
-        ownership: Ownership = "another stack's" if owner or STACK_LABEL in labels else "not tpu-stack's"
+        ownership: Ownership = (
+            "another stack's" if owner or naming.STACK_LABEL in labels else "not tpu-stack's"
+        )
         if f"{zone}/{name}" in stack.names:
             ownership = "in use"
         elif owner and owner == stack.owner:
@@ -256,7 +256,7 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
                 capacity=compute.capacity_of(instances[0]) if instances else "?",
                 state=", ".join(sorted(statuses)) or compute.WAITING,
                 ownership=ownership,
-                label=str(labels.get(STACK_LABEL, "")),
+                label=str(labels.get(naming.STACK_LABEL, "")),
                 asked_by=name,
             )
         )
@@ -290,7 +290,7 @@ def _holding(
 ) -> Holding:
     _, _, _, zone, _, own_id = [*str(resource.get("name", "")).split("/"), *[""] * 6][:6]
     labels, config = node.get("labels") or {}, node.get("acceleratorConfig") or {}
-    ownership: Ownership = "another stack's" if STACK_LABEL in labels else "not tpu-stack's"
+    ownership: Ownership = "another stack's" if naming.STACK_LABEL in labels else "not tpu-stack's"
     if f"{zone}/{own_id}" in stack.names:  # a direct node has no owner label
         ownership = "in use"
     elif request.is_owned(node, stack.owner):
@@ -306,7 +306,7 @@ def _holding(
         capacity=capacity,
         state=state,
         ownership=ownership,
-        label=str(labels.get(STACK_LABEL, "")),
+        label=str(labels.get(naming.STACK_LABEL, "")),
         asked_by=str(resource.get("queuedResource", "")).rpartition("/")[2] or own_id,
     )
 

@@ -186,7 +186,6 @@ def test_what_pulumi_has_is_known_by_name_and_place_in_all_zones_that_it_may_be_
     known = parse_export("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE]), direct))
     assert known.owner == OWNER
     assert set(known.names) == {f"{ZONE}/q", f"{OTHER_ZONE}/q", f"{ZONE}/one"}
-    assert zombies.STACK_LABEL == naming.STACK_LABEL
 
 
 def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ours() -> None:
