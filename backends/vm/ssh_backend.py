@@ -44,12 +44,18 @@ def make_backend(
     by_name = {agent.host: agent for agent in agents}
 
     def agents_for(described: Mapping[str, Any]) -> tuple[Agent, ...]:
-        """On a host that the slice has no longer, nothing runs."""
+        """On a host that the slice has no longer, nothing runs; one that was made again may have the same name."""
         gone_link = GoneLink(
             f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones"
         )
+        created = described["attempts"][-1].get("slice_created")
+        is_made_again = bool(created and one_slice.created) and created != one_slice.created
+        is_here = not is_made_again or (described.get("slice") or {}).get("name") != one_slice.name
         names = [host["name"] for host in described["hosts"]]
-        return tuple(by_name.get(name) or Agent(host=name, link=gone_link, root="/") for name in names)
+        return tuple(
+            (by_name.get(name) if is_here else None) or Agent(host=name, link=gone_link, root="/")
+            for name in names
+        )
 
     return HostBackend(
         capabilities=CAPABILITIES,

@@ -19,7 +19,7 @@ from contracts.files import DiskFiles
 from contracts.inventory import Inventory, from_json, to_json
 from contracts.run_directory import RunDirectory
 from launch import launching
-from launch.hosts import HostError
+from launch.hosts import GoneLink, HostError
 from launch.remote_files import Buckets, HostFiles
 from launch.run_request import Request
 from launch.runs import Run
@@ -187,6 +187,24 @@ def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> No
     assert (known.processes, known.errors, known.knowing) == ((), (), 1)
     with pytest.raises(HostError, match="w-old: is no longer a host of main → `fab recover` goes on"):
         target().backend.logs(run, 0, offset=0, limit_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "slice_created", "is_gone"),
+    [("main", "c1", True), ("main", "c2", False), ("main", None, False), ("other", "c1", False)],
+)
+def test_a_host_of_a_slice_that_was_made_again_is_another_one_though_its_name_is_the_same(
+    slice_name: str, slice_created: str | None, is_gone: bool
+) -> None:
+    fresh = dataclasses.replace(MAIN, created="c2")
+    there = inventory_target(dataclasses.replace(STACK, slices=(fresh,)), TargetRequest(stack="dev"))
+    described = {
+        "hosts": [{"index": 0, "name": MAIN.hosts[0].name}],
+        "slice": {"name": slice_name},
+        "attempts": [{"attempt": 0, "slice_created": slice_created}],
+    }
+    (agent,) = there.backend.agents_for(described)  # type: ignore[attr-defined]
+    assert isinstance(agent.link, GoneLink) == is_gone
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))
