@@ -326,6 +326,15 @@ def differences(spec: SliceSpec, queued_resource: Json, *, waiting: bool) -> tup
     return tuple(found_names)
 
 
+def changed_pairs(
+    present: Mapping[str, str], ours: Mapping[str, str], before: Sequence[Mapping[str, str]]
+) -> dict[str, str] | None:
+    """Labels or metadata with ours in them, and without those that were ours; None: nothing changes."""
+    dropped = {key for previous in before for key in previous} - set(ours)
+    merged = {key: value for key, value in present.items() if key not in dropped} | dict(ours)
+    return merged if merged != dict(present) else None
+
+
 def patch(spec: SliceSpec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[str, Json]:
     """(updateMask, body) of the nodes.patch that makes a node as its spec; ("", {}) where it is.
 
@@ -334,11 +343,9 @@ def patch(spec: SliceSpec, node: Json, before: Sequence[Mapping[str, Any]]) -> t
     """
     body: Json = {}
     for field, ours in (("labels", spec.labels), ("metadata", spec.metadata)):
-        has: Mapping[str, str] = node.get(field, {})
-        dropped = {key for previous in before for key in (previous.get(field) or {})} - set(ours)
-        merged = {key: value for key, value in has.items() if key not in dropped} | dict(ours)
-        if merged != dict(has):
-            body[field] = merged
+        earlier = [previous.get(field) or {} for previous in before]
+        if (pairs := changed_pairs(node.get(field, {}), ours, earlier)) is not None:
+            body[field] = pairs
     if sorted(node.get("tags", [])) != sorted(spec.tags):
         body["tags"] = list(spec.tags)
     if node.get("description", "") != spec.description:

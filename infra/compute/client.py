@@ -165,21 +165,11 @@ class ComputeClient:
             {"project": project, "zone": zone, "instance": name},
         )  # fmt: skip
 
-    def set_labels(self, project: str, zone: str, name: str, body: Json) -> Json:
+    def change_instance(self, project: str, zone: str, name: str, method: str, body: Json) -> Json:
+        """method: setLabels, setMetadata or setTags."""
         return self._change(
-            f"changing the labels of {zone}/{name}", lambda at: at.instances.setLabels,
-            {"project": project, "zone": zone, "instance": name, "body": body},
-        )  # fmt: skip
-
-    def set_metadata(self, project: str, zone: str, name: str, body: Json) -> Json:
-        return self._change(
-            f"changing the metadata of {zone}/{name}", lambda at: at.instances.setMetadata,
-            {"project": project, "zone": zone, "instance": name, "body": body},
-        )  # fmt: skip
-
-    def set_tags(self, project: str, zone: str, name: str, body: Json) -> Json:
-        return self._change(
-            f"changing the tags of {zone}/{name}", lambda at: at.instances.setTags,
+            f"changing the {method.removeprefix('set').lower()} of {zone}/{name}",
+            lambda at: getattr(at.instances, method),
             {"project": project, "zone": zone, "instance": name, "body": body},
         )  # fmt: skip
 

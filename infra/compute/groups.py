@@ -219,8 +219,6 @@ class ComputeGroups:
     def adjusted(self, spec: GroupSpec, look: Look, before: Sequence[Props]) -> Look:
         """A group gets the template for machines that it makes later; those that run get labels, metadata and tags."""
         place = (spec.project, spec.zone)
-        was_labels = [dict(previous.get("labels") or {}) for previous in before]
-        was_metadata = [dict(previous.get("metadata") or {}) for previous in before]
         is_changed = False
         for name, part in look.resource["parts"].items():
             existing = part["group"]
@@ -231,24 +229,11 @@ class ComputeGroups:
             ):
                 self._until_done(spec, self._client.set_template(*place, name, spec.template))
                 is_changed = True
-            for each in part["instances"]:
-                own_name = str(each["name"])
-                labels = request.changed_pairs(each.get("labels", {}), spec.labels, was_labels)
-                if labels is not None:
-                    body = {"labels": labels, "labelFingerprint": each.get("labelFingerprint", "")}
-                    self._until_done(spec, self._client.set_labels(*place, own_name, body))
-                metadata = request.changed_pairs(request.metadata_of(each), spec.metadata, was_metadata)
-                if metadata is not None:
-                    items = [{"key": key, "value": value} for key, value in metadata.items()]
-                    fingerprint = each.get("metadata", {}).get("fingerprint", "")
-                    body = {"items": items, "fingerprint": fingerprint}
-                    self._until_done(spec, self._client.set_metadata(*place, own_name, body))
-                tags = each.get("tags", {})
-                is_tagged = not spec.tags or {*tags.get("items", [])} == {*spec.tags}
-                if not is_tagged:
-                    body = {"items": list(spec.tags), "fingerprint": tags.get("fingerprint", "")}
-                    self._until_done(spec, self._client.set_tags(*place, own_name, body))
-                is_changed |= labels is not None or metadata is not None or not is_tagged
+            for instance in part["instances"]:
+                for method, body in request.instance_changes(spec, instance, before).items():
+                    operation = self._client.change_instance(*place, str(instance["name"]), method, body)
+                    self._until_done(spec, operation)
+                    is_changed = True
         if not is_changed:
             return look
         return request.look(spec, self.find(spec) or look.resource, self.now())

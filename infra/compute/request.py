@@ -17,7 +17,7 @@ from typing import Any
 
 from contracts.aliases import Json
 from infra import naming
-from infra.cloud_tpu.request import FORMS
+from infra.cloud_tpu.request import FORMS, changed_pairs
 from infra.slice_api import ACTIVE, MISSING, Look, LookKind, Props
 
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
@@ -235,13 +235,27 @@ def gathered(spec: GroupSpec, things: Sequence[Json]) -> Json | None:
     return {"name": spec.name, "parts": parts, "others": others, "failed": {}, "createTime": oldest}
 
 
-def changed_pairs(
-    has: Mapping[str, str], ours: Mapping[str, str], before: Sequence[Mapping[str, str]]
-) -> dict[str, str] | None:
-    """Labels or metadata with ours in them, and without those that were ours; None: nothing changes."""
-    dropped = {key for previous in before for key in previous} - set(ours)
-    merged = {key: value for key, value in has.items() if key not in dropped} | dict(ours)
-    return merged if merged != dict(has) else None
+def instance_changes(spec: GroupSpec, instance: Json, before: Sequence[Props]) -> dict[str, Json]:
+    """What makes an instance that runs as its spec: by method of `instances`, the body. before: properties that were
+    ours."""
+    changes: dict[str, Json] = {}
+    labels = changed_pairs(
+        instance.get("labels", {}), spec.labels, [previous.get("labels") or {} for previous in before]
+    )
+    if labels is not None:
+        fingerprint = instance.get("labelFingerprint", "")
+        changes["setLabels"] = {"labels": labels, "labelFingerprint": fingerprint}
+    metadata = changed_pairs(
+        metadata_of(instance), spec.metadata, [previous.get("metadata") or {} for previous in before]
+    )
+    if metadata is not None:
+        items = [{"key": key, "value": value} for key, value in metadata.items()]
+        fingerprint = instance.get("metadata", {}).get("fingerprint", "")
+        changes["setMetadata"] = {"items": items, "fingerprint": fingerprint}
+    tags = instance.get("tags", {})
+    if spec.tags and {*tags.get("items", [])} != {*spec.tags}:
+        changes["setTags"] = {"items": list(spec.tags), "fingerprint": tags.get("fingerprint", "")}
+    return changes
 
 
 def metadata_of(thing: Json) -> dict[str, str]:

@@ -373,6 +373,7 @@ def test_a_run_saves_and_leaves_as_if_preempted_before_its_slice_is_taken_back(a
     ended = agent.ended()
     assert ended["code"] == 75
     assert ends_s - supervisor.SLICE_END_NOTICE_S <= ended["ended"]
+    assert ended["ended"] - ended["started"] < 5
     assert not (agent.run_dir / "result.json").exists(), "the job's own, which says preempted, stays"
 
 
