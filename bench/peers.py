@@ -35,7 +35,7 @@ from jobs.flax_mlm.data import Tokens
 from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, mask, step_flops
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch.plan import ON_CPU
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.mlm_loss import spread
 from jobs.flax_mlm.config import Config
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 
 STEPS = (100, 200, 300, 350, 400, 450, 500, 600, 800, 1000, 1500, 2000, 3000)
 IN_FLIGHT = 2

@@ -18,7 +18,7 @@ from backends.local import environments
 from console import fit
 from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import jobs, precompiled
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT

@@ -23,7 +23,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, Files, is_url, unwritable
 from contracts.run_directory import EXPORT
-from jobs.runtime.metric_definitions import Metric
+from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import costs, jobs, runs
 from launch.output import counted, printable, say, terminal
 from launch.remote_files import FOLDER_LIMIT_S, Buckets

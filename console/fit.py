@@ -26,7 +26,7 @@ from contracts.inventory import Capacity
 from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import jobs, output, precompiled
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job

@@ -25,7 +25,7 @@ from contracts.errors import DONE, RequestError
 from contracts.files import is_url
 from contracts.run_directory import State
 from contracts.run_records import Unread
-from jobs.runtime.metric_definitions import Metrics, finite
+from jobs.runtime.monitoring.metric_definitions import Metrics, finite
 from launch import control, launching, policy, runs
 from launch import jobs as job_index
 from launch.hosts import STOP_NOW_S, HostError

@@ -14,8 +14,8 @@ from contracts import atomic
 from contracts.durations import DAY_S, HOUR_S, spoken
 from contracts.errors import RequestError
 from contracts.inventory import Slice
-from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.metric_definitions import finite
+from jobs.runtime.monitoring.metric_definitions import finite
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import costs, runs
 from launch.hosts import HostError
 from launch.remote_files import within

@@ -12,9 +12,9 @@ from contracts import run_directory
 from contracts.durations import spoken
 from contracts.run_directory import State
 from contracts.run_records import Unread
-from jobs.runtime import host_samples
-from jobs.runtime.host_samples import Finding, HostSamples
-from jobs.runtime.metric_definitions import COMMON_FIELDS, NO_METRICS, Metric, finite
+from jobs.runtime.monitoring import host_samples
+from jobs.runtime.monitoring.host_samples import Finding, HostSamples
+from jobs.runtime.monitoring.metric_definitions import COMMON_FIELDS, NO_METRICS, Metric, finite
 from launch import costs, runs
 from launch.runs import Look, Run
 
@@ -129,7 +129,8 @@ def findings(
 def hosts(run: Run, look: Look, sampled: Sequence[HostSamples | None] = ()) -> list[dict[str, Any]]:
     """Each process of the latest attempt: what its agent, its heartbeat and its host's sampler say.
 
-    What is not known is None. samples: the last values of `jobs.runtime.host_samples.COLUMNS`, while they are fresh.
+    What is not known is None. samples: the last values of `jobs.runtime.monitoring.host_samples.COLUMNS`, while
+    they are fresh.
     """
     entries = {process["process_id"]: process for process in look.processes}
     silent, are_pods = {error.host for error in look.errors}, run.begins_again

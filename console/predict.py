@@ -15,8 +15,8 @@ from console.export import fetch, note
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT
-from jobs.runtime.cache import build_once, user_cache_dir
 from jobs.runtime.report.page import quoted
+from jobs.runtime.storage.cache import build_once, user_cache_dir
 from launch import jobs, runs
 from launch.jobs import Job
 from launch.output import printable, say, terminal

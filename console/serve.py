@@ -24,7 +24,7 @@ from console.display import Progress
 from console.summary import exit_code, summary
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import ACTIVE, EXPORT, SERVING
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import jobs, launching, runs
 from launch.hosts import HostError
 from launch.launching import finalize

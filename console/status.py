@@ -20,7 +20,7 @@ from contracts.errors import RequestError
 from contracts.run_costs import Cost
 from contracts.run_directory import State
 from contracts.run_records import Unread
-from jobs.runtime.host_samples import COLUMNS, HostSamples
+from jobs.runtime.monitoring.host_samples import COLUMNS, HostSamples
 from launch import costs, launching, runs
 from launch import jobs as job_index
 from launch.hosts import HostError

@@ -11,7 +11,7 @@ from contracts import run_directory
 from contracts.durations import clock
 from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST
 from contracts.run_directory import State
-from jobs.runtime.metric_definitions import NO_METRICS, finite
+from jobs.runtime.monitoring.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
 from launch.bundles import Bundle
 from launch.costs import run_cost

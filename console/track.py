@@ -33,8 +33,8 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, REPORT, RESULT, RUN, SAMPLES, SETTINGS, SILENCE_LIMIT_S
 from contracts.run_records import Unread
-from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.metric_definitions import finite
+from jobs.runtime.monitoring.metric_definitions import finite
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import runs
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT

@@ -5,8 +5,8 @@ It is computed from run.json, result.json and the heartbeats alone. The terms fo
 repeats; everything else is badput of some category. What a process has not measured is "unknown".
 
 An attempt is measured by its process 0, which puts into each heartbeat as `timing`:
-    {"parts": seconds by part (jobs.runtime.metrics), "open": the part it is in, "from_step": the step after which the
-     attempt went on, "saved_step": the last one that was saved, where these are known}
+    {"parts": seconds by part (jobs.runtime.monitoring.metrics), "open": the part it is in, "from_step": the step after
+     which the attempt went on, "saved_step": the last one that was saved, where these are known}
 When the next attempt begins, whoever starts it copies what is known of the last one into run.json (`measured`).
 """
 
@@ -50,7 +50,7 @@ CATEGORY_OF: Mapping[str, Category] = {
     "input_wait": "input_wait", "evaluation": "evaluation", "checkpoint": "saving", "logging": "recording",
     "profile": "recording", "finish": "finishing", "command": "unknown",
 }  # fmt: skip
-"""The category of each part of jobs.runtime.metrics."""
+"""The category of each part of jobs.runtime.monitoring.metrics."""
 OF_STEPS: tuple[Category, ...] = ("productive", "input_wait")
 """Categories of a step that is lost."""
 

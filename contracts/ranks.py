@@ -1,6 +1,6 @@
 """The ranks that a host runs, of a command or of a job, and the variables that each framework's own launcher would set.
 
-A rank is one process. The launcher numbers them, `jobs.runtime.rank_supervisor` starts them.
+A rank is one process. The launcher numbers them, `jobs.runtime.ranks.rank_supervisor` starts them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Spec:
     words: the command. folder: the user's folder as it was sent, whose name is its hash; None: the ranks are a job's,
     which write their own heartbeat and result. work: the copy of it that the command runs in, which stays from one
     attempt to the next. python: the interpreter that "python" means; None: the one on PATH. layer: the folder of the
-    environment over that interpreter's which the command gets (`jobs.runtime.command_environment`), as lasting as the
-    copy; None: it gets none. packages: a folder of packages that come before the framework's in it; None: none do.
+    environment over that interpreter's which the command gets (`jobs.runtime.ranks.command_environment`), as lasting as
+    the copy; None: it gets none. packages: a folder of packages that come before the framework's in it; None: none do.
     progress: FROM_LOG, or a file whose growth is progress; None: the command is never taken
     for hung. secrets: name → the secret of Secret Manager that the host reads.
     """

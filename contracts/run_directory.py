@@ -27,19 +27,19 @@
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
 
-A heartbeat has rank, attempt, state (`jobs.runtime.heartbeat.State`), step, time (when it was written), step_time
-(when the step moved), pid, message, says_all (the message needs no lines of the log), warnings, hangs_at_floor (the
-hang limit holds from the start), joined (of an own command: the host's ranks that have joined their group), timing
-(where the process's time went: `contracts.goodput`); exit_code where the agent has written it.
+A heartbeat has rank, attempt, state (`jobs.runtime.monitoring.heartbeat.State`), step, time (when it was written),
+step_time (when the step moved), pid, message, says_all (the message needs no lines of the log), warnings,
+hangs_at_floor (the hang limit holds from the start), joined (of an own command: the host's ranks that have joined their
+group), timing (where the process's time went: `contracts.goodput`); exit_code where the agent has written it.
 
 hosts/host-<i>.json is one object, of all attempts of the run:
     {"host": 0, "interval_s": 20.0, "samples_per_point": 2, "samples_in_last": 1,
      "capacity": {"memory_mib": 15999, …},           the most that a column can be, where there is a most
      "latest": {"time": 1795413276.2, "cpu_pct": 87.5, "devices": [{"duty_pct": 91.0, …}, …], …},  the last sample
      "points": {"time": […], "cpu_pct": […], …}}     columns of one length, null where a value was not there
-The columns, their titles and units are `jobs.runtime.host_samples.COLUMNS`; a host has those that it has values for.
-There are at most MOST_POINTS of them: when these are full, each two become one, so that a point is of interval_s. Read
-it with `jobs.runtime.host_samples.read`, which answers for every file, torn or foreign.
+The columns, their titles and units are `jobs.runtime.monitoring.host_samples.COLUMNS`; a host has those that it has
+values for. There are at most MOST_POINTS of them: when these are full, each two become one, so that a point is of
+interval_s. Read it with `jobs.runtime.monitoring.host_samples.read`, which answers for every file, torn or foreign.
 
 The agent imports this file at each start, so it imports nothing heavy.
 """

@@ -39,7 +39,7 @@ from images.recipe import (
     pinned_base,
     read,
 )
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch.jobs import CHECKOUT, git_commit
 from launch.output import say, terminal
 

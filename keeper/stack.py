@@ -27,7 +27,7 @@ from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError
 from contracts.inventory import RECORDED, SPECIFICATION, Inventory, InventoryError, from_json
 from infra.documents import Documents
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import targets
 from launch.inventories import with_kept
 from launch.store import Content, Store

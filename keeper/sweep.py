@@ -15,7 +15,7 @@ from rich.table import Table
 from console import overview
 from contracts.durations import spoken
 from contracts.errors import RequestError
-from jobs.runtime.metric_definitions import Metric
+from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import jobs, runs
 from launch.control import Run as TargetRequest
 from launch.output import printable, say, table, terminal

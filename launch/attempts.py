@@ -32,7 +32,7 @@ from contracts.errors import (
 from contracts.goodput import measured
 from contracts.run_costs import MOMENT, number
 from contracts.run_directory import Outcome, RunDirectory, State
-from jobs.runtime.bucket_files import files_of
+from jobs.runtime.storage.bucket_files import files_of
 from launch import control, policy
 from launch.control import Run
 from launch.policy import Cause, RunObserved

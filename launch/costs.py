@@ -15,7 +15,7 @@ from contracts.goodput import Goodput
 from contracts.inventory import Slice
 from contracts.process import PLATFORMS
 from contracts.run_costs import HOUR_S, Cost, cost, number
-from jobs.runtime.metric_definitions import finite
+from jobs.runtime.monitoring.metric_definitions import finite
 from launch.runs import Run, parse_time
 
 

@@ -30,7 +30,7 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.files import Files
-from jobs.runtime.cache import remove_unused, user_cache_dir
+from jobs.runtime.storage.cache import remove_unused, user_cache_dir
 from launch.bundles import Bundle
 from launch.jobs import CHECKOUT
 from launch.output import counted, printable

@@ -15,7 +15,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import OWN_COMMAND
 from contracts.suggestions import copied_character, did_you_mean
 from jobs.runtime import option_rules
-from jobs.runtime.metric_definitions import UNDECLARED, Metrics
+from jobs.runtime.monitoring.metric_definitions import UNDECLARED, Metrics
 from launch.bundles import SECRET, Bundle, git, listing
 
 CHECKOUT = Path(__file__).resolve().parent.parent

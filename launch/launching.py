@@ -27,9 +27,9 @@ from contracts.durations import spoken
 from contracts.errors import RequestError, Superseded
 from contracts.inventory import Slice
 from contracts.run_directory import RunDirectory, State
-from jobs.runtime import metric_definitions
-from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.metric_definitions import UNDECLARED, finite
+from jobs.runtime.monitoring import metric_definitions
+from jobs.runtime.monitoring.metric_definitions import UNDECLARED, finite
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import control, costs, dependencies, jobs, policy, precompiled, runs
 from launch import plan as plans
 from launch.bundles import left_out_lines

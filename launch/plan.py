@@ -236,7 +236,7 @@ def _module(plan: Plan, process_id: int) -> list[str]:
             else None,
             progress=plan.command.progress,
         )
-    return ["jobs.runtime.rank_supervisor", spec.encoded()]
+    return ["jobs.runtime.ranks.rank_supervisor", spec.encoded()]
 
 
 def _bundle(plan: Plan, sha256: str) -> str:

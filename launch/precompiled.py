@@ -21,8 +21,8 @@ from typing import Any
 from contracts.aliases import Say
 from contracts.files import DiskFiles
 from infra.documents import Documents, DocumentsError
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.cache import remove_unused, user_cache_dir
+from jobs.runtime.storage.bucket_files import files_of
+from jobs.runtime.storage.cache import remove_unused, user_cache_dir
 from launch.bundles import Bundle
 from launch.output import printable
 from launch.targets import Target, in_catalogue

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from contracts.errors import is_rate_limit
 from contracts.files import Piece, beginning
-from jobs.runtime.bucket_files import BucketFiles, is_outage
+from jobs.runtime.storage.bucket_files import BucketFiles, is_outage
 from launch.hosts import ANSWER_LIMIT_S as HOST_LIMIT_S
 from launch.hosts import Agent, HostError, in_thread
 

@@ -19,8 +19,8 @@ from contracts.aliases import Say
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
-from jobs.runtime.bucket_files import unreadable
-from jobs.runtime.metric_definitions import UNDECLARED, Metrics
+from jobs.runtime.monitoring.metric_definitions import UNDECLARED, Metrics
+from jobs.runtime.storage.bucket_files import unreadable
 from launch import (
     costs,
     dependencies,

@@ -22,7 +22,7 @@ from contracts.run_directory import RunDirectory, State
 from contracts.run_records import Unread
 from contracts.run_records import parse_time as parse_time
 from contracts.suggestions import did_you_mean
-from jobs.runtime.metric_definitions import Metrics, finite, of_run
+from jobs.runtime.monitoring.metric_definitions import Metrics, finite, of_run
 from launch.hosts import HostError
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")

@@ -68,7 +68,10 @@ def test_importing_a_package_loads_nothing(room: str) -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_a_jobs_package_imports_no_more_than_what_its_metrics_are_defined_with(job: str) -> None:
     lines = (ROOT / job / "__init__.py").read_text().splitlines()
-    of_definitions = ("from jobs.runtime.metric_definitions import ", "from jobs.glue import METRICS")
+    of_definitions = (
+        "from jobs.runtime.monitoring.metric_definitions import ",
+        "from jobs.glue import METRICS",
+    )
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     assert [line for line in imports if not line.startswith(of_definitions)] == []
 

@@ -19,7 +19,7 @@ from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice, Storage
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch.hosts import Agent
 from launch.jobs import CHECKOUT
 from launch.targets import LOCAL, Capabilities, Target

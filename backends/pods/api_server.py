@@ -26,7 +26,7 @@ from backends.pods.pods import Object
 from contracts import atomic
 from contracts.errors import RequestError
 from contracts.inventory import Cluster
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch.hosts import HostError, in_thread
 
 CONNECT_LIMIT_S = 10.0

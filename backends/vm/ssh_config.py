@@ -18,7 +18,7 @@ from backends.vm.access import Access, routes
 from contracts import atomic
 from contracts.errors import RequestError
 from contracts.inventory import Slice
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch.hosts import HostError
 from launch.output import say, terminal
 from launch.targets import Target

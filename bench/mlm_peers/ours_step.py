@@ -22,8 +22,8 @@ from bench.mlm_peers.turns import answer, resident_bytes
 from jobs.flax_mlm import data, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
-from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.jax.executables import Executables
+from jobs.runtime.storage.cache import user_cache_dir
 
 
 def main(arguments: Sequence[str]) -> None:

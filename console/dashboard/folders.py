@@ -19,7 +19,7 @@ from contracts.aliases import Json
 from contracts.files import Piece
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from contracts.run_records import LARGEST_JSON_BYTES, LONGEST_TEXT
-from jobs.runtime.metric_definitions import finite
+from jobs.runtime.monitoring.metric_definitions import finite
 from jobs.runtime.report.curves import History
 from launch import runs
 from launch.hosts import HostError, in_thread

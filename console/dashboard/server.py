@@ -33,8 +33,8 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.run_records import parse_piece, parse_time
-from jobs.runtime import host_samples
-from jobs.runtime.host_samples import COLUMNS, HostSamples
+from jobs.runtime.monitoring import host_samples
+from jobs.runtime.monitoring.host_samples import COLUMNS, HostSamples
 from jobs.runtime.report import page
 from jobs.runtime.report.curves import host_curves, redundant_columns
 from jobs.runtime.report.render import about

@@ -19,7 +19,7 @@ from console.doctor.check import Check, Finding, carry_out
 from console.doctor.workstation import Machine
 from console.hosts import verify
 from contracts.errors import RequestError
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import jobs
 from launch.hosts import HostError, HostsError, ask_all
 from launch.jobs import CHECKOUT

@@ -160,7 +160,7 @@ class RunFiles:
             note(f"delivering to {self.url}: {done.stderr.decode(errors='replace')[-2000:].strip()}")
 
 
-MODULE = ["-P", "-m", "jobs.runtime.deliver"]
+MODULE = ["-P", "-m", "jobs.runtime.storage.deliver"]
 _numbers = itertools.count()
 
 

@@ -1,6 +1,6 @@
 """Masked-language-model pre-training of RoBERTa in Flax NNX, data-parallel over every device of every host."""
 
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "jax"
 PREDICTS_FROM = ("config.json", "model.safetensors", "tokenizer.json")

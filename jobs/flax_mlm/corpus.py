@@ -27,8 +27,8 @@ from typing import Any, Literal, get_args
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url, place_error
-from jobs.runtime.data_files import (
+from jobs.runtime.storage.bucket_files import open_url, place_error
+from jobs.runtime.storage.data_files import (
     MOST_LISTED,
     UNDECODABLE,
     Format,
@@ -39,7 +39,7 @@ from jobs.runtime.data_files import (
     read_rows,
     recognise,
 )
-from jobs.runtime.standard_library import stdlib_modules, stdlib_root
+from jobs.runtime.storage.standard_library import stdlib_modules, stdlib_root
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -24,7 +24,7 @@ from jobs.flax_mlm.tokenizer import (
     sample_share,
     train_tokenizer,
 )
-from jobs.runtime.cache import CacheRefused, RemoteCache, build_once
+from jobs.runtime.storage.cache import CacheRefused, RemoteCache, build_once
 
 if TYPE_CHECKING:
     import numpy as np

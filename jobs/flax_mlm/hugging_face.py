@@ -19,9 +19,16 @@ from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.flax_mlm.config import SIZES, Config, Dimensions, Size, dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer, load_tokenizer, write_tokenizer
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.cache import build_once
-from jobs.runtime.model_folder import CONFIG, PARTS, TOKENIZER, WEIGHTS, open_folder, require_unchanged
+from jobs.runtime.storage.bucket_files import files_of
+from jobs.runtime.storage.cache import build_once
+from jobs.runtime.storage.model_folder import (
+    CONFIG,
+    PARTS,
+    TOKENIZER,
+    WEIGHTS,
+    open_folder,
+    require_unchanged,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,9 +29,9 @@ from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts, facts_of_size, load_tokenizer
 from jobs.runtime import processor
-from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.jax import aot, distributed
 from jobs.runtime.jax.ops import nats
+from jobs.runtime.storage.cache import user_cache_dir
 
 State = dict[str, Any]
 """params (float32), opt_state, and step: how many steps have been taken, int32."""

@@ -1,6 +1,6 @@
 """What fine-tuning jobs share: options, rows, tokens, batches, scores and what is said of them. Not a job itself."""
 
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 METRICS = Metrics(
     headline="eval_score",

@@ -16,8 +16,8 @@ from jobs.glue.options import Options
 from jobs.glue.predictions import Array, softmax
 from jobs.glue.pretrained import positions
 from jobs.glue.tokenizer import open_tokenizer
-from jobs.runtime.model_folder import CONFIG
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, refuse_second
+from jobs.runtime.storage.model_folder import CONFIG
 
 KEY = "tpu_stack"
 """In an export's config.json, beside what transformers reads of it: how the rows were made that it has learned from."""

@@ -22,8 +22,8 @@ from contracts.files import is_url
 from jobs.glue import docstrings
 from jobs.glue.options import Options
 from jobs.glue.pretrained import open_pretrained
-from jobs.runtime.bucket_files import open_url, place_error
-from jobs.runtime.data_files import UNDECODABLE, listing, read_file
+from jobs.runtime.storage.bucket_files import open_url, place_error
+from jobs.runtime.storage.data_files import UNDECODABLE, listing, read_file
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")

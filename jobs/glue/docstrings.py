@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.runtime.standard_library import stdlib_modules, stdlib_root
+from jobs.runtime.storage.standard_library import stdlib_modules, stdlib_root
 
 FIELDS = ("docstring", "function", "label")
 LABELS = ("nothing", "value")

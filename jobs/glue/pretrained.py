@@ -12,7 +12,15 @@ from typing import Any, Protocol
 from contracts.errors import RequestError
 from jobs.glue.options import SIZES, Options
 from jobs.glue.tokenizer import vocabulary_size
-from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, PARTS, TOKENIZER, WEIGHTS, WORDPIECES, open_folder
+from jobs.runtime.storage.model_folder import (
+    BYTE_LEVEL,
+    CONFIG,
+    PARTS,
+    TOKENIZER,
+    WEIGHTS,
+    WORDPIECES,
+    open_folder,
+)
 
 KINDS = ("roberta", "bert")
 

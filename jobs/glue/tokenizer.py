@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from jobs.glue.options import VOCAB_SIZE
-from jobs.runtime.model_folder import ADDED, PARTS, SETTINGS, TOKENIZER, WORDPIECES
+from jobs.runtime.storage.model_folder import ADDED, PARTS, SETTINGS, TOKENIZER, WORDPIECES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,6 +1,6 @@
 """The smallest job that has everything: a network learns a curve, and a stopped run goes on exactly."""
 
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "jax"
 LOSS = Metric(name="loss", title="mean squared error", better="lower")

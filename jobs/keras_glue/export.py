@@ -22,9 +22,9 @@ from jobs.glue.pretrained import drawn_settings, fingerprint, open_pretrained, r
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.keras_glue import model
 from jobs.keras_glue.config import Config, unfit
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.cache import build_once
-from jobs.runtime.model_folder import ADDED, CONFIG, PARTS, SETTINGS, TOKENIZER, WEIGHTS, WORDPIECES
+from jobs.runtime.storage.bucket_files import files_of
+from jobs.runtime.storage.cache import build_once
+from jobs.runtime.storage.model_folder import ADDED, CONFIG, PARTS, SETTINGS, TOKENIZER, WEIGHTS, WORDPIECES
 
 ARCHITECTURES = {"roberta": "RobertaForSequenceClassification", "bert": "BertForSequenceClassification"}
 KERAS = "model.keras"

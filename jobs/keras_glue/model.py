@@ -22,7 +22,7 @@ from jobs.glue.batches import Blocks, Packed, row_lengths
 from jobs.keras_glue.config import ACTIVATIONS
 from jobs.runtime.jax.ops import attention, gelu, linear
 from jobs.runtime.jax.ops import dropout as dropped
-from jobs.runtime.model_folder import WEIGHTS
+from jobs.runtime.storage.model_folder import WEIGHTS
 
 type Array = np.ndarray[Any, Any]
 type Settings = Mapping[str, Any]

@@ -27,13 +27,13 @@ from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
 from jobs.runtime import processor
-from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.jax import aot, distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.loop import Loop, callback
-from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
+from jobs.runtime.storage.cache import user_cache_dir
+from jobs.runtime.storage.model_folder import require_unchanged
 
 type Array = np.ndarray[Any, Any]
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Protocol
 from contracts.atomic import beside_name, remove
 from contracts.errors import RequestError, first_line
 from contracts.run_directory import CHECKPOINT_NOTES, CHECKPOINTS, CHECKSUMS, COMMITTED, unfinished
-from jobs.runtime.bucket_files import BucketFiles, files_of, pauses_s, retry
 from jobs.runtime.group import Membership
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
+from jobs.runtime.storage.bucket_files import BucketFiles, files_of, pauses_s, retry
 
 TORN = "checkpoints-torn"
 

@@ -23,9 +23,9 @@ from typing import Any, Literal, Protocol
 
 from contracts.errors import JobFailed
 from jobs.runtime import preemption
-from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.monitoring.metrics import Metrics, Rates
+from jobs.runtime.monitoring.profile import Profile, Tracer, read_steps
 from jobs.runtime.process import Run
-from jobs.runtime.profile import Profile, Tracer, read_steps
 
 type Results = Mapping[str, Any]
 """What a step returns by name; `Loop.read` makes numbers of it."""

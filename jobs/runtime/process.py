@@ -39,10 +39,12 @@ from contracts.errors import (
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from contracts.run_records import Unread
-from jobs.runtime import option_rules, preemption, sampler, secret_values
-from jobs.runtime.bucket_files import files_of, is_outage, pauses_s, retry
-from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.metrics import TimeSplit
+from jobs.runtime import option_rules, preemption
+from jobs.runtime.monitoring import sampler
+from jobs.runtime.monitoring.heartbeat import Heartbeat
+from jobs.runtime.monitoring.metrics import TimeSplit
+from jobs.runtime.ranks import secret_values
+from jobs.runtime.storage.bucket_files import files_of, is_outage, pauses_s, retry
 
 STACKS = "stacks.txt"
 RUNTIMES = {"pytorch": "torch", "pytorch_xla": "torch"}

@@ -1,6 +1,6 @@
 """Serves the export of a run over HTTP: what `fab serve` starts, one process on one host."""
 
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 FRAMEWORKS = ("jax", "pytorch", "tensorflow")
 FRAMEWORK = FRAMEWORKS[0]

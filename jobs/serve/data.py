@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.cache import copy_once
+from jobs.runtime.storage.cache import copy_once
 from jobs.serve.config import Config
 
 

@@ -1,6 +1,6 @@
 """Image classification in TensorFlow: pictures from TFRecord shards, by Keras' fit, on all hosts' devices."""
 
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "tensorflow"
 PREDICTS_FROM = ("model.keras", "pictures.json")

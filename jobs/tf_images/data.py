@@ -17,7 +17,7 @@ from typing import IO
 
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url
+from jobs.runtime.storage.bucket_files import open_url
 from jobs.tf_images.config import Config
 
 DIGITS = "digits"

@@ -14,7 +14,7 @@ import tf_keras as keras
 
 from contracts.errors import JobFailed, RequestError, first_line
 from contracts.run_directory import EXPORT, RunDirectory
-from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from jobs.runtime.storage.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.tensorflow import distributed
 from jobs.tf_images.config import Config
 

@@ -32,9 +32,9 @@ from contracts.aliases import Say
 from contracts.atomic import SUFFIX, atomic_path, remove
 from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import is_url, unwritable
-from jobs.runtime.bucket_files import files_of, open_url, retry
-from jobs.runtime.cache import build_once
-from jobs.runtime.data_files import listing
+from jobs.runtime.storage.bucket_files import files_of, open_url, retry
+from jobs.runtime.storage.cache import build_once
+from jobs.runtime.storage.data_files import listing
 from jobs.tf_images.config import Config
 from jobs.tf_images.data import DIGITS, FOOTER, HEADER, INDEX, INDEX_VERSION, SPLITS, masked
 

@@ -1,6 +1,6 @@
 """Question answering in TensorFlow: a RoBERTa finds the answer's place in a text, as in SQuAD, on all devices."""
 
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "tensorflow"
 PREDICTS_FROM = ("config.json", "model.safetensors", "tokenizer.json")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime.data_files import UNDECODABLE, Number, Row, listing, read_file
+from jobs.runtime.storage.data_files import UNDECODABLE, Number, Row, listing, read_file
 from jobs.tf_squad import scores, topics
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.pretrained import open_pretrained

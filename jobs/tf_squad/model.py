@@ -26,8 +26,8 @@ from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.glue.options import SIZES
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.model_folder import CONFIG, TOKENIZER, WEIGHTS
+from jobs.runtime.storage.bucket_files import files_of
+from jobs.runtime.storage.model_folder import CONFIG, TOKENIZER, WEIGHTS
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.data import Question
 from jobs.tf_squad.pretrained import open_pretrained

@@ -12,8 +12,8 @@ import numpy as np
 
 from contracts.errors import RequestError
 from jobs.glue.tokenizer import open_tokenizer
-from jobs.runtime.model_folder import CONFIG
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, main
+from jobs.runtime.storage.model_folder import CONFIG
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.data import Question
 

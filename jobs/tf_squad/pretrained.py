@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from jobs.glue import pretrained
-from jobs.runtime.model_folder import CONFIG
+from jobs.runtime.storage.model_folder import CONFIG
 from jobs.tf_squad.config import Config
 
 TAKEN = {"model_type": "roberta", "hidden_act": "gelu", "position_embedding_type": "absolute"}

@@ -16,8 +16,8 @@ from contracts.run_directory import SAMPLES, RunDirectory
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.loop import Loop
-from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
+from jobs.runtime.storage.model_folder import require_unchanged
 from jobs.runtime.tensorflow import distributed
 from jobs.runtime.tensorflow.state import State
 from jobs.runtime.tensorflow.tracer import Tracer

@@ -17,7 +17,7 @@ from jobs.glue.data import Dataset
 from jobs.glue.options import Options
 from jobs.glue.pretrained import drawn_settings, fingerprint, open_pretrained
 from jobs.glue.tokenizer import train_tokenizer
-from jobs.runtime.bucket_files import files_of
+from jobs.runtime.storage.bucket_files import files_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.loop import Loop
-from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
+from jobs.runtime.storage.model_folder import require_unchanged
 from jobs.runtime.torch import distributed
 from jobs.runtime.torch.state import State
 from jobs.runtime.torch.tracer import Tracer

@@ -15,7 +15,7 @@ import pytest
 from backends.local import environments
 from console import compile_ahead, fit
 from infra.documents import Documents
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import launching, precompiled
 from launch.run_request import Request, work_out
 from launch.targets import Target

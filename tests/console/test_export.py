@@ -13,7 +13,7 @@ import yaml
 from console import export as exporting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch.remote_files import Buckets
 from launch.runs import Run
 from launch.targets import Target

@@ -18,7 +18,7 @@ from console.display import Progress
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
-from jobs.runtime.metric_definitions import Metric, Metrics, as_json
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics, as_json
 from launch import launching, runs, targets
 from launch.hosts import Agent, HostError
 from launch.run_request import Request, resuming

@@ -25,8 +25,8 @@ from console.display import Progress
 from console.summary import summary
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
-from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.report.render import read_and_render
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import launching, runs
 from launch.hosts import HostError
 from launch.remote_files import Buckets

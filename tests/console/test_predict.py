@@ -15,7 +15,7 @@ from console import predict as predicting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs import flax_mlm
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import jobs
 from launch.hosts import HostError
 from launch.jobs import Job

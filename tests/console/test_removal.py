@@ -17,7 +17,7 @@ from backends.pods.pod_backend import PodBackend
 from console import removal
 from contracts.errors import RequestError
 from contracts.run_directory import packages
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import runs
 from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles

@@ -21,7 +21,7 @@ from console import logs
 from console import status as status_command
 from contracts import run_directory
 from contracts.errors import RequestError
-from jobs.runtime.host_samples import HostSamples
+from jobs.runtime.monitoring.host_samples import HostSamples
 from tests.launch.slices import Beat, WriteRun, here
 
 RUN_ID = "flax_mlm-20261120-214500-abcd"

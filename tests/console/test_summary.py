@@ -14,7 +14,7 @@ import pytest
 from console.summary import exit_code, summary
 from contracts.files import DiskFiles
 from contracts.run_directory import RunDirectory, State
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import runs
 from launch.launching import finalize
 from tests.launch.slices import WriteRun

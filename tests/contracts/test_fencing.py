@@ -16,7 +16,7 @@ from contracts import fencing
 from contracts.errors import Superseded
 from contracts.run_directory import RESULT, RunDirectory
 from host.agent.protocol import VERSION, respond
-from jobs.runtime.bucket_files import files_of
+from jobs.runtime.storage.bucket_files import files_of
 from launch.hosts import HostError
 from launch.remote_files import HostFiles
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contracts import goodput
 from contracts.goodput import Goodput, of_attempts, of_run
-from jobs.runtime.metrics import Part
+from jobs.runtime.monitoring.metrics import Part
 
 MADE, AGAIN = "2026-11-20T11:00:00.5Z", "2026-11-20T12:03:00Z"
 PARTS = {"start": 10.0, "restore": 2.0, "compile": 8.0, "compute": 60.0, "input_wait": 20.0}

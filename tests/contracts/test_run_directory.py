@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from contracts import atomic, run_directory
 from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import files_of
+from jobs.runtime.storage.bucket_files import files_of
 
 
 @pytest.fixture(params=["disk", "bucket"])

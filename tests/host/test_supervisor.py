@@ -20,7 +20,7 @@ from host.agent import run_files, supervisor
 from host.agent.proc import NO_MEMORY, oom_kills
 from host.agent.process import Process, exit_record
 from host.agent.run_files import RunFiles
-from jobs.runtime.bucket_files import files_of
+from jobs.runtime.storage.bucket_files import files_of
 from tests.host.conftest import CHECKOUT, cut_off
 from tests.processes import is_alive
 from tests.waiting import until

@@ -263,18 +263,16 @@ OF_FRAMEWORK = {
     )
     for framework in FRAMEWORKS
 }
-"""Folders of jobs/ that the framework's image runs, besides what lies in runtime/ itself."""
+"""Folders of jobs/ that the framework's image runs, besides OF_ALL."""
+OF_ALL = ("runtime", *(f"runtime/{folder}" for folder in ("monitoring", "ranks", "report", "storage")))
 NOT_IN_IMAGES = {"jobs", "contracts", "pyarrow", "pynvml", "libtpu"}
 ELSEWHERE = {"pytorch": {"torch_xla"}}
 
 
 @pytest.mark.parametrize("framework", OF_FRAMEWORK)
 def test_the_smoke_test_imports_every_library_that_a_job_or_its_runtime_imports(framework: str) -> None:
-    folders = [*OF_FRAMEWORK[framework], "runtime/report"]
-    files = [
-        *ROOT.glob("jobs/runtime/*.py"),
-        *(path for each in folders for path in ROOT.glob(f"jobs/{each}/*.py")),
-    ]
+    folders = [*OF_FRAMEWORK[framework], *OF_ALL]
+    files = [path for folder in folders for path in ROOT.glob(f"jobs/{folder}/*.py")]
     used = {name for file in files for name in imported(ast.walk(ast.parse(file.read_text())))}
     tried = {each.partition(".")[0] for each in defined(framework)["MODULES"]}
     needed = used - sys.stdlib_module_names - NOT_IN_IMAGES - ELSEWHERE.get(framework, set())

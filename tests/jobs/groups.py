@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.process import ProcessEnvironment
-from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run, fenced_directory
 from tests.servers import free_port
 

@@ -11,7 +11,7 @@ from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError, TransportError
 
 from contracts.errors import UNAVAILABLE, WRONG_REQUEST, Unreachable, exit_code_for
-from jobs.runtime.bucket_files import open_url, place_error
+from jobs.runtime.storage.bucket_files import open_url, place_error
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

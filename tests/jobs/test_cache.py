@@ -22,15 +22,22 @@ import jobs
 from contracts.errors import RequestError, Unreachable
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import Tokens, prepare, prepare_tokens
-from jobs.runtime import cache
-from jobs.runtime.cache import MANIFEST, CacheRefused, RemoteCache, build_once, copy_once, user_cache_dir
+from jobs.runtime.storage import cache
+from jobs.runtime.storage.cache import (
+    MANIFEST,
+    CacheRefused,
+    RemoteCache,
+    build_once,
+    copy_once,
+    user_cache_dir,
+)
 from tests.servers import free_port
 
 # A process that builds argv[1]: counts itself in argv[2], says "building", and goes on at a line on stdin.
 BUILDER = """
 import os, sys
 from pathlib import Path
-from jobs.runtime.cache import build_once
+from jobs.runtime.storage.cache import build_once
 
 def build(directory):
     with open(sys.argv[2], "a") as counter:

@@ -10,10 +10,10 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import COMMITTED
-from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.checkpoints import TORN, Checkpoints
 from jobs.runtime.preemption import watch
 from jobs.runtime.process import Run
+from jobs.runtime.storage.bucket_files import BucketFiles
 from tests.jobs.groups import Alone, environment_of, run_in
 
 

@@ -24,7 +24,7 @@ from contracts.errors import RequestError
 from jobs.flax_mlm.corpus import open_corpus
 from jobs.glue.data import read
 from jobs.glue.options import Options
-from jobs.runtime.data_files import HEAD_BYTES, NotData, read_rows, recognise
+from jobs.runtime.storage.data_files import HEAD_BYTES, NotData, read_rows, recognise
 
 type Rows = Sequence[tuple[str, str]]
 

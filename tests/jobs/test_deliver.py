@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from jobs.runtime import deliver
-from jobs.runtime.bucket_files import retry
-from jobs.runtime.deliver import File
+from jobs.runtime.storage import deliver
+from jobs.runtime.storage.bucket_files import retry
+from jobs.runtime.storage.deliver import File
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def bucket(tmp_path: Path) -> Path:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made: list[float] = []
-    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", made.append)
+    monkeypatch.setattr("jobs.runtime.storage.bucket_files.time.sleep", made.append)
     return made
 
 
@@ -41,7 +41,7 @@ def test_texts_and_files_of_this_host_arrive_under_their_names(bucket: Path, tmp
         {"name": "stacks.txt", "text": "its stacks"},
     ]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "jobs.runtime.deliver", f"file://{bucket}"],
+        [sys.executable, "-P", "-m", "jobs.runtime.storage.deliver", f"file://{bucket}"],
         input=json.dumps({"files": files, "unless_there": ["result.json", "stacks.txt"]}),
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
         capture_output=True,
@@ -92,7 +92,7 @@ def test_what_is_refused_for_a_moment_is_tried_three_times_and_each_time_is_said
         retry(action, what="a file", say=said.append)
 
 
-@pytest.mark.parametrize("module", ["jobs.runtime.deliver", "jobs.flax_mlm.corpus"])
+@pytest.mark.parametrize("module", ["jobs.runtime.storage.deliver", "jobs.flax_mlm.corpus"])
 def test_delivering_and_looking_for_a_corpus_load_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()

@@ -19,12 +19,12 @@ from contracts import fencing
 from contracts.errors import SUPERSEDED, Superseded
 from contracts.run_directory import RunDirectory
 from jobs.runtime import process
-from jobs.runtime.bucket_files import files_of
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.jax import checkpoints as orbax
-from jobs.runtime.metrics import Metrics
+from jobs.runtime.monitoring.metrics import Metrics
 from jobs.runtime.preemption import watch
 from jobs.runtime.process import Run
+from jobs.runtime.storage.bucket_files import files_of
 from tests.jobs.groups import Alone, environment_of, run_in
 
 

@@ -16,9 +16,9 @@ import pytest
 from contracts.files import DiskFiles
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from jobs.runtime import heartbeat as heartbeats
-from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.monitoring import heartbeat as heartbeats
+from jobs.runtime.monitoring.heartbeat import Heartbeat
+from jobs.runtime.storage.bucket_files import BucketFiles
 from tests.waiting import until
 
 
@@ -210,7 +210,7 @@ def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run_and_one_that_al
 ) -> None:
     for name in ("BUCKET_PERIOD_S", "DISK_PERIOD_S"):
         monkeypatch.setattr(heartbeats, name, 0.01)
-    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
+    monkeypatch.setattr("jobs.runtime.storage.bucket_files.time.sleep", lambda _: None)
     write, refusals, writers = RunDirectory.write_json, [1000], list[str]()
 
     def refuse(*arguments: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.runtime.host_samples import COLUMNS, MOST_POINTS, HostSamples, findings, read
+from jobs.runtime.monitoring.host_samples import COLUMNS, MOST_POINTS, HostSamples, findings, read
 
 EMPTY = HostSamples(host=1, interval_s=10.0)
 

@@ -28,9 +28,7 @@ from contracts.errors import RequestError
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import processor
-from jobs.runtime.bucket_files import files_of
 from jobs.runtime.checkpoints import TORN
-from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax.checkpoints import Checkpoints, Tree, checksum
 from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import (
@@ -42,8 +40,10 @@ from jobs.runtime.jax.executables import (
     program_facts,
 )
 from jobs.runtime.jax.tracer import Tracer
+from jobs.runtime.monitoring.heartbeat import Heartbeat
+from jobs.runtime.monitoring.profile import Profile, Steps, read_steps
 from jobs.runtime.process import Run
-from jobs.runtime.profile import Profile, Steps, read_steps
+from jobs.runtime.storage.bucket_files import files_of
 from tests.jobs.groups import environment_of, run_in
 
 pytestmark = [

@@ -19,10 +19,10 @@ from contracts.errors import JobFailed
 from contracts.run_directory import RunDirectory
 from contracts.variables import PROFILE_REQUEST, profile_answer
 from jobs.runtime import preemption, process
-from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.loop import Loop
 from jobs.runtime.preemption import Preempted
 from jobs.runtime.process import Run
+from jobs.runtime.storage.bucket_files import BucketFiles
 from tests.jobs.groups import environment_of, run_in
 
 
@@ -265,7 +265,7 @@ def _answer(path: Path) -> dict[str, str]:
 def test_what_rank_0_recorded_is_there_however_the_loop_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     group = SimpleNamespace(start=lambda _: None, leave=lambda: None)
     monkeypatch.setattr(process, "_group", lambda _: group)
-    monkeypatch.setattr("jobs.runtime.sampler.start", lambda _: None)
+    monkeypatch.setattr("jobs.runtime.monitoring.sampler.start", lambda _: None)
     monkeypatch.setattr(preemption.watch, "claim", lambda: None)
     monkeypatch.setattr(preemption.watch, "_flushes", [])
 

@@ -13,13 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, RunDirectory
-from jobs.runtime import metric_definitions as definitions
-from jobs.runtime import metrics as metrics_module
 from jobs.runtime import preemption
-from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.metrics import Metrics, Part, Rates, TimeSplit
+from jobs.runtime.monitoring import metric_definitions as definitions
+from jobs.runtime.monitoring import metrics as metrics_module
+from jobs.runtime.monitoring.heartbeat import Heartbeat
+from jobs.runtime.monitoring.metrics import Metrics, Part, Rates, TimeSplit
 from jobs.runtime.process import Run
+from jobs.runtime.storage.bucket_files import BucketFiles
 
 
 @pytest.fixture

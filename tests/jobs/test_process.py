@@ -21,10 +21,10 @@ from contracts.errors import FAILED, PEER_LOST, UNAVAILABLE, RequestError
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import process
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax import distributed  # noqa: F401 - what JAX says of a lost peer
+from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run, explain
+from jobs.runtime.storage.bucket_files import files_of
 
 
 class JaxRuntimeError(RuntimeError):
@@ -147,7 +147,7 @@ def test_a_result_that_a_bucket_refuses_is_tried_again_and_one_that_a_disk_refus
         tried.append(name)
         raise OSError(errno.EIO, "refused")
 
-    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
+    monkeypatch.setattr("jobs.runtime.storage.bucket_files.time.sleep", lambda _: None)
     monkeypatch.setattr(RunDirectory, "write_text", refuse)
     with pytest.raises(OSError, match="refused"):
         place = url.format(environment.run_dir)

@@ -21,7 +21,7 @@ import pytest
 
 from contracts.process import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Ranks, Spec
-from jobs.runtime.rank_supervisor import event_files
+from jobs.runtime.ranks.rank_supervisor import event_files
 from tests.jobs.groups import free_address
 from tests.waiting import until
 
@@ -90,7 +90,7 @@ def start(tmp_path: Path, environment: ProcessEnvironment) -> Iterator[Start]:
         )
         output = None if log is None else open(log, "w")  # noqa: SIM115 - the process has it
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jobs.runtime.rank_supervisor", spec.encoded()],
+            [sys.executable, "-P", "-m", "jobs.runtime.ranks.rank_supervisor", spec.encoded()],
             env={**os.environ, **told.variables(), "PYTHONPATH": str(ROOT)},
             stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -319,7 +319,7 @@ def test_a_program_that_is_not_there_is_named(start: Start) -> None:
 OF_JOB = (
     "import os, sys, time, signal; from contracts import process as told; "
     "from contracts.run_directory import RunDirectory; "
-    "from jobs.runtime import process; from jobs.runtime.heartbeat import Heartbeat; "
+    "from jobs.runtime import process; from jobs.runtime.monitoring.heartbeat import Heartbeat; "
     "assert os.environ['PYTHONPATH']; e = told.read(os.environ); d = RunDirectory(e.run_dir); "
     "run = process.Run(environment=e, directory=d, heartbeat=Heartbeat(d, e)); "
     "run.heartbeat.start(); process.answer_sigusr1(e.control_dir); "

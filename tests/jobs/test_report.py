@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.flax_mlm import METRICS
-from jobs.runtime.host_samples import read
-from jobs.runtime.metric_definitions import Metric, Metrics, as_json
+from jobs.runtime.monitoring.host_samples import read
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics, as_json
 from jobs.runtime.report.page import number
 from jobs.runtime.report.render import read_and_render, render, spent
 

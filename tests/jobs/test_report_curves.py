@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.files import DiskFiles, Piece
 from jobs.flax_mlm import METRICS
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 from jobs.runtime.report import curves
 from jobs.runtime.report.curves import History, smooth, thin
 from jobs.runtime.report.render import render

@@ -23,16 +23,16 @@ import pytest
 
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory, host_samples
-from jobs.runtime import sampler
-from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.host_samples import HostSamples, read
+from jobs.runtime.monitoring import sampler
+from jobs.runtime.monitoring.host_samples import HostSamples, read
+from jobs.runtime.storage.bucket_files import BucketFiles
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
 import os, time
 from contracts import process
-from jobs.runtime import sampler
+from jobs.runtime.monitoring import sampler
 sampler.start(process.read(os.environ))
 memory = b"x" * (64 * 2**20)
 time.sleep(600)
@@ -144,7 +144,7 @@ def test_a_bucket_is_written_to_now_and_then_only(
 
 DEVICES = """
 import json, os, sys, time
-from jobs.runtime import sampler
+from jobs.runtime.monitoring import sampler
 sampler.RESTART_S = 0.2
 HOW = {how!r}
 def make_reader():

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime.secret_values import Masker, masked, take
+from jobs.runtime.ranks.secret_values import Masker, masked, take
 
 REFERENCE = "sm://my-project/my_secret"
 SECRETS = st.lists(

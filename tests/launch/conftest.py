@@ -14,8 +14,8 @@ import pytest
 
 from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import METRICS
-from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.metric_definitions import as_json
+from jobs.runtime.monitoring.metric_definitions import as_json
+from jobs.runtime.storage.cache import user_cache_dir
 from launch import runs
 from launch.hosts import Agent, Completed
 from launch.runs import Run

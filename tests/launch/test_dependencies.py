@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime import command_environment
+from jobs.runtime.ranks import command_environment
 from launch import dependencies
 from launch.dependencies import Framework, Interpreter
 from launch.requirement_files import find, framework_of, imported_framework

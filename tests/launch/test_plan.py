@@ -341,7 +341,7 @@ def test_a_job_with_a_rank_a_chip_has_a_supervisor_that_is_told_of_a_job_and_not
     chips = dataclasses.replace(TORCH, target=target, ranks_per_host=4, container=Container(image="i"))
     chips = plan.settled(chips, FACTS, token="t")
     told = plan.start(chips, 1)
-    assert told["argv"][:-1] == ["python", "-P", "-u", "-m", "jobs.runtime.rank_supervisor"]
+    assert told["argv"][:-1] == ["python", "-P", "-u", "-m", "jobs.runtime.ranks.rank_supervisor"]
     spec = decoded(told["argv"][-1])
     assert spec.words == ("python", "-P", "-u", "-m", "jobs.torch_glue", "--steps", "5")
     assert (spec.folder, spec.work, spec.python) == (None, None, None)

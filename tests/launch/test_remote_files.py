@@ -14,7 +14,7 @@ import google.auth
 import google.auth.exceptions
 import pytest
 
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import remote_files
 from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles, reach

@@ -11,7 +11,7 @@ from backends.local.local_backend import on_this_machine
 from contracts import process
 from contracts.errors import RequestError
 from contracts.ranks import decoded
-from jobs.runtime.rank_supervisor import variables
+from jobs.runtime.ranks.rank_supervisor import variables
 from launch import plan as plans
 from launch.run_environment import LONGEST_VALUE, check, read, read_secrets, require_references, secrets_again
 from launch.targets import Container, OwnCommand, Plan, Secret

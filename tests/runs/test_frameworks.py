@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.local import environments
-from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.storage.cache import user_cache_dir
 from tests.jobs.glue_folder import write_folder, write_rows
 from tests.runs.lab import Lab, Losses, losses, result, saved_steps
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.flax_mlm import METRICS
-from jobs.runtime.metric_definitions import of_run
+from jobs.runtime.monitoring.metric_definitions import of_run
 from launch.runs import Run
 from tests.runs.lab import CHECKPOINT_EVERY, STEPS, Lab, Losses, result, saved_steps
 

@@ -33,9 +33,9 @@ from contracts.errors import first_line
 from contracts.files import DiskFiles
 from contracts.process import ProcessEnvironment
 from jobs.runtime import processor
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.cache import remove_unused
 from jobs.runtime.jax import hlo
+from jobs.runtime.storage.bucket_files import files_of
+from jobs.runtime.storage.cache import remove_unused
 
 FOLDER = "executables"
 UNUSED_DAYS = 30

@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 
-from jobs.runtime.profile import PROFILE, STEP, Steps
+from jobs.runtime.monitoring.profile import PROFILE, STEP, Steps
 
 
 class Tracer:
-    """See `jobs.runtime.profile.Tracer`."""
+    """See `jobs.runtime.monitoring.profile.Tracer`."""
 
     def start(self, folder: str) -> None:
         options = jax.profiler.ProfileOptions()

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from contracts import run_records
 from contracts.files import Piece
 from contracts.run_records import Unread
-from jobs.runtime.host_samples import COLUMNS, HostSamples
-from jobs.runtime.metric_definitions import Metric, Metrics
+from jobs.runtime.monitoring.host_samples import COLUMNS, HostSamples
+from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 
 Floats = npt.NDArray[np.float64]
 Read = Callable[[int, int], Piece | None]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.metric_definitions import finite
+from jobs.runtime.monitoring.metric_definitions import finite
 
 Json = Mapping[str, Any]
 

@@ -19,9 +19,8 @@ from contracts.durations import spoken
 from contracts.run_costs import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
 from contracts.run_records import Unread, without_retaken
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.host_samples import HostSamples, findings, read
-from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
+from jobs.runtime.monitoring.host_samples import HostSamples, findings, read
+from jobs.runtime.monitoring.metric_definitions import NO_METRICS, Metrics, of_run
 from jobs.runtime.report.curves import History, host_curves
 from jobs.runtime.report.page import (
     Json,
@@ -37,6 +36,7 @@ from jobs.runtime.report.page import (
     text,
 )
 from jobs.runtime.report.samples import samples
+from jobs.runtime.storage.bucket_files import files_of
 
 OUTCOMES = {
     "done": ("good", "The job ran to its end."),

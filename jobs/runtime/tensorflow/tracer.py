@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from jobs.runtime.profile import PROFILE, STEP, Steps
+from jobs.runtime.monitoring.profile import PROFILE, STEP, Steps
 
 
 class Tracer:
-    """See `jobs.runtime.profile.Tracer`."""
+    """See `jobs.runtime.monitoring.profile.Tracer`."""
 
     def start(self, folder: str) -> None:
         # Every call of a Python function would be an event: megabytes, and a loop that is slower than without.

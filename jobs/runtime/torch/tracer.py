@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from jobs.runtime.profile import PROFILE, STEP, Steps
+from jobs.runtime.monitoring.profile import PROFILE, STEP, Steps
 
 TRACE = "trace.json.gz"
 
 
 class Tracer:
-    """See `jobs.runtime.profile.Tracer`."""
+    """See `jobs.runtime.monitoring.profile.Tracer`."""
 
     def start(self, folder: str) -> None:
         self._path = Path(folder) / TRACE

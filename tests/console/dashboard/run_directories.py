@@ -12,7 +12,7 @@ from typing import Any
 
 from contracts import run_directory
 from jobs.flax_mlm import METRICS
-from jobs.runtime.metric_definitions import as_json
+from jobs.runtime.monitoring.metric_definitions import as_json
 
 MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 

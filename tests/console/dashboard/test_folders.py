@@ -13,7 +13,7 @@ from typing import Any
 from backends.local.local_backend import agents_here
 from console.dashboard.folders import Look, Place
 from contracts.files import DiskFiles
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.storage.bucket_files import BucketFiles
 from launch.remote_files import Buckets, HostFiles
 from launch.runs import RunsFolder
 from tests.console.dashboard.run_directories import make_run, run_id

@@ -290,7 +290,8 @@ def test_a_frozen_daemon_hinders_no_stop_and_a_killed_one_ends_the_job(
     assert "Docker could not make the container: Cannot connect" in message
 
 
-# Stands for jobs.runtime.deliver, whose libraries the small image lacks: says to a socket what it was given and sees.
+# Stands for jobs.runtime.storage.deliver, whose libraries the small image lacks: says to a socket what it was
+# given and sees.
 DELIVER = """
 import json, os, socket, sys
 asked = json.load(sys.stdin)
@@ -303,9 +304,9 @@ with socket.create_connection(("127.0.0.1", int(os.environ["RUN_PORT"]))) as to:
 
 
 def test_the_end_of_a_run_in_a_bucket_is_delivered_from_a_container(boxed: Any, tmp_path: Path) -> None:
-    runtime = tmp_path / "code/jobs/runtime"
-    runtime.mkdir(parents=True)
-    (runtime / "deliver.py").write_text(DELIVER)
+    storage = tmp_path / "code/jobs/runtime/storage"
+    storage.mkdir(parents=True)
+    (storage / "deliver.py").write_text(DELIVER)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         places = {"mounts": [str(tmp_path)], "read_only_mounts": [str(tmp_path / "code")]}

@@ -228,7 +228,7 @@ import dataclasses, json, os, sys
 import torch
 from contracts import process as contract
 from contracts.run_directory import RunDirectory
-from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run
 from jobs.runtime.torch import distributed
 from jobs.torch_glue.attention import attend, make_plan

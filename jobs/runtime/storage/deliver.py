@@ -1,9 +1,10 @@
-"""Writes files of this host into a run directory that its agent cannot write: `python -m jobs.runtime.deliver URL`.
+"""Writes files of this host into a run directory that its agent cannot write.
 
-The request is JSON on stdin: {"files": [{"name", "text"} or {"name", "path", "limit_bytes"}], "unless_there": [names]}.
-The last part is delivered of a file longer than its limit; an existing file named in `unless_there` is not replaced.
-"attempt": whose files they are; once a newer attempt has begun only logs are delivered, and the exit code is
-SUPERSEDED. Exit code 1 and a line on stderr for each file that could not be delivered. Imports nothing heavy.
+`python -m jobs.runtime.storage.deliver URL`. The request is JSON on stdin: {"files": [{"name", "text"} or {"name",
+"path", "limit_bytes"}], "unless_there": [names]}. The last part is delivered of a file longer than its limit; an
+existing file named in `unless_there` is not replaced. "attempt": whose files they are; once a newer attempt has begun
+only logs are delivered, and the exit code is SUPERSEDED. Exit code 1 and a line on stderr for each file that could not
+be delivered. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from contracts.errors import SUPERSEDED, Superseded
 from contracts.run_directory import LOGS, RunDirectory
-from jobs.runtime.bucket_files import files_of, retry
+from jobs.runtime.storage.bucket_files import files_of, retry
 
 LIMIT_S = 110
 """For everything: the caller waits no longer, and nothing else would end this process."""

@@ -1,9 +1,9 @@
-"""Reads what a host and its devices do, every ten seconds, in a process of its own: `python -m jobs.runtime.sampler`.
+"""Reads what a host and its devices do, every ten seconds, in a process of its own.
 
-The first rank of each host starts it (`start`), and it ends with that process. It writes hosts/host-<i>.json and
-tensorboard/hosts/<i>/ in the run directory. It never opens a device, but reads a GPU's driver (NVML) and libtpu's
-monitoring. Failures go to sampler.log in the control directory and do not end the run. It imports little, as it must
-not cost what it measures.
+`python -m jobs.runtime.monitoring.sampler`: the first rank of each host starts it (`start`), and it ends with that
+process. It writes hosts/host-<i>.json and tensorboard/hosts/<i>/ in the run directory. It never opens a device, but
+reads a GPU's driver (NVML) and libtpu's monitoring. Failures go to sampler.log in the control directory and do not end
+the run. It imports little, as it must not cost what it measures.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from contracts import process as process_environment
 from contracts import run_directory
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.heartbeat import LOCAL
-from jobs.runtime.host_samples import HostSamples, Values, read
+from jobs.runtime.monitoring.heartbeat import LOCAL
+from jobs.runtime.monitoring.host_samples import HostSamples, Values, read
+from jobs.runtime.storage.bucket_files import files_of
 
 INTERVAL, INTERVAL_S = "TPU_STACK_SAMPLE_S", 10.0
 """The variable by which tests take samples more often; seconds between two samples."""
@@ -47,7 +47,7 @@ def start(environment: ProcessEnvironment) -> None:
     if environment.local_rank != 0:
         return
     path = os.path.join(environment.control_dir, LOG) if environment.control_dir else os.devnull
-    command = [sys.executable, "-P", "-m", "jobs.runtime.sampler", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "jobs.runtime.monitoring.sampler", str(os.getpid())]
     try:
         with open(path, "ab") as log:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -19,11 +19,11 @@ from contracts.errors import SUPERSEDED, Superseded
 from contracts.files import DiskFiles
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory, heartbeat, reserve
-from jobs.runtime.bucket_files import retry
+from jobs.runtime.storage.bucket_files import retry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from jobs.runtime.metrics import TimeSplit
+    from jobs.runtime.monitoring.metrics import TimeSplit
 
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
 

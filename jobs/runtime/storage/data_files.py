@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url, place_error
+from jobs.runtime.storage.bucket_files import open_url, place_error
 
 type Kind = Literal["text", "table", "JSON lines", "JSON", "Parquet"]
 type Row = tuple[int, Mapping[str, Any] | str]

@@ -34,8 +34,8 @@ from typing import Literal
 
 from contracts import run_records
 from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
-from jobs.runtime.bucket_files import files_of
 from jobs.runtime.preemption import watch
+from jobs.runtime.storage.bucket_files import files_of
 
 BUCKET_PERIOD_S = 30.0
 """An object in a bucket cannot be appended to, so the whole file is written at most this often."""

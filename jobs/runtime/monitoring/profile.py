@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from contracts import atomic
 from contracts.run_directory import PROFILE as PROFILE
 from contracts.variables import PROFILE_REQUEST, profile_answer
-from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.option_rules import Steps as Steps
 from jobs.runtime.option_rules import read_steps as read_steps
+from jobs.runtime.storage.bucket_files import files_of, pauses_s, retry
 
 if TYPE_CHECKING:
     from contracts.process import ProcessEnvironment

@@ -1,7 +1,7 @@
 """What each host's sampler has read: its columns, its file of a bounded size, and what is wrong by them. Pure.
 
-The file is hosts/host-<i>.json, described in `contracts.run_directory`; `jobs.runtime.sampler` writes it. Whoever shows
-a run reads it here. Imports nothing heavy.
+The file is hosts/host-<i>.json, described in `contracts.run_directory`; `jobs.runtime.monitoring.sampler` writes it.
+Whoever shows a run reads it here. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jobs.runtime.metric_definitions import finite
+from jobs.runtime.monitoring.metric_definitions import finite
 
 MOST_POINTS = 360
 """Of a column: when they are full, each two become one. At 10 s a sample, a point is of 10 s in the first hour."""

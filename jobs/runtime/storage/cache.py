@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime.bucket_files import is_outage, open_url, place_error, retry
+from jobs.runtime.storage.bucket_files import is_outage, open_url, place_error, retry
 
 WAIT_SAY_S = 60.0
 """Seconds between two reports of a process that waits for another one: a silent process counts as hung."""

@@ -1,9 +1,9 @@
 """One host's ranks as child processes, of an own command or of a job, and how they ended.
 
-`python -m jobs.runtime.rank_supervisor SPEC`, where SPEC is a `contracts.ranks.Spec`. To the agent it is the process of
-a job like any other. Exit codes: 0 all ranks ended with 0; 75 they were told to stop, or one of them ended with 75;
-81 a newer attempt has begun; otherwise the exit code of the first rank that failed, and 128 + N for one that signal N
-ended, as a shell would.
+`python -m jobs.runtime.ranks.rank_supervisor SPEC`, where SPEC is a `contracts.ranks.Spec`. To the agent it is the
+process of a job like any other. Exit codes: 0 all ranks ended with 0; 75 they were told to stop, or one of them ended
+with 75; 81 a newer attempt has begun; otherwise the exit code of the first rank that failed, and 128 + N for one that
+signal N ended, as a shell would.
 
 A command needs to know nothing of it: the heartbeat and the result are written here. The ranks of a job write their own
 and agree by themselves on where they stop; here they are started, told to stop, and killed when one of them is lost.
@@ -43,10 +43,12 @@ from contracts.errors import (
 from contracts.process import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Spec, decoded, rank_variables
 from contracts.variables import SECRET_NAMES, SECRETS_FILE
-from jobs.runtime import command_environment, process, sampler, secret_values
-from jobs.runtime.heartbeat import Heartbeat, last_words
-from jobs.runtime.joining import Joining
-from jobs.runtime.secret_values import Masker
+from jobs.runtime import process
+from jobs.runtime.monitoring import sampler
+from jobs.runtime.monitoring.heartbeat import Heartbeat, last_words
+from jobs.runtime.ranks import command_environment, secret_values
+from jobs.runtime.ranks.joining import Joining
+from jobs.runtime.ranks.secret_values import Masker
 
 LOOK_PERIOD_S = 0.1
 LAST_WORDS_S = 1.0

@@ -1,0 +1,1 @@
+"""Measurements of a run: metrics, heartbeats, profiles, and samples of its hosts."""

@@ -1,0 +1,1 @@
+"""The processes of one host: their supervisor, environment, secrets, and how they join."""
