@@ -14,9 +14,9 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.ranks import LAYER_STAMP
-from launch import dependencies
 from launch import plan as plans
-from launch.bundles import Bundle
+from launch.code import dependencies
+from launch.code.bundles import Bundle
 from launch.hosts import (
     STOP_NOW_S,
     Agent,

@@ -19,11 +19,12 @@ from console import fit
 from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import jobs, precompiled
+from launch import jobs
+from launch.code import precompiled
+from launch.code.precompiled import Step
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
-from launch.precompiled import Step
-from launch.run_request import Request, work_out
+from launch.request.run_request import Request, work_out
 from launch.targets import Target
 
 NICENESS = 10

@@ -14,9 +14,9 @@ from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from launch import costs
 from launch import plan as plans
-from launch.bundles import TITLES, left_out_lines
+from launch.code.bundles import TITLES, left_out_lines
 from launch.output import counted
-from launch.run_request import Planned
+from launch.request.run_request import Planned
 from launch.targets import Target
 
 

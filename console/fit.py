@@ -27,12 +27,13 @@ from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import jobs, output, precompiled
+from launch import jobs, output
+from launch.code import precompiled
+from launch.code.precompiled import Step
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job
 from launch.output import counted, say, terminal
-from launch.precompiled import Step
-from launch.run_request import Planned
+from launch.request.run_request import Planned
 from launch.targets import Target, in_catalogue
 
 FRAMEWORK = "jax"

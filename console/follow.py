@@ -26,13 +26,13 @@ from contracts.files import is_url
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.monitoring.metric_definitions import Metrics, finite
-from launch import control, launching, policy, runs
+from launch import control_documents, launching, policy, runs
 from launch import jobs as job_index
 from launch.hosts import STOP_NOW_S, HostError
 from launch.launching import finalize
 from launch.output import counted, printable, say, terminal
-from launch.run_environment import require_references
-from launch.run_request import Request, resuming, work_out
+from launch.request.run_environment import require_references
+from launch.request.run_request import Request, resuming, work_out
 from launch.runs import Run
 from launch.targets import Require, Target
 
@@ -178,7 +178,7 @@ def _carry_out(
 
     is_recovery: whether it was lost before, so that people may have been notified.
     """
-    desired: control.Run | None = None
+    desired: control_documents.Run | None = None
     if not target.capabilities.hosts_outlive_runs:
         _compile_meanwhile(request, target, say(console))
     while True:

@@ -23,8 +23,9 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.variables import MOST_TRACED_STEPS
-from launch import bundles, runs
-from launch.bundles import Bundle
+from launch import runs
+from launch.code import bundles
+from launch.code.bundles import Bundle
 from launch.hosts import HostError, HostsError, all_or_error
 from launch.output import printable, say, terminal
 from launch.runs import Run

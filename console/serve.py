@@ -29,7 +29,7 @@ from launch import jobs, launching, runs
 from launch.hosts import HostError
 from launch.launching import finalize
 from launch.output import say, terminal
-from launch.run_request import Request
+from launch.request.run_request import Request
 from launch.runs import Run
 from launch.targets import Target
 

@@ -13,10 +13,10 @@ from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUE
 from contracts.run_directory import State
 from jobs.runtime.monitoring.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
-from launch.bundles import Bundle
+from launch.code.bundles import Bundle
+from launch.code.requirement_files import OF_FRAMEWORK
 from launch.costs import run_cost
 from launch.output import counted, printable
-from launch.requirement_files import OF_FRAMEWORK
 from launch.runs import Run
 
 

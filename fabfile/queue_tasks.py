@@ -13,7 +13,7 @@ from fabfile.train_tasks import Training, prints_help
 
 if TYPE_CHECKING:
     from keeper.queue_commands import Wishes
-    from launch.run_request import Request
+    from launch.request.run_request import Request
     from launch.targets import Target
 
 

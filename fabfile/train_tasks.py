@@ -27,7 +27,7 @@ from fabfile.selector import JSON, RUN, Selector
 
 if TYPE_CHECKING:
     from keeper.commands import HandOver
-    from launch.run_request import Command, Request
+    from launch.request.run_request import Command, Request
 
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
 ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
@@ -98,8 +98,8 @@ class Training:
     ) -> Request:
         """Return the run that the options ask for. Raises RequestError: they contradict each other."""
         from console import follow
-        from launch import run_environment
-        from launch.run_request import Request
+        from launch.request import run_environment
+        from launch.request.run_request import Request
 
         arguments, command = follow.job_arguments(self.args, self.positionals), None
         is_option = not arguments or arguments[0].startswith("-")
@@ -135,7 +135,7 @@ class Training:
         return dataclasses.replace(self.selector, python=python, runs=self.runs)
 
     def _command(self, arguments: Sequence[str]) -> Command:
-        from launch.run_request import asked_for
+        from launch.request.run_request import asked_for
 
         return asked_for(
             arguments,

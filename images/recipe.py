@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from contracts.errors import RequestError
-from launch.bundles import tar
+from launch.code.bundles import tar
 from launch.jobs import CHECKOUT, image_frameworks
 from launch.jobs import IMAGES as FOLDER
 

@@ -1,7 +1,8 @@
 """The keeper: without a person, restarts runs after a loss, works a stack's queue and gives idle slices back.
 
-`launch.control`'s documents say what people want, `launch.policy` decides what is done about it, and `launch.reconcile`
-does it. `world` is what the reconciler observes and acts on, `stack` the documents that Pulumi and the keeper write,
+`launch.control_documents` has the documents that say what people want, `launch.policy` decides what to do about them,
+and `launch.reconcile` does it. `world` is what the reconciler observes and acts on, `stack` the documents that Pulumi
+and the keeper write,
 `notices` the messages to people. `__main__` is one pass, which a timer starts. `commands`, `queue_commands`, `sweep`,
 `capacity` and `zombies` are commands of `fab`; `submissions` keeps the code of runs that wait; `reclaim` gives back
 slices that nobody uses. `install` puts the keeper on a machine, and `login` lets it reach hosts from there.

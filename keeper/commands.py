@@ -12,11 +12,11 @@ from infra.documents import Documents, DocumentsError
 from keeper.__main__ import reconcile
 from keeper.stack import neglected, stack_documents, store_at
 from keeper.world import World
-from launch import control, runs
-from launch.control import Attempt, Limits
-from launch.control import Run as TargetRequest
+from launch import control_documents, runs
+from launch.control_documents import Attempt, Limits
+from launch.control_documents import Run as TargetRequest
 from launch.output import printable, say, table, terminal
-from launch.run_environment import require_references
+from launch.request.run_environment import require_references
 from launch.runs import Run
 from launch.targets import Target
 from launch.targets import TargetRequest as AskedFor
@@ -85,7 +85,7 @@ class HandOver:
             def change(before: TargetRequest | None) -> TargetRequest:
                 if before is not None and before.desired == "removed":
                     raise RequestError(f"{run.run_id} is being removed, and cannot be kept")
-                limits = Limits(attempts=control.KEEP_ATTEMPTS)
+                limits = Limits(attempts=control_documents.KEEP_ATTEMPTS)
                 if before is not None and before.end is None:
                     limits = before.limits
                 limits = dataclasses.replace(

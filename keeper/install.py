@@ -26,7 +26,7 @@ from contracts.errors import RequestError
 from contracts.inventory import Gateway, Inventory
 from keeper import login
 from launch import jobs
-from launch.bundles import Bundle, left_out_lines
+from launch.code.bundles import Bundle, left_out_lines
 from launch.hosts import HostError, Transport
 from launch.jobs import CHECKOUT
 from launch.output import say, terminal

@@ -23,7 +23,7 @@ from contracts.durations import HOUR_S
 from contracts.errors import RequestError
 from keeper.world import World
 from launch import runs
-from launch.control import Run
+from launch.control_documents import Run
 from launch.hosts import HostError, in_thread
 from launch.store import Store
 

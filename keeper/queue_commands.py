@@ -28,12 +28,12 @@ from keeper.stack import neglected, stack_documents, store_at
 from keeper.submissions import pending
 from keeper.world import World
 from launch import launching, policy, runs
-from launch.bundles import Bundle, left_out_lines
-from launch.control import Limits, Run, Submission
+from launch.code.bundles import Bundle, left_out_lines
+from launch.control_documents import Limits, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable, say, table, terminal
-from launch.run_request import Request, work_out
+from launch.request.run_request import Request, work_out
 from launch.targets import Target, TargetRequest
 
 POLL_S = 3.0

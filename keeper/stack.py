@@ -2,7 +2,7 @@
 
 stack.json          what its slices are made of, written by `pulumi up`: see `Stack`
 inventory.json      slices that were made again since, by name, as contracts.inventory has them
-runs/, slices/      what people want of runs and slices: see `launch.control` and `launch.store`
+runs/, slices/      what people want of runs and slices: see `launch.control_documents` and `launch.store`
 bundles/            the code of submitted runs
 executables/        notes of training steps that were compiled for them beforehand
 leases/<slice>.json who may change a slice now: see `infra.documents.lease`

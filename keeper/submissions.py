@@ -8,12 +8,12 @@ from typing import Any
 
 from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, Documents
-from launch.bundles import Bundle
-from launch.control import Run
+from launch.code.bundles import Bundle
+from launch.code.precompiled import DOCUMENTS as NOTES
+from launch.control_documents import Run
 from launch.jobs import Submitted
-from launch.precompiled import DOCUMENTS as NOTES
-from launch.run_environment import require_references
-from launch.run_request import Request
+from launch.request.run_environment import require_references
+from launch.request.run_request import Request
 from launch.store import BUNDLES, Store
 from launch.targets import Secret
 

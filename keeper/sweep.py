@@ -17,9 +17,9 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import jobs, runs
-from launch.control import Run as TargetRequest
+from launch.control_documents import Run as TargetRequest
 from launch.output import printable, say, table, terminal
-from launch.run_request import Request
+from launch.request.run_request import Request
 from launch.runs import Run
 from launch.store import Store
 from launch.targets import Target

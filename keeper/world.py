@@ -35,13 +35,14 @@ from infra.slice_api import ACTIVE, SliceApi
 from keeper import submissions
 from keeper.login import from_here
 from keeper.stack import Stack, stack_at
-from launch import launching, precompiled, runs, targets
-from launch.control import Run
+from launch import launching, runs, targets
+from launch.code import precompiled
+from launch.control_documents import Run
 from launch.hosts import HostError, HostsError
 from launch.launching import LaunchFailed
 from launch.policy import RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
-from launch.run_request import as_it_was, resuming, work_out
+from launch.request.run_request import as_it_was, resuming, work_out
 from launch.store import Content
 from launch.targets import Given, Target
 

@@ -33,8 +33,8 @@ from contracts.goodput import measured
 from contracts.run_costs import MOMENT, number
 from contracts.run_directory import Outcome, RunDirectory, State
 from jobs.runtime.storage.bucket_files import files_of
-from launch import control, policy
-from launch.control import Run
+from launch import control_documents, policy
+from launch.control_documents import Run
 from launch.policy import Cause, RunObserved
 
 
@@ -42,9 +42,9 @@ from launch.policy import Cause, RunObserved
 class Limits:
     """What a launch allows the attempts of its pods.
 
-    restarts: as launch.control.Limits has them; the cluster pauses before each. budget_s: seconds of all attempts
-    together; budget_reason: what is said when they are spent. begin_by_s: when the first one has to begin at the
-    latest, in Unix seconds. None: no limit.
+    restarts: as in `launch.control_documents.Limits`; the cluster pauses before each. budget_s: seconds of all
+    attempts together; budget_reason: the message when they are spent. begin_by_s: the latest start of the first
+    attempt, in Unix seconds. None: no limit.
     """
 
     restarts: int
@@ -119,7 +119,9 @@ def replay(
 ) -> tuple[Run, RunObserved]:
     """Return the run as a reconciler's document would have it that had begun these attempts, and the end of the last
     one. error: of that."""
-    run = Run(run_id="", stack="", runs_url="", slices=(), limits=control.Limits(restarts=limits.restarts))
+    run = Run(
+        run_id="", stack="", runs_url="", slices=(), limits=control_documents.Limits(restarts=limits.restarts)
+    )
     observed = None
     saved = [*(attempt["checkpoint"] for attempt in attempts[1:]), newest_checkpoint]
     for attempt, checkpoint in zip(attempts, saved, strict=True):

@@ -16,7 +16,7 @@ from contracts.run_directory import OWN_COMMAND
 from contracts.suggestions import copied_character, did_you_mean
 from jobs.runtime import option_rules
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, Metrics
-from launch.bundles import SECRET, Bundle, git, listing
+from launch.code.bundles import SECRET, Bundle, git, listing
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 IMAGES = CHECKOUT / "images"
@@ -187,7 +187,7 @@ def find(name: str, framework: str | None = None) -> Job:
 
 FOLDERS = ("contracts", "host", "jobs")
 """Of the checkout, in the code bundle: what a job imports, and for a pod its agent."""
-POLICY = tuple(f"launch/{name}.py" for name in ("__init__", "attempts", "control", "policy"))
+POLICY = tuple(f"launch/{name}.py" for name in ("__init__", "attempts", "control_documents", "policy"))
 """Besides these: what the first pod of a run decides by."""
 LARGEST_BYTES = 16 * 2**20
 

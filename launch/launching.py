@@ -30,16 +30,17 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime.monitoring import metric_definitions
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, finite
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import control, costs, dependencies, jobs, policy, precompiled, runs
+from launch import control_documents, costs, jobs, policy, runs
 from launch import plan as plans
-from launch.bundles import left_out_lines
-from launch.control import Limits
+from launch.code import dependencies, precompiled
+from launch.code.bundles import left_out_lines
+from launch.control_documents import Limits
 from launch.costs import list_price
 from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable
 from launch.policy import ENDING_S, Action, Presence, RunObserved
-from launch.run_request import Planned, Request, work_out
+from launch.request.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Launcher, Plan, Require, Target
 
@@ -484,10 +485,10 @@ def observed(run: Run, state: State, *, living: Presence = "absent", silent: int
     )
 
 
-def desired(run: Run, target: Target, restarts: int | None = None) -> control.Run:
+def desired(run: Run, target: Target, restarts: int | None = None) -> control_documents.Run:
     """Return a run as its launcher wants it, who looks after it himself. restarts: how often it may be started again
     after failures; None: as often as the policy says."""
-    return control.Run(
+    return control_documents.Run(
         run_id=run.run_id,
         stack=target.inventory.stack,
         runs_url=target.runs_url,
@@ -510,7 +511,7 @@ def decide(state: State, run: Run) -> Action:
     if observation.cause == "stopped":
         observation = dataclasses.replace(observation, cause="lost")
     return policy.judge(
-        control.Run(run_id=run.run_id, stack="", runs_url="", slices=()), observation, time.time()
+        control_documents.Run(run_id=run.run_id, stack="", runs_url="", slices=()), observation, time.time()
     )
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from contracts.durations import spoken
 from contracts.errors import UNAVAILABLE, WRONG_REQUEST
 from contracts.run_directory import ENDED, State
-from launch.control import Attempt, Outcome, Run, Slice
+from launch.control_documents import Attempt, Outcome, Run, Slice
 
 Presence = Literal["present", "absent", "unknown"]
 Standing = Literal["fixed", "active", "doubled", "waiting", "overdue", "lost", "absent", "unknown"]

@@ -18,7 +18,7 @@ from contracts.errors import RequestError
 from infra.documents import DocumentsError
 from infra.documents.lease import Lease, LeaseHeldError, LeaseLostError
 from launch import policy
-from launch.control import End, Run, Slice
+from launch.control_documents import End, Run, Slice
 from launch.policy import Action, RunObserved, Signs, SliceObserved
 from launch.store import Content, Store
 

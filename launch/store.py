@@ -21,8 +21,8 @@ from typing import Any
 from contracts import atomic
 from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, ContentError, Documents, OutageError
-from launch import control
-from launch.control import Run, Slice
+from launch import control_documents
+from launch.control_documents import Run, Slice
 
 RUNS, SLICES = "runs/", "slices/"
 STACK, INVENTORY = "stack.json", "inventory.json"
@@ -92,10 +92,10 @@ class Store:
         for name, (_, value) in fresh.items():
             try:
                 if name.startswith(RUNS):
-                    run = control.parse_run(_content(value))
+                    run = control_documents.parse_run(_content(value))
                     runs[run.run_id] = run
                 elif name.startswith(SLICES):
-                    one = control.parse_slice(_content(value))
+                    one = control_documents.parse_slice(_content(value))
                     slices[one.name] = one
                 else:
                     others[name] = value
@@ -106,17 +106,19 @@ class Store:
     def run(self, run_id: str) -> Run | None:
         """Return the run's document; None where there is none. Raises RequestError: it cannot be read."""
         name = f"{RUNS}{run_id}.json"
-        return self._parsed(name, self.documents.read(name).value, control.parse_run)
+        return self._parsed(name, self.documents.read(name).value, control_documents.parse_run)
 
     def edit_run(self, run_id: str, change: Callable[[Run | None], Run | None]) -> Run | None:
         """Change one run, and return it as it is then. change: gets None where there is none; returning what it got
         changes nothing, returning None deletes it. It is called again where others write meanwhile."""
-        return self._edit(f"{RUNS}{run_id}.json", control.parse_run, change)
+        return self._edit(f"{RUNS}{run_id}.json", control_documents.parse_run, change)
 
     def edit_slice(self, name: str, change: Callable[[Slice], Slice | None]) -> Slice:
         """Change one slice, and return it as it is then; one without a document is as nothing has befallen."""
         changed = self._edit(
-            f"{SLICES}{name}.json", control.parse_slice, lambda found: change(found or Slice(name=name))
+            f"{SLICES}{name}.json",
+            control_documents.parse_slice,
+            lambda found: change(found or Slice(name=name)),
         )
         return changed or Slice(name=name)
 
@@ -178,7 +180,7 @@ class Store:
                 else:
                     kept = [*operations, operation][-MOST_OPERATIONS:]
                     self.documents.write(
-                        name, {**control.to_json(after), OPERATIONS: kept}, version=found.version
+                        name, {**control_documents.to_json(after), OPERATIONS: kept}, version=found.version
                     )
                 return after
             time.sleep(random.random() * min(1.0, 0.02 * 2**attempt))

@@ -19,7 +19,7 @@ from contracts.inventory import Host, Inventory, Slice
 from contracts.ranks import Ranks
 from contracts.run_directory import State
 from launch import runs
-from launch.bundles import Bundle
+from launch.code.bundles import Bundle
 from launch.costs import Budget
 from launch.hosts import Agent, Answer, Transport, address_and_port
 from launch.runs import Look, Run, RunsFolder

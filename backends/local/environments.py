@@ -21,7 +21,7 @@ from contracts.aliases import Say
 from contracts.durations import DAY_S, spoken
 from contracts.errors import WRONG_REQUEST, RequestError
 from jobs.runtime.storage.cache import user_cache_dir
-from launch.dependencies import uv as _uv
+from launch.code.dependencies import uv as _uv
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.output import printable

@@ -79,8 +79,11 @@ def rights(*, several: bool, has_secrets: bool = False) -> list[tuple[str, str, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """restarts: as launch.control.Limits has them. queue: the Kueue queue that admits the run. suspended: made, and not
-    begun yet. begin_by_s: when its first attempt has to begin at the latest, in Unix seconds; None: at any time."""
+    """How the pods of a run are admitted and restarted.
+
+    restarts: as in `launch.control_documents.Limits`. queue: the Kueue queue that admits the run. suspended: created
+    without starting. begin_by_s: the latest start of the first attempt, in Unix seconds; None: no limit.
+    """
 
     restarts: int = 10
     queue: str | None = None

@@ -41,7 +41,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CLOCKS_DIFFER_S
 from launch import plan as plans
-from launch.bundles import Bundle
+from launch.code.bundles import Bundle
 from launch.hosts import Answer, HostError, HostsError, wait_for_answer
 from launch.runs import AtWorkError
 from launch.targets import Plan, Target

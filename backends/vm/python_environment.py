@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.vm.steps import APT_IS_FREE, Step, at_home
 from contracts.errors import RequestError
-from launch.dependencies import LOCK_OF_PLATFORM, PYTHON
+from launch.code.dependencies import LOCK_OF_PLATFORM, PYTHON
 from launch.hosts import Agent, HostError, ask_all
 from launch.targets import Target
 

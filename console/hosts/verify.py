@@ -21,7 +21,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
 from launch import jobs, launching, output, runs
 from launch import plan as plans
-from launch.bundles import left_out_lines
+from launch.code.bundles import left_out_lines
 from launch.hosts import HostError, ask_all, stop_processes
 from launch.jobs import CHECKOUT
 from launch.launching import NotJoined

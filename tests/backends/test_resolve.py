@@ -21,7 +21,7 @@ from contracts.run_directory import RunDirectory
 from launch import launching
 from launch.hosts import GoneLink, HostError
 from launch.remote_files import Buckets, HostFiles
-from launch.run_request import Request
+from launch.request.run_request import Request
 from launch.runs import Run
 from launch.targets import Given, Target, TargetRequest
 from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice

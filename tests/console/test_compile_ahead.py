@@ -16,8 +16,9 @@ from backends.local import environments
 from console import compile_ahead, fit
 from infra.documents import Documents
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import launching, precompiled
-from launch.run_request import Request, work_out
+from launch import launching
+from launch.code import precompiled
+from launch.request.run_request import Request, work_out
 from launch.targets import Target
 from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 

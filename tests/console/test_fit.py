@@ -15,7 +15,7 @@ from contracts.errors import FAILED, RequestError
 from infra import catalogue
 from launch import jobs
 from launch.hosts import HostError
-from launch.run_request import Request, work_out
+from launch.request.run_request import Request, work_out
 from tests.launch.slices import make_target
 
 GIB = 2**30

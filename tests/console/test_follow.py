@@ -21,7 +21,7 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime.monitoring.metric_definitions import Metric, Metrics, as_json
 from launch import launching, runs, targets
 from launch.hosts import Agent, HostError
-from launch.run_request import Request, resuming
+from launch.request.run_request import Request, resuming
 from launch.runs import Run
 from launch.targets import Target
 from tests.console.recorded_display import Recorded

@@ -17,7 +17,8 @@ from console.fit import ENVIRONMENT, Estimate, Place, Script, measure
 from contracts.errors import RequestError
 from infra import catalogue
 from jobs.runtime.jax import executables
-from launch import jobs, precompiled
+from launch import jobs
+from launch.code import precompiled
 
 NARROW = ("--layers", "1", "--vocab-size", "384", "--sequence-length", "32", "--batch-size", "16")
 

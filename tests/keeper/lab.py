@@ -20,8 +20,8 @@ from infra.documents import Documents
 from keeper.__main__ import reconcile
 from keeper.stack import store_at
 from keeper.world import World
-from launch import control
-from launch.control import Attempt, Limits, Run
+from launch import control_documents
+from launch.control_documents import Attempt, Limits, Run
 from launch.hosts import HostError
 from launch.policy import Cause, RunObserved
 from launch.store import Content, Store
@@ -119,7 +119,7 @@ class Lab:
         return found
 
     @property
-    def slice(self) -> control.Slice:
+    def slice(self) -> control_documents.Slice:
         return self.store.edit_slice("main", lambda now: now)
 
     def states(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from keeper import commands, queue_commands, stack
 from keeper.commands import HandOver
 from keeper.world import World
 from launch import targets
-from launch.control import Attempt, End, Limits, Run, Submission
+from launch.control_documents import Attempt, End, Limits, Run, Submission
 from launch.store import Store
 from tests.keeper.lab import INVENTORY
 

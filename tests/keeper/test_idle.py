@@ -27,7 +27,7 @@ from infra.lifecycles import Clients, lifecycle_for, read_environment_settings
 from keeper import reclaim
 from keeper.stack import NOTED_EVERY_S, Stack, stack_at
 from keeper.world import World
-from launch.control import End, Run
+from launch.control_documents import End, Run
 from launch.hosts import HostError
 from launch.inventories import with_kept
 from launch.runs import Look, RunsFolder

@@ -26,15 +26,15 @@ from keeper import submissions, sweep
 from keeper.queue_commands import state_of
 from keeper.world import FOREIGN_LIMIT_S, World
 from launch import jobs, launching, policy, runs
-from launch.bundles import Bundle, tar
-from launch.control import Attempt, End, Run, Submission
+from launch.code.bundles import Bundle, tar
+from launch.control_documents import Attempt, End, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.policy import Presence
 from launch.reconcile import NotStartedError
-from launch.run_request import work_out
+from launch.request.run_request import work_out
 from launch.runs import Look
 from launch.store import Store
-from tests.launch.package_index import add_wheel
+from tests.launch.code.package_index import add_wheel
 from tests.launch.test_costs import MAIN
 
 SCRIPT = "import sys\nif '3' in sys.argv: sys.exit('no threes')\n"

@@ -18,7 +18,7 @@ from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import ABSENT, Documents
 from keeper import __main__ as main
 from keeper import reclaim
-from launch.control import Attempt, Run
+from launch.control_documents import Attempt, Run
 from launch.store import Store
 from rehearsal.tpu_api import TpuApi
 from tests.infra.bucket import Bucket, served

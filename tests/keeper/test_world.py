@@ -20,12 +20,13 @@ from infra.documents.lease import Lease, held
 from infra.google_api import Listing
 from keeper import commands, queue_commands
 from keeper.world import World, observed_slice
-from launch import policy, precompiled
-from launch.control import Run, Submission
+from launch import policy
+from launch.code import precompiled
+from launch.control_documents import Run, Submission
 from launch.hosts import Agent, HostError
 from launch.policy import Standing
 from launch.remote_files import HostFiles
-from launch.run_request import Request, work_out
+from launch.request.run_request import Request, work_out
 from launch.store import Content
 from launch.targets import TargetRequest
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props

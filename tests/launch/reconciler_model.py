@@ -16,7 +16,7 @@ from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
 from infra.documents import lease as leases
 from infra.documents.lease import Lease
 from launch import policy
-from launch.control import Run
+from launch.control_documents import Run
 from launch.policy import Cause, RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import (
     NotStartedError,

@@ -25,11 +25,12 @@ from contracts.errors import RequestError
 from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import jobs, launching, run_request, runs, targets
-from launch.bundles import Bundle
+from launch import jobs, launching, runs, targets
+from launch.code.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError
 from launch.launching import NotJoined, run_record
-from launch.run_request import Planned, Request, work_out
+from launch.request import run_request
+from launch.request.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Container, Plan, Target
 from tests.launch.slices import MakeAgent, WriteRun, here, make_plan, make_slice, make_target

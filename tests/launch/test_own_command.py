@@ -28,10 +28,11 @@ from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
-from launch import bundles, plan
-from launch.bundles import bundle_folder
+from launch import plan
+from launch.code import bundles
+from launch.code.bundles import bundle_folder
 from launch.hosts import Agent, GoneLink
-from launch.run_request import Command, Planned, asked_for, of_run, problems
+from launch.request.run_request import Command, Planned, asked_for, of_run, problems
 from launch.runs import Run
 from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_plan, make_target

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import RequestError
 from infra.documents import ABSENT, Documents
-from launch.control import Limits, Run
+from launch.control_documents import Limits, Run
 from launch.store import Store
 from tests.launch.reconciler_model import Clock, Memory
 

@@ -20,7 +20,7 @@ from backends.vm.python_environment import Lock
 from backends.vm.steps import to_json
 from contracts.inventory import Gateway, Inventory, Storage
 from keeper import install
-from launch import bundles
+from launch.code import bundles
 from tests.machine import debian
 from tests.machine.guest import Guest, started
 

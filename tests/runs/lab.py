@@ -24,7 +24,7 @@ from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from launch import launching, runs
 from launch.hosts import Agent, stop_processes
-from launch.run_request import Request
+from launch.request.run_request import Request
 from launch.runs import Run
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import jobs, precompiled
+from launch import jobs
+from launch.code import precompiled
 from tests.runs.lab import CHECKOUT, Lab
 from tests.servers import free_port
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.runs import Run
-from tests.launch.package_index import add_wheel
+from tests.launch.code.package_index import add_wheel
 from tests.runs.lab import CHECKOUT, FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
 from tools import stand_in_base
 

@@ -19,10 +19,10 @@ from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
 from launch import launching
-from launch.run_request import Request, asked_for
+from launch.request.run_request import Request, asked_for
 from launch.runs import Run
 from launch.targets import Secret
-from tests.launch.package_index import add_wheel
+from tests.launch.code.package_index import add_wheel
 from tests.runs.lab import Lab, losses, result
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax"

@@ -25,7 +25,7 @@ from contracts.inventory import Cluster, NodePool
 from contracts.run_directory import RunDirectory
 from launch import runs
 from launch.launching import run_record
-from launch.run_request import Request, work_out
+from launch.request.run_request import Request, work_out
 from launch.runs import Run
 from tests.runs.lab import CHECKOUT, Lab, Losses, losses
 

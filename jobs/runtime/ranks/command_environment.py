@@ -5,7 +5,7 @@ It is a virtual environment in which the framework's packages are importable, wi
 on each host, beside the copy of its workdir; it stays from one attempt to the next.
 
 As a program it is run by the interpreter that the layer is made for: `python -I command_environment.py LAYER`, with a
-folder of packages that come before the framework's as another argument (`launch.dependencies`).
+folder of packages that come before the framework's as another argument (`launch.code.dependencies`).
 Standard library only.
 """
 

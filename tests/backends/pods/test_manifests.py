@@ -22,7 +22,7 @@ from console import dry_run
 from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
 from launch import jobs
-from launch.run_request import Planned
+from launch.request.run_request import Planned
 from launch.targets import Secret
 from tests.backends.pods.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, PACKAGES, TABLE, a_plan
 

@@ -30,14 +30,14 @@ from console.status import status
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
 from launch import launching
-from launch.bundles import Bundle
+from launch.code.bundles import Bundle
 from launch.hosts import HostError, HostsError
 from launch.launching import run_record
-from launch.run_request import Planned, Request, asked_for, work_out
+from launch.request.run_request import Planned, Request, asked_for, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Plan, Target, TargetRequest
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
-from tests.launch.package_index import add_wheel
+from tests.launch.code.package_index import add_wheel
 
 NAMESPACE = "train"
 RUN_ID = "flax_mlm-20261123-115959-abcd"

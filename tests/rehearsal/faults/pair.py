@@ -22,7 +22,7 @@ from contracts.inventory import Inventory, Storage
 from contracts.run_directory import ACTIVE, State
 from launch import launching, runs
 from launch.hosts import stop_processes
-from launch.run_request import Request
+from launch.request.run_request import Request
 from launch.runs import Run
 from launch.targets import Given, Target, TargetRequest
 from rehearsal.machines.host_image import DEVICE, PYTHON

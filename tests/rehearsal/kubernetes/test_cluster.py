@@ -26,7 +26,7 @@ from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.kubernetes.cluster import NAMESPACE
 from rehearsal.rehearse import has_ended, is_done, read_losses
-from tests.launch.package_index import add_wheel
+from tests.launch.code.package_index import add_wheel
 from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person, environ
 from tests.rehearsal.daemon.test_keeper import losses_in_the_bucket
 from tests.rehearsal.daemon.test_rehearsal_up import LAUNCH_LIMIT_S, SIZES, run_started, status

@@ -19,7 +19,7 @@ from contracts.run_directory import CODE, FOLDER, RunDirectory
 from host.agent.files import bundle_dir, stage, unpack, write_file
 from infra.documents import ABSENT, Documents
 from launch import jobs
-from launch.bundles import (
+from launch.code.bundles import (
     FOLDER_SECRET,
     MOST_NAMED,
     Bundle,

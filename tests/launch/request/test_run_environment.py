@@ -13,7 +13,14 @@ from contracts.errors import RequestError
 from contracts.ranks import decoded
 from jobs.runtime.ranks.rank_supervisor import variables
 from launch import plan as plans
-from launch.run_environment import LONGEST_VALUE, check, read, read_secrets, require_references, secrets_again
+from launch.request.run_environment import (
+    LONGEST_VALUE,
+    check,
+    read,
+    read_secrets,
+    require_references,
+    secrets_again,
+)
 from launch.targets import Container, OwnCommand, Plan, Secret
 
 SHELL = {"SHELLED": "from the shell"}

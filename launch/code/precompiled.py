@@ -23,7 +23,7 @@ from contracts.files import DiskFiles
 from infra.documents import Documents, DocumentsError
 from jobs.runtime.storage.bucket_files import files_of
 from jobs.runtime.storage.cache import remove_unused, user_cache_dir
-from launch.bundles import Bundle
+from launch.code.bundles import Bundle
 from launch.output import printable
 from launch.targets import Target, in_catalogue
 

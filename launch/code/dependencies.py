@@ -31,10 +31,10 @@ from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.files import Files
 from jobs.runtime.storage.cache import remove_unused, user_cache_dir
-from launch.bundles import Bundle
+from launch.code.bundles import Bundle
+from launch.code.requirement_files import NAME, Source, masked, normal
 from launch.jobs import CHECKOUT
 from launch.output import counted, printable
-from launch.requirement_files import NAME, Source, masked, normal
 
 LARGEST_BYTES = 2**30
 """Of the files of all packages: they are sent to every host."""

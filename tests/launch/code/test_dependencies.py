@@ -15,10 +15,10 @@ import pytest
 
 from contracts.errors import RequestError, Unreachable
 from jobs.runtime.ranks import command_environment
-from launch import dependencies
-from launch.dependencies import Framework, Interpreter
-from launch.requirement_files import find, framework_of, imported_framework
-from tests.launch.package_index import add_wheel, list_files
+from launch.code import dependencies
+from launch.code.dependencies import Framework, Interpreter
+from launch.code.requirement_files import find, framework_of, imported_framework
+from tests.launch.code.package_index import add_wheel, list_files
 
 HERE = dependencies.interpreter_on(is_here=True, in_container=False)
 HOSTS = dependencies.interpreter_on(is_here=False, in_container=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch.framework_launchers import Unwrapped, unwrap
-from launch.run_request import asked_for
+from launch.request.framework_launchers import Unwrapped, unwrap
+from launch.request.run_request import asked_for
 
 OPTIONS: dict[str, Any] = {"framework": "", "processes_per_host": "", "progress": "", "python": ""}
 

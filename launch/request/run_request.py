@@ -21,23 +21,16 @@ from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, Metrics
 from jobs.runtime.storage.bucket_files import unreadable
-from launch import (
-    costs,
-    dependencies,
-    jobs,
-    precompiled,
-    remote_files,
-    requirement_files,
-    run_environment,
-    runs,
-)
+from launch import costs, jobs, remote_files, runs
 from launch import plan as plans
-from launch.bundles import FAB_IGNORE, Bundle, archive, bundle_folder, is_secret, named_in
-from launch.framework_launchers import unwrap
+from launch.code import dependencies, precompiled, requirement_files
+from launch.code.bundles import FAB_IGNORE, Bundle, archive, bundle_folder, is_secret, named_in
+from launch.code.precompiled import Note, Step
+from launch.code.requirement_files import Source
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
-from launch.precompiled import Note, Step
-from launch.requirement_files import Source
+from launch.request import run_environment
+from launch.request.framework_launchers import unwrap
 from launch.runs import Run
 from launch.targets import (
     HANG_FLOOR_S,
@@ -379,15 +372,15 @@ PIPS = ("pip", "pip3")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """An own command as run.json keeps it.
+    """A user's command as run.json records it.
 
     words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or "per-chip"; None:
-    one, which is not told its rank where it is the only process. progress: LOG, or a file of the folder or elsewhere on
-    the hosts whose growth is progress; None: hangs are not looked for. python: the interpreter on the hosts that
-    "python" means; None: the framework's. send: names and patterns of files of the folder that are sent although they
-    may hold secrets, or git ignores them. installs: whether what the folder or the script says that it needs is
-    installed. from_source: packages that may be built for that. packages: `launch.dependencies.Packages.record` of what
-    is. is_script_alone: the script that the words name is all that is sent.
+    one, which gets no rank where it is the only process. progress: LOG, or a file in the folder or elsewhere on the
+    hosts whose growth is progress; None: no hang detection. python: the interpreter on the hosts that "python" stands
+    for; None: the framework's. send: names and patterns of files to send although they may hold secrets or git ignores
+    them. installs: whether the requirements of the folder or the script are installed. from_source: packages that may
+    be built from source. packages: the installed ones, as `launch.code.dependencies.Packages.record`. is_script_alone:
+    only the script itself is sent.
     """
 
     words: tuple[str, ...]
@@ -454,7 +447,7 @@ class Command:
         run: the one that is resumed, whose packages stay.
 
         Raises:
-            RequestError: as of `launch.dependencies.ensure`; or they are no longer to be had.
+            RequestError: as of `launch.code.dependencies.ensure`; or they are no longer to be had.
         """
         packages = self.config.packages
         interpreter = dependencies.interpreter_on(

@@ -404,7 +404,7 @@ class _Git:
         self._submodules: list[str] = []
 
     def ignored(self, folder: Path, names: Set[str]) -> Set[str]:
-        """Return what git ignores in a folder, as `launch.bundles.listing` takes it.
+        """Return what git ignores in a folder, as `launch.code.bundles.listing` takes it.
 
         A folder that the checkout around it ignores is looked at by itself.
         """
