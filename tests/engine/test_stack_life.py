@@ -387,6 +387,7 @@ ONE_HOST = a_slice(accelerator="v5litepod-8", data_disks=A_DISK)
             {"storage": GATEWAY, "protect": True, "allow_cross_region": True,
              "slices": [a_slice(zones=["us-central1-a", "us-west4-a"], strategy="race")]},
             "us-central1-a WAITING_FOR_RESOURCES, us-west4-a WAITING", id="in two zones with protected data",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             {"storage": NO_NFS, "slices": [a_slice(provisioning="direct")]}, "", id="while a node is made"

@@ -187,66 +187,6 @@ def test_images_that_are_built_are_pushed_and_their_digests_noted_in_the_stacks_
     assert len(registry.manifests) == 1
 
 
-@slow
-@pytest.mark.parametrize(
-    ("refusal", "words"),
-    [
-        (
-            (401, "UNAUTHORIZED", "authentication required"),
-            r"does not know who pushes: .*`docker login 127\.0\.0\.1",
-        ),
-        ((403, "DENIED", f'Permission "{UPLOAD}" denied'), "pushing is refused"),
-        (
-            (404, "NAME_UNKNOWN", 'Repository "r" not found'),
-            "there is no such repository.*`pulumi up --stack dev`",
-        ),
-    ],
-)
-def test_a_registry_that_refuses_is_explained_and_neither_name_nor_digest_stays(
-    registry: Registry, recipes: Any, pulumi: Path, client: docker.DockerClient, capsys: pytest.CaptureFixture[str],
-    refusal: tuple[int, str, str], words: str,
-) -> None:  # fmt: skip
-    recipe = recipes("refused")
-    registry.refusal = refusal
-    assert run() == 1
-    assert re.search(
-        f"error: {registry.host}/p/r/refused:{recipe.version}: .*{words}", capsys.readouterr().out
-    )
-    found = local_images.find(client, recipe)
-    assert found is not None
-    assert (found.tags, found.references) == ((recipe.tag,), ())
-    assert "config set" not in pulumi.read_text()
-
-
-@slow
-@pytest.mark.filterwarnings("ignore:docker-credential-none-such not installed:UserWarning")
-def test_what_else_keeps_a_push_from_its_end_is_told_apart(
-    recipes: Any,
-    pulumi: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    recipes("unnoted")
-    monkeypatch.setenv("PULUMI_FAILS", "the file is read-only")
-    failed = "`pulumi config set` failed: error: the file is read-only.*unnoted@sha256:"
-    with pytest.raises(RequestError, match=failed):
-        run()
-    (tmp_path / "config.json").write_text('{"credsStore": "none-such"}')
-    with monkeypatch.context() as patch:
-        patch.setenv("DOCKER_CONFIG", str(tmp_path))
-        with pytest.raises(RequestError, match="asks docker-credential-none-such for passwords"):
-            run()
-    monkeypatch.setenv("PULUMI_OUTPUTS", json.dumps({"image_repository": "127.0.0.1:1/p/r"}))
-    assert run() == 1
-    assert "127.0.0.1:1 cannot be reached" in capsys.readouterr().out
-    monkeypatch.setenv("PULUMI_OUTPUTS", '{"image_repository": null}')
-    with pytest.raises(RequestError, match="no output `image_repository` yet; `pulumi up --stack dev`"):
-        run()
-    with pytest.raises(RequestError, match="say to which stack's repository"):
-        run(stack="local")
-
-
 # --- why a registry does not take an image --------------------------------------------------------------------
 
 REFERENCE = "us-central1-docker.pkg.dev/my-project/tpu-stack-dev/jax:tpu-0123456789ab"

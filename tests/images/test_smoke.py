@@ -17,7 +17,6 @@ import pytest
 
 from images.smoke import apart, checks, lock
 from launch import jobs
-from tests.processes import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "images"
@@ -75,15 +74,6 @@ class Image:
         with (self.root / "smoke" / "framework.py").open("a") as file:
             file.write(textwrap.dedent(code))
 
-    def hurry(self) -> None:
-        """A limit of seconds in the place of minutes."""
-        file = self.root / "smoke" / "apart.py"
-        text = file.read_text()
-        assert "LIMIT_S = 600\n" in text
-        assert "TRACES_BEFORE_S = 5\n" in text
-        hurried = text.replace("TRACES_BEFORE_S = 5\n", "TRACES_BEFORE_S = 3\n")
-        file.write_text(hurried.replace("LIMIT_S = 600\n", "LIMIT_S = 4\n"))
-
     def everything(self, platform: str = "cpu") -> tuple[int, list[str], dict[str, object]]:
         """Exit code, lines, and the object in the last one."""
         done = subprocess.run(
@@ -140,22 +130,6 @@ def test_without_the_platform_that_is_asked_for_nothing_is_tried_on_another(imag
     assert lines[-1].startswith("skip train, checkpoint, signals, own: ")
 
 
-def test_a_check_that_hangs_ends_with_its_traces_and_what_it_started(image: Image, tmp_path: Path) -> None:
-    image.hurry()
-    image.add(f"""
-        def waits_for_ever():
-            import subprocess
-            Path({str(tmp_path / "pid")!r}).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
-            time.sleep(1000)
-        CHECKS = {{"own": waits_for_ever}}
-    """)
-    verdict = image.one("own")
-    assert not verdict.ok
-    assert "not done after 4 s: it hangs" in verdict.finding
-    assert "in waits_for_ever" in verdict.finding
-    assert not is_alive(int((tmp_path / "pid").read_text()))
-
-
 @pytest.mark.parametrize(
     ("code", "check", "said"),
     [
@@ -201,23 +175,6 @@ def test_what_is_broken_fails_its_check_and_says_why(image: Image, code: str, ch
     assert re.search(said, verdict.finding, flags=re.DOTALL), verdict.finding
 
 
-def test_a_lock_is_pins_and_nothing_else_and_whatever_differs_from_it_is_named(image: Image) -> None:
-    file = image.root / "requirements.txt"
-    version = lock.installed()["pytest"]
-    other = file.read_text().replace(f"pytest=={version}", "pytest==0.1")
-    file.write_text(other + "absent==1 \\\n    --hash=sha256:00\n")
-    said = image.one("lock").finding
-    assert f"pytest is {version}, the lock says 0.1" in said
-    assert "absent is missing, the lock says 1" in said
-    assert lock.differences({"a": "1"}, {"a": "1", "b": "2"}) == ["b is 2, the lock says nothing of it"]
-    assert lock.differences({"a": "1", "torch": "2"}, {"a": "1", "torch": "2+cpu"}) == []
-    pin = "Ruamel.Yaml_x[extra]==1.0+cpu \\\n    --hash=sha256:00\n"
-    assert lock.read(pin) == {"ruamel-yaml-x": "1.0+cpu"}
-    for line in ("numpy>=2", "numpy==2 ; python_version > '3'", "-r other.txt", "https://x/y.whl"):
-        with pytest.raises(ValueError, match=r"line 1 of the lock .*NAME==VERSION"):
-            lock.read(line)
-
-
 # --- what the frameworks' own files have, which are read and not run: what they are made for is not here ----------
 
 
@@ -245,14 +202,6 @@ def defined(framework: str) -> dict[str, Any]:
                 except ValueError:
                     found[name] = None
     return found
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_frameworks_file_has_what_the_smoke_test_asks_of_it_and_loads_no_framework(framework: str) -> None:
-    found = defined(framework)
-    assert {"MODULES", "CHECKS", "devices", "start", "step", "save", "load", "listen"} <= found.keys()
-    assert (found["NAME"], set(found["ENVIRONMENT"])) == (framework, {"cpu", "tpu"})
-    assert imported(ast.parse((IMAGES / framework / "smoke.py").read_text()).body) <= sys.stdlib_module_names
 
 
 RUNTIMES = {"jax": "jax", "pytorch": "torch", "pytorch_xla": "torch", "tensorflow": "tensorflow"}

@@ -36,17 +36,6 @@ class Lab:
         """What a node is asked for with."""
         return {"acceleratorType": accelerator, "runtimeVersion": "v2-alpha-tpuv5-lite", **more}
 
-    def create_node(self, node_id: str, accelerator: str = "v5litepod-16", **more: Any) -> Json:
-        """The operation."""
-        body = self.spec(accelerator, **more)
-        return self._json(self.nodes.create(parent=ZONE, nodeId=node_id, body=body))
-
-    def ready_node(self, node_id: str, accelerator: str = "v5litepod-16", **more: Any) -> Json:
-        """The node, READY."""
-        self.create_node(node_id, accelerator, **more)
-        self.control.advance(60)
-        return self.node(node_id)
-
     def wanted(self, node_id: str, accelerator: str = "v5litepod-16", **more: Any) -> Json:
         """A queued resource's body: a spot node of that id."""
         node_spec = {"parent": ZONE, "nodeId": node_id, "node": self.spec(accelerator)}
@@ -64,27 +53,11 @@ class Lab:
         assert self.queue_state(own_id) == "ACTIVE"
         return self.queued(own_id)
 
-    def node(self, node_id: str) -> Json:
-        return self._json(self.nodes.get(name=f"{ZONE}/nodes/{node_id}"))
-
     def queued(self, own_id: str) -> Json:
         return self._json(self.queue.get(name=f"{ZONE}/queuedResources/{own_id}"))
 
-    def delete_node(self, node_id: str) -> Json:
-        return self._json(self.nodes.delete(name=f"{ZONE}/nodes/{node_id}"))
-
-    def delete_queued(self, own_id: str, **query: Any) -> Json:
-        return self._json(self.queue.delete(name=f"{ZONE}/queuedResources/{own_id}", **query))
-
-    def node_state(self, node_id: str) -> str:
-        return str(self.node(node_id)["state"])
-
     def queue_state(self, own_id: str) -> str:
         return str(self.queued(own_id)["state"]["state"])
-
-    def operation(self, operation: Json) -> Json:
-        """As it is now."""
-        return self._json(self.operations.get(name=operation["name"]))
 
     def refused(self, request: Any) -> Json:
         """The error that a request is answered with; it must be one, in Google's form."""

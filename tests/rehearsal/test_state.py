@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 
 import filelock
@@ -30,17 +28,6 @@ def environ(folder: Path) -> dict[str, str]:
     return {state.FOLDER_VARIABLE: str(folder), "PATH": "/usr/bin:/bin", "no_proxy": "corp"}
 
 
-def test_what_is_written_is_read_and_only_its_user_may(folder: Path) -> None:
-    folder.mkdir()
-    previous = os.umask(0)
-    try:
-        state.write(folder, READY)
-    finally:
-        os.umask(previous)
-    assert state.read(folder) == READY
-    assert stat.S_IMODE((folder / state.FILE).stat().st_mode) == 0o600
-
-
 def test_a_rehearsal_that_is_not_up_not_ready_or_of_another_version_is_not_believed(
     folder: Path, environ: dict[str, str]
 ) -> None:
@@ -56,19 +43,3 @@ def test_a_rehearsal_that_is_not_up_not_ready_or_of_another_version_is_not_belie
         (folder / state.FILE).write_text(text)
         with pytest.raises(RehearsalError, match="fab rehearsal down"):
             state.read(folder)
-
-
-def test_launching_gets_stand_ins_first_and_a_bucket_past_every_proxy(
-    folder: Path, environ: dict[str, str]
-) -> None:
-    state.write(folder, READY)
-    with filelock.FileLock(folder / state.LOCK):
-        opened = state.open_rehearsal(environ)
-    assert opened.inventory_json == '{"version": 1}'
-    assert (opened.platform, opened.python, opened.device_globs) == ("cpu", "/opt/python", ("/dev/x*",))
-    path = opened.environment["PATH"]
-    assert path == f"{state.STAND_INS}:/usr/bin:/bin" == state.stand_ins_first(path)
-    assert state.without_stand_ins(path) == environ["PATH"]
-    assert opened.environment["STORAGE_EMULATOR_HOST"] == "http://172.18.255.254:4443"
-    assert opened.environment["no_proxy"] == "corp,172.18.255.254,127.0.0.1"
-    assert opened.environment[state.FOLDER_VARIABLE] == str(folder)

@@ -1,9 +1,6 @@
 """Which Pulumi command line is taken, and how one is built: with a Go of the tests' own that compiles nothing."""
 
-import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,6 @@ import pytest
 from tools import go, pulumi_cli
 from tools.pulumi_cli import PulumiCliError
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WANTED = pulumi_cli.wanted_version()
 
 GO = r"""#!/bin/sh
@@ -117,24 +113,6 @@ def test_a_build_that_fails_or_is_of_another_version_leaves_nothing_and_the_next
             pulumi_cli.find_or_build({**environ, **wrong}, said.append)
         assert [path.suffix for path in home.parent.iterdir()] == [".lock"]
     assert pulumi_cli.find_or_build(environ, said.append).folder == home
-
-
-def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str], said: list[str]) -> None:
-    line = (
-        "import os; from tools import pulumi_cli; print(pulumi_cli.find_or_build(os.environ, print).folder)"
-    )
-    command = [sys.executable, "-c", line]
-    both = [
-        subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    folders = {process.communicate(timeout=60)[0].splitlines()[-1] for process in both}
-    assert folders == {str(pulumi_cli.cache_home(environ))}
-    found = pulumi_cli.find_or_build(environ, said.append)
-    assert found.folder.parent == tmp_path / "home" / ".cache" / "tpu-stack" / "pulumi"
-    assert found.language_host is None
-    for each in (found.command, found.program_script, found.dynamic_folder / pulumi_cli.DYNAMIC):
-        assert os.access(each, os.X_OK)
-    assert builds(tmp_path) == 1
 
 
 def test_a_go_is_found_in_its_usual_place_and_without_one_the_error_says_what_to_install(

@@ -44,45 +44,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str])
         cli.down(person.folder, person.said.append)
 
 
-def test_hosts_are_reached_by_their_pinned_keys_preempted_and_made_again_once_there_is_capacity(
-    shared: Person,
-) -> None:
-    first = shared.hosts()
-    assert len(first) == 2
-    for name in first:
-        done = shared.ssh(
-            name, "hostname; cat /proc/sys/kernel/hostname; echo hello > /mnt/share/$(hostname)"
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split() == [name, name]
-    with pytest.raises(RehearsalError, match="up already"):
-        shared.up()
-
-    shared.act("stockout")
-    assert "without notice" in shared.act("preempt")
-    until(lambda: all(name not in " ".join(shared.left()) for name in first), LIMIT_S)
-    assert shared.ssh(next(iter(first)), "true").returncode != 0
-    opened = state.open_rehearsal(shared.environ)
-    waiting = subprocess.Popen(
-        ["pulumi", "up", "--refresh", "--yes"], env={**shared.environ, **opened.environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert waiting.stdout is not None
-    for line in waiting.stdout:
-        if "WAITING_FOR_RESOURCES" in line:
-            waiting.kill()
-            break
-    waiting.communicate(timeout=LIMIT_S)
-    shared.act("restock")
-    up = ("pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", "rehearsal")
-    until(lambda: shared.type(*up).returncode == 0, LIMIT_S)  # once the one that was killed is over
-    second = shared.hosts()
-    assert len(second) == 2 and not second.keys() & first.keys()
-    until(lambda: all(shared.ssh(name, "true").returncode == 0 for name in second), LIMIT_S)
-    share = shared.ssh(next(iter(second)), f"cd /mnt/share && cat {' '.join(first)}")
-    assert share.stdout.split() == ["hello", "hello"]  # it outlives the hosts
-
-
 def test_an_image_that_the_configuration_names_is_in_the_inventory_and_its_registry_is_here_and_on_the_hosts(
     shared: Person,
 ) -> None:

@@ -13,16 +13,11 @@ import requests
 
 from rehearsal.machines import docker_engine, host_image
 from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.machines import Machine, container_options
 from rehearsal.machines.servers import (
     REGISTRY_SERVER,
-    RegistryServer,
     find_or_build_program,
-    published_port,
 )
 from tools import go
-
-KINDS: tuple[host_image.HostKind, ...] = ("plain", "docker")
 
 
 def test_without_docker_or_go_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,27 +30,6 @@ def test_without_docker_or_go_it_says_how_to_get_it(tmp_path: Path, monkeypatch:
     environ = {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21"):
         find_or_build_program(REGISTRY_SERVER, environ, print)
-
-
-def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise_may_not() -> None:
-    asked = Machine(name="w", address="10.0.0.2", host_key="", authorized_key="")
-    plain = container_options("r", asked, None)
-    assert not plain.keys() & {"cap_add", "security_opt", "privileged", "devices"}
-    assert [each["Target"] for each in plain["mounts"]] == [host_image.SHARE, host_image.SPARE_SHARE]
-    able = container_options("r", asked, RegistryServer(address="10.0.0.253", port=32768))
-    assert (able["cap_add"], able.get("privileged")) == (["SYS_ADMIN", "NET_ADMIN"], None)
-    assert able["environment"]["REGISTRY"] == "32768 10.0.0.253:5000"
-    (data,) = [each for each in able["mounts"] if each["Target"] == "/var/lib/docker"]
-    # Without the label it would outlive the rehearsal.
-    assert data["VolumeOptions"]["Labels"] == {docker_engine.LABEL: "r"}
-
-
-def test_a_registry_whose_port_is_not_on_loopback_is_refused() -> None:
-    ports = [{"HostIp": "0.0.0.0", "HostPort": "1"}, {"HostIp": "127.0.0.1", "HostPort": "2"}]
-    assert published_port({"NetworkSettings": {"Ports": {"5000/tcp": ports}}}) == 2
-    for found in (ports[:1], None):
-        with pytest.raises(MachinesError, match="published no port"):
-            published_port({"NetworkSettings": {"Ports": {"5000/tcp": found}}})
 
 
 class Engine:
@@ -74,15 +48,6 @@ class Engine:
             raise requests.ReadTimeout("Read timed out.\nmore")
         if name not in self._there:
             raise docker.errors.APIError("500", explanation="no such host\nmore")
-
-
-def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
-    contents = {"Dockerfile": b"FROM a", "requirements/jobs.txt": b"jax==1"}
-    names = {host_image.image_name(contents, base, kind) for base in (None, "base") for kind in KINDS}
-    names |= {host_image.image_name({**contents, name: b"other"}, None, "plain") for name in contents}
-    assert len(names) == 6
-    other_order = dict(reversed(contents.items()))
-    assert host_image.image_name(contents, None, "plain") == host_image.image_name(other_order, None, "plain")
 
 
 def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_this_machine() -> None:
