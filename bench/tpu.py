@@ -27,7 +27,7 @@ from typing import Any
 from backends.local import environments
 from bench import tpu_product
 from bench.peers import PROGRAMS, run_in_peer
-from console.fit import COMPILER, ENVIRONMENT, GIB, Estimate, Place, measure
+from console.compiler.fit import COMPILER, ENVIRONMENT, GIB, Estimate, Place, measure
 from contracts.errors import DONE, FAILED, WRONG_REQUEST, RequestError
 from infra import catalogue
 from jobs.runtime.jax import hlo

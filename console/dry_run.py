@@ -12,8 +12,8 @@ import yaml
 
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
-from launch import costs
 from launch import plan as plans
+from launch import pricing
 from launch.code.bundles import TITLES, left_out_lines
 from launch.output import counted
 from launch.request.run_request import Planned
@@ -27,7 +27,10 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
     hosts = counted(plan.processes, "host")
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {hosts}"
-    yield f"cost: {costs.an_hour(target.slice) if target.capabilities.is_billed else 'nothing, this machine is yours'}"
+    price = (
+        pricing.an_hour(target.slice) if target.capabilities.is_billed else "nothing, this machine is yours"
+    )
+    yield f"cost: {price}"
     if plan.budget is not None:
         yield plan.budget.text
     image = (

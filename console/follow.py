@@ -95,7 +95,7 @@ def train(
     )
     if dry_run:
         from console import dry_run as showing  # a launch does without
-        from console import fit
+        from console.compiler import fit
 
         planned = work_out(request, target, say(console))
         for line in itertools.chain(showing.lines(planned, target), fit.dry_run_lines(planned, target)):
@@ -226,7 +226,7 @@ def _carry_out(
 def _compile_meanwhile(request: Request, target: Target, say: Say) -> None:
     """Have a run's step compiled while its hosts are waited for."""
     if target.platform == "tpu":
-        from console import compile_ahead  # few launches wait for a TPU
+        from console.compiler import compile_ahead  # few launches wait for a TPU
 
         compile_ahead.begin(request, target, say)
 

@@ -16,7 +16,7 @@ from contracts.errors import RequestError
 from contracts.inventory import Slice
 from jobs.runtime.monitoring.metric_definitions import finite
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import costs, runs
+from launch import pricing, runs
 from launch.hosts import HostError
 from launch.remote_files import within
 from launch.runs import Run
@@ -34,7 +34,7 @@ def used_s(one_slice: Slice, all_runs: Sequence[Run]) -> float | None:
     An active run has renewed its heartbeat within seconds, so the state of runs is not asked for. Of node pools that
     stay it is not known when they were made: 0.0 where there are no runs.
     """
-    made_s = costs.made_s(one_slice) if one_slice.pool is None else 0.0
+    made_s = pricing.made_s(one_slice) if one_slice.pool is None else 0.0
     if made_s is None or not one_slice.is_usable or (one_slice.pool and one_slice.pool.scales_to_zero):
         return None
     run_times = (
@@ -88,7 +88,7 @@ def remarks(target: Target) -> Iterator[str]:
             else:
                 remedy = "`tpu-stack:slices: []` and `pulumi up` give it back"
             idle_time = spoken(now_s - last_s, units=1)
-            yield f"the slice {idle.name} has had no run for {idle_time}: {costs.an_hour(idle)}; {remedy}"
+            yield f"the slice {idle.name} has had no run for {idle_time}: {pricing.an_hour(idle)}; {remedy}"
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_json(path, used_at)

@@ -27,7 +27,7 @@ from contracts import run_directory
 from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.run_directory import RunDirectory, State
-from launch import costs, runs
+from launch import pricing, runs
 from launch.hosts import HostError, in_thread
 from launch.output import printable, say, terminal
 from launch.runs import Run
@@ -149,7 +149,7 @@ def event_kind(run: Run, change: State | Literal["recovered"]) -> Kind | None:
 
 def run_event(run: Run, kind: Kind, text: str = "") -> Event:
     """Return an event about a run's latest attempt. text: what happened; "": what the run directory says of it."""
-    cost = costs.run_cost(run)
+    cost = pricing.run_cost(run)
     return Event(
         kind=kind,
         text=text or _text(run, kind),

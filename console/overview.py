@@ -15,7 +15,7 @@ from contracts.run_records import Unread
 from jobs.runtime.monitoring import host_samples
 from jobs.runtime.monitoring.host_samples import Finding, HostSamples
 from jobs.runtime.monitoring.metric_definitions import COMMON_FIELDS, NO_METRICS, Metric, finite
-from launch import costs, runs
+from launch import pricing, runs
 from launch.runs import Look, Run
 
 ABOUT = (
@@ -46,7 +46,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
-    attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, costs.run_cost(run)
+    attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, pricing.run_cost(run)
     spent = run.goodput
     return {
         "run": run.run_id,

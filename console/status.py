@@ -21,8 +21,8 @@ from contracts.run_costs import Cost
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.monitoring.host_samples import COLUMNS, HostSamples
-from launch import costs, launching, runs
 from launch import jobs as job_index
+from launch import launching, pricing, runs
 from launch.hosts import HostError
 from launch.launching import finalize
 from launch.output import printable, say, table, terminal
@@ -61,7 +61,10 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
         return _print_json([_status(run, states[run.run_id], look) for run in chosen], look, unreadable)
     for run in chosen:
         _print_run(console, run, states[run.run_id], look.of(run))
-    for line in (*costs.stack_costs(target.inventory.slices, time.time()), *runs.cannot_be_read(unreadable)):
+    for line in (
+        *pricing.stack_costs(target.inventory.slices, time.time()),
+        *runs.cannot_be_read(unreadable),
+    ):
         say(console)(printable(line))
     _tell_silent(console, look)
     return 0
@@ -77,7 +80,7 @@ def _print_run(console: Console, run: Run, state: State, look: runs.Look) -> Non
         f"{run.run_id}  {state}  step {step}/{run.total_steps or '?'}"
         + (f"  {printable(figure)}" if figure else "")
         + f"  attempt {run.attempt}  {runs.age(run)} old"
-        + (f"  {cost.text()}" if (cost := costs.run_cost(run)) else "")
+        + (f"  {cost.text()}" if (cost := pricing.run_cost(run)) else "")
     )
     if (spent := run.goodput) and spent.is_known:
         tell(f"goodput {spent.text()}")
@@ -168,7 +171,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
     if as_json:
         overviews = [overview.overview(run, runs.state_by(run, look)) for run in shown]
         return _print_json(overviews, look, listing.unreadable)
-    cost = {run.run_id: run_cost for run in shown if (run_cost := costs.run_cost(run))}
+    cost = {run.run_id: run_cost for run in shown if (run_cost := pricing.run_cost(run))}
     headings = ("run", "name", "job", "state", "step", "measured", *(["cost"] if cost else []), "age")
     drawn = table(*headings, right=("step", "cost", "age"))
     drawn.columns[0].no_wrap = drawn.columns[-1].no_wrap = True  # half an id names no run
@@ -191,7 +194,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
         )
     console.print(drawn)
     if cost:
-        say(console)(f"these runs: {costs.total([*cost.values()]).text()}")
+        say(console)(f"these runs: {pricing.total([*cost.values()]).text()}")
     for line in (*problems[: runs.MOST_UNREADABLE], *runs.cannot_be_read(listing.unreadable)):
         say(console)(printable(line))
     _tell_silent(console, look)
@@ -216,7 +219,7 @@ def costs_by_month(targets: Sequence[Target], *, as_json: bool) -> int:
     months = [
         (target.name, month)
         for target, listing in listings
-        for month in costs.by_month(listing.runs, target.inventory.slices, time.time())
+        for month in pricing.by_month(listing.runs, target.inventory.slices, time.time())
     ]
     unreadable = {run_id: why for _, listing in listings for run_id, why in listing.unreadable.items()}
     if as_json:
@@ -243,7 +246,7 @@ def costs_by_month(targets: Sequence[Target], *, as_json: bool) -> int:
     return 0
 
 
-def _month(month: costs.Month) -> dict[str, Any]:
+def _month(month: pricing.Month) -> dict[str, Any]:
     return {
         "month": month.month,
         "runs": sorted(month.runs),

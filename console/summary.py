@@ -15,8 +15,8 @@ from jobs.runtime.monitoring.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
 from launch.code.bundles import Bundle
 from launch.code.requirement_files import OF_FRAMEWORK
-from launch.costs import run_cost
 from launch.output import counted, printable
+from launch.pricing import run_cost
 from launch.runs import Run
 
 

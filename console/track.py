@@ -333,7 +333,7 @@ class Mirror:
             if outcome == "done" and directory.list(EXPORT):
                 paths[EXPORT] = directory.path(EXPORT)
                 if self._is_remote:
-                    from console.export import fetch  # no launch needs it
+                    from console.models.hub_export import fetch  # no launch needs it
 
                     paths[EXPORT] = f"{folder}/{EXPORT}"
                     fetch(self._target, self._run, Path(paths[EXPORT]))

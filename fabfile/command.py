@@ -25,7 +25,7 @@ from contracts.errors import (
     RequestError,
     exit_code_for,
 )
-from fabfile.options import Positionals, declared, declared_positionals, read
+from fabfile.command_options import Positionals, declared, declared_positionals, read
 from fabfile.selector import opened
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ STDOUT = 1
 
 
 class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
-    """A Fabric task of one parameter, `args`, of a class of `fabfile.options`. Its function returns the exit code.
+    """A Fabric task of one parameter, `args`, a class of `fabfile.command_options`. Its function returns the exit code.
 
     examples: command lines that its help shows. outlives_signals: whether what it does goes on when it is ended, unless
     by Ctrl-C (docs/operations.md).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import argument, flag, group, option, options, positionals, seconds, whole
+from fabfile.command_options import argument, flag, group, option, options, positionals, seconds, whole
 from fabfile.selector import Selector
 from fabfile.train_tasks import ACCESS, RUNTIME
 
@@ -45,7 +45,7 @@ class Verify:
 @task("fab verify --stack dev --framework jax")
 def verify(args: Verify) -> int:
     """Test on all hosts: devices, a matmul, an all-reduce."""
-    from console.hosts import verify as verification
+    from console.hosts import verification as verification
 
     target = args.selector.target().require("verify")
     return verification.verify(target, args.framework, args.runtime, args.container_access)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fabfile.command import task
-from fabfile.options import flag, group, option, options
+from fabfile.command_options import flag, group, option, options
 from fabfile.selector import REHEARSAL, Selector
 
 PLATFORM = "tpu, or cpu for rehearsals and this machine (default: tpu)"

@@ -6,7 +6,7 @@ import dataclasses
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import argument, flag, group, option, options, port, positionals
+from fabfile.command_options import argument, flag, group, option, options, port, positionals
 from fabfile.selector import JSON, RUN, Selector
 
 DONE_RUN = RUN + "; latest:JOB: the latest of a job that is done"
@@ -31,9 +31,9 @@ def predict(args: Predict) -> int:
 
     An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input.
     """
-    from console import predict
+    from console.models import prediction
 
-    return predict.predict(
+    return prediction.predict(
         args.selector.target(), args.run, args.inputs, second=args.second, as_json=args.json
     )
 
@@ -62,8 +62,8 @@ def serve(args: Serve) -> int:
 
     On a stack, it runs on one host and is reached through a tunnel. The server's own options come after --.
     """
-    from console import serve
     from console import status as status_command
+    from console.models import serving
     from launch import jobs
 
     if {"-h", "--help"} & {*args.positionals}:
@@ -72,7 +72,7 @@ def serve(args: Serve) -> int:
     target = dataclasses.replace(args.selector, hosts=args.selector.hosts or one).target()
     if len(target.hosts) > 1:
         raise RequestError(f"--hosts {args.selector.hosts}: a server is one process on one host; name one")
-    how = serve.Options(
+    how = serving.Options(
         address=args.address,
         port=args.port,
         token_file=args.token_file,
@@ -80,7 +80,7 @@ def serve(args: Serve) -> int:
         detach=args.detach,
         server_arguments=args.positionals,
     )
-    return serve.serve(target, args.run, how)
+    return serving.serve(target, args.run, how)
 
 
 @options
@@ -94,8 +94,8 @@ class Export:
 @task("fab export latest --to exported/")
 def export(args: Export) -> int:
     """Copy a run's model, with a model card for the Hugging Face Hub."""
-    from console import export
+    from console.models import hub_export
 
     if not args.to:
         raise RequestError("--to: say where to, a folder or a URL such as gs://…")
-    return export.export(args.selector.target(), args.run, args.to, force=args.force)
+    return hub_export.export(args.selector.target(), args.run, args.to, force=args.force)

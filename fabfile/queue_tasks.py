@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
-from fabfile.options import flag, group, option, options, positionals, seconds, several, whole
+from fabfile.command_options import flag, group, option, options, positionals, seconds, several, whole
 from fabfile.selector import JSON, Selector
 from fabfile.train_tasks import Training, prints_help
 
@@ -113,7 +113,7 @@ def queue(args: Queue) -> int:
     id of a run, a sweep, or all.
     """
     from keeper import queue_commands
-    from keeper.stack import documents_for
+    from keeper.stack_store import documents_for
 
     action, *names = args.positionals or ("show",)
     # A queue is there whether the stack has hosts or not.

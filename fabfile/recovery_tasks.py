@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import argument, flag, group, option, options, seconds
+from fabfile.command_options import argument, flag, group, option, options, seconds
 from fabfile.selector import RUN, Selector
 from fabfile.train_tasks import KeepLimits
 
@@ -41,12 +41,12 @@ class Keep:
 @task("fab keep latest --stack dev --keep-hours 48")
 def keep(args: Keep) -> int:
     """Let the stack's keeper resume a run after a loss."""
-    from keeper import commands
+    from keeper import keep_commands
 
     def on(name: str) -> Target:
         return dataclasses.replace(args.selector, slice=args.selector.slice or name).target()
 
-    return commands.keep(args.selector.any_target(), on, args.run, args.limits.hand_over())
+    return keep_commands.keep(args.selector.any_target(), on, args.run, args.limits.hand_over())
 
 
 @options
@@ -58,10 +58,10 @@ class Unkeep:
 @task("fab unkeep latest --stack dev")
 def unkeep(args: Unkeep) -> int:
     """Keep a run no more; if it runs, it goes on."""
-    from keeper import commands
-    from keeper.stack import documents_for
+    from keeper import keep_commands
+    from keeper.stack_store import documents_for
 
-    return commands.unkeep(documents_for(args.selector.request()), args.run)
+    return keep_commands.unkeep(documents_for(args.selector.request()), args.run)
 
 
 @options
@@ -77,15 +77,15 @@ class Keeper:
 @task("fab keeper status --stack dev")
 def keeper(args: Keeper) -> int:
     """Show what the keeper does, carry out a pass, or install it."""
-    from keeper import commands, install
+    from keeper import installation, keep_commands
     from keeper.__main__ import watch
-    from keeper.stack import documents_for
+    from keeper.stack_store import documents_for
 
     if args.action == "install":
-        return install.install(args.selector.inventory(), on_this_machine=args.here)
+        return installation.install(args.selector.inventory(), on_this_machine=args.here)
     if args.action not in ("status", "run"):
         raise RequestError(f'"{args.action}" is none of status, run, install')
     documents = documents_for(args.selector.request())
     if args.action == "status":
-        return commands.status(documents)
+        return keep_commands.status(documents)
     return watch(documents, functools.partial(print, flush=True), every_s=args.every)

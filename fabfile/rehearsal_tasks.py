@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
-from fabfile.options import argument, flag, number, option, options, whole
+from fabfile.command_options import argument, flag, number, option, options, whole
 
 if TYPE_CHECKING:
     from rehearsal.daemon.cli import UpRequest

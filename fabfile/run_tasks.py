@@ -7,7 +7,7 @@ import functools
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import (
+from fabfile.command_options import (
     argument,
     flag,
     group,
@@ -94,14 +94,14 @@ class Dashboard:
 @task("fab dashboard --stack local,dev")
 def dashboard(args: Dashboard) -> int:
     """Show runs in a browser: curves, hosts, logs, settings."""
-    from console.dashboard import server
+    from console.dashboard import dashboard_server
 
     places = [
         dataclasses.replace(args.selector, stack=stack, runs=folder)
         for stack in (args.selector.stack or "").split(",")
         for folder in (args.selector.runs or "").split(",")
     ]
-    return server.serve([place.target() for place in places], port=args.port)
+    return dashboard_server.serve([place.target() for place in places], port=args.port)
 
 
 @options
@@ -150,10 +150,10 @@ class Rm:
 def rm(args: Rm) -> int:
     """Remove a run."""
     from console import removal
-    from keeper import commands
+    from keeper import keep_commands
 
     target = args.selector.target()
-    mark = functools.partial(commands.remove, target, args.selector.request())
+    mark = functools.partial(keep_commands.remove, target, args.selector.request())
     return removal.remove(target, args.run, yes=args.yes, mark=mark)
 
 
@@ -168,10 +168,10 @@ class Prune:
 def prune(args: Prune) -> int:
     """Remove all runs but the newest."""
     from console import removal
-    from keeper import commands
+    from keeper import keep_commands
 
     target = args.selector.target()
-    return removal.prune(target, keep=args.keep, yes=args.yes, resumed_by=commands.resumed_by(target))
+    return removal.prune(target, keep=args.keep, yes=args.yes, resumed_by=keep_commands.resumed_by(target))
 
 
 @options

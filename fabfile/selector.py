@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from contracts.errors import RequestError
-from fabfile.options import option, options
+from fabfile.command_options import option, options
 
 if TYPE_CHECKING:
     from contracts.inventory import Inventory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.options import flag, group, option, options, positionals, whole
+from fabfile.command_options import flag, group, option, options, positionals, whole
 from fabfile.run_tasks import YES
 from fabfile.selector import JSON, Selector
 
@@ -53,8 +53,9 @@ def fit(args: Fit) -> int:
     The TPU compiler compiles the job's own step on this machine. The job's options come after --, or a script
     of your own, which hands over its step (docs/fit.md).
     """
-    from console import fit, follow
+    from console import follow
     from console import status as status_command
+    from console.compiler import fit
     from launch import jobs
 
     if {"-h", "--help"} & {*args.positionals}:
@@ -88,7 +89,7 @@ class Capacity:
 @task("fab capacity --stack dev --days 7")
 def capacity(args: Capacity) -> int:
     """Show which zones had capacity for the stack's slices, and when."""
-    from keeper import capacity as capacities
+    from keeper import capacity_history as capacities
     from launch.output import terminal
 
     days = args.days or capacities.DAYS

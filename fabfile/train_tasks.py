@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
-from fabfile.options import (
+from fabfile.command_options import (
     argument,
     flag,
     group,
@@ -26,7 +26,7 @@ from fabfile.options import (
 from fabfile.selector import JSON, RUN, Selector
 
 if TYPE_CHECKING:
-    from keeper.commands import HandOver
+    from keeper.keep_commands import HandOver
     from launch.request.run_request import Command, Request
 
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
@@ -188,7 +188,7 @@ class KeepLimits:
     )
 
     def hand_over(self) -> HandOver:
-        from keeper.commands import HandOver
+        from keeper.keep_commands import HandOver
 
         return HandOver(attempts=self.keep_attempts, hours=self.keep_hours)
 
@@ -323,8 +323,8 @@ def stop(args: Stop) -> int:
     target = args.selector.target()
 
     def by_keeper(run_id: str) -> bool:
-        from keeper import commands  # most stacks have none
+        from keeper import keep_commands  # most stacks have none
 
-        return commands.stop(target, run_id)
+        return keep_commands.stop(target, run_id)
 
     return status_command.stop(target, args.run, grace_s=args.grace, by_keeper=by_keeper)

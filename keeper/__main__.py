@@ -21,7 +21,7 @@ from contracts.errors import DONE, FAILED, RequestError
 from infra.documents import Documents
 from keeper import reclaim, submissions
 from keeper.notices import Notices
-from keeper.stack import is_noted, note_look, stack_at, store_at
+from keeper.stack_store import is_noted, note_look, stack_at, store_at
 from keeper.world import REFUSALS, World
 from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
 from launch.store import Store

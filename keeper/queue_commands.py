@@ -16,15 +16,16 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from console import compile_ahead, follow
+from console import follow
 from console import track as tracking
+from console.compiler import compile_ahead
 from contracts.durations import spoken
 from contracts.errors import DONE, FAILED, RequestError, Unreachable
 from contracts.files import is_url
 from infra.documents import Documents
 from keeper import submissions, sweep
 from keeper.__main__ import reconcile
-from keeper.stack import neglected, stack_documents, store_at
+from keeper.stack_store import neglected, stack_documents, store_at
 from keeper.submissions import pending
 from keeper.world import World
 from launch import launching, policy, runs

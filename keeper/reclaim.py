@@ -23,7 +23,7 @@ from contracts.inventory import Slice
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents
 from infra.documents.lease import LeaseHeldError, LeaseLostError
-from keeper.stack import NOTED_EVERY_S, Stack, is_noted, stack_at
+from keeper.stack_store import NOTED_EVERY_S, Stack, is_noted, stack_at
 from keeper.world import World, on
 from launch import runs
 from launch.hosts import HostError

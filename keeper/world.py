@@ -33,8 +33,8 @@ from infra.documents.lease import Lease, held, myself
 from infra.lifecycles import Clients
 from infra.slice_api import ACTIVE, SliceApi
 from keeper import submissions
-from keeper.login import from_here
-from keeper.stack import Stack, stack_at
+from keeper.gateway_login import from_here
+from keeper.stack_store import Stack, stack_at
 from launch import launching, runs, targets
 from launch.code import precompiled
 from launch.control_documents import Run

@@ -26,7 +26,7 @@ from infra.compute import request as compute
 from infra.compute.groups import ComputeGroups
 from infra.lifecycles import Clients
 from infra.slice_api import ACTIVE
-from launch import costs, inventories
+from launch import inventories, pricing
 from launch.output import say, table, terminal
 from launch.targets import LOCAL, TargetRequest
 
@@ -130,7 +130,7 @@ class Holding:
 
     @property
     def usd_per_hour(self) -> float | None:
-        price = costs.listed_price(dataclasses.asdict(self)) if self.chips else None
+        price = pricing.listed_price(dataclasses.asdict(self)) if self.chips else None
         return price["usd_per_hour"] if price else None
 
 

@@ -30,16 +30,16 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime.monitoring import metric_definitions
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, finite
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import control_documents, costs, jobs, policy, runs
+from launch import control_documents, jobs, policy, pricing, runs
 from launch import plan as plans
 from launch.code import dependencies, precompiled
 from launch.code.bundles import left_out_lines
 from launch.control_documents import Limits
-from launch.costs import list_price
 from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable
 from launch.policy import ENDING_S, Action, Presence, RunObserved
+from launch.pricing import list_price
 from launch.request.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Launcher, Plan, Require, Target
@@ -479,7 +479,7 @@ def observed(run: Run, state: State, *, living: Presence = "absent", silent: int
         silent=silent,
         checkpoint=saved[-1] if saved else -1,
         error=error,
-        cost_usd=costs.least_usd(run),
+        cost_usd=pricing.least_usd(run),
         max_usd=finite(run.described.get("max_usd")),
         is_own_command=run.is_own_command,
     )

@@ -20,8 +20,8 @@ from contracts.ranks import Ranks
 from contracts.run_directory import State
 from launch import runs
 from launch.code.bundles import Bundle
-from launch.costs import Budget
 from launch.hosts import Agent, Answer, Transport, address_and_port
+from launch.pricing import Budget
 from launch.runs import Look, Run, RunsFolder
 
 if TYPE_CHECKING:

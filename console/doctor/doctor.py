@@ -14,10 +14,10 @@ from pathlib import Path
 
 from backends.pods.api_server import Connection
 from backends.vm.deploy import FRAMEWORK, named
-from console.doctor import cluster, slice_hosts, workstation
+from console.doctor import cluster_access, slice_hosts, workstation
 from console.doctor.check import Check, Finding, carry_out
 from console.doctor.workstation import Machine
-from console.hosts import verify
+from console.hosts import verification
 from contracts.errors import RequestError
 from jobs.runtime.storage.cache import user_cache_dir
 from launch import jobs
@@ -122,13 +122,13 @@ def _cluster(target: Target, machine: Machine) -> Iterator[Finding]:
         gcloud = Check(area, "gcloud", lambda: workstation.gcloud(machine.ask))
         credentials = Check(area, "credentials", lambda: workstation.default_credentials(machine.environ))
         yield from carry_out([gcloud, credentials])
-    checks = cluster.ClusterChecks(
+    checks = cluster_access.ClusterChecks(
         ask=Connection(its_cluster).ask, cluster=its_cluster, one_slice=target.slice, pool=pool
     )
     yield from carry_out(
         [Check("stack", "regions", lambda: slice_hosts.regions(target.inventory, target.slice))]
     )
-    reached = list(carry_out([Check(cluster.AREA, "reached", checks.reached)]))
+    reached = list(carry_out([Check(cluster_access.AREA, "reached", checks.reached)]))
     yield from reached
     if not _failed(reached):
         yield from carry_out(checks.checks())
@@ -261,8 +261,8 @@ def by_answer(hosts: Sequence[Mapping[str, str]]) -> list[str]:
 def processes(target: Target) -> list[str]:
     """Both numbers of every process, from a group of them, or why there is none."""
     try:
-        plan, failures, reports = verify.gather(target, FRAMEWORK, None)
-        verify.clear(target, plan)
+        plan, failures, reports = verification.gather(target, FRAMEWORK, None)
+        verification.clear(target, plan)
     except (RequestError, HostError, HostsError) as error:
         return [f"{' and '.join(PROCESS)}: not known, for no group was formed: {error}"]
     numbers = [

@@ -17,8 +17,8 @@ from console.doctor.workstation import Ask
 from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator, zone_region
-from launch import costs
 from launch import plan as plans
+from launch import pricing
 from launch.hosts import HostError, ask_all
 from launch.output import counted
 from launch.remote_files import Buckets, within
@@ -114,8 +114,8 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
                 f"{ATTRIBUTES_POLICY} holds, or in an inventory of your own: `fab trust --host {nameless[0]}`",
             )
         )
-    cost = costs.an_hour(one_slice)
-    return [*findings, ok(cost) if costs.list_price(one_slice) else skip(f"its price is {cost}")]
+    cost = pricing.an_hour(one_slice)
+    return [*findings, ok(cost) if pricing.list_price(one_slice) else skip(f"its price is {cost}")]
 
 
 def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:

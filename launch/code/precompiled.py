@@ -1,6 +1,6 @@
-"""A training step that was compiled before its slice was there: which run's it is, and how it goes along.
+"""A training step that was compiled before its slice existed: which run it belongs to, and how hosts get it.
 
-`fab fit --keep` compiles it, and so does whatever waits for a slice (console/compile_ahead.py). The program is kept in
+`fab fit --keep` compiles it, and so does whatever waits for a slice (`console.compiler.compile_ahead`). It is kept in
 the user's cache, as hosts keep theirs (jobs/runtime/jax/executables.py), and beside it a note of it, by the run's code,
 options and slice. A launch adds the note to the code that hosts are sent, and puts the program into the stack's bucket:
 that of a large model is tens of megabytes. Whatever goes wrong with it only costs the compiling.

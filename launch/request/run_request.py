@@ -21,7 +21,7 @@ from contracts.files import is_url
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, Metrics
 from jobs.runtime.storage.bucket_files import unreadable
-from launch import costs, jobs, remote_files, runs
+from launch import jobs, pricing, remote_files, runs
 from launch import plan as plans
 from launch.code import dependencies, precompiled, requirement_files
 from launch.code.bundles import FAB_IGNORE, Bundle, archive, bundle_folder, is_secret, named_in
@@ -208,7 +208,7 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
         heartbeat_limit_s=request.heartbeat_limit_s,
         container=box,
         ranks_per_host=per_host,
-        budget=costs.budget(request.max_usd, target.slice, resume),
+        budget=pricing.budget(request.max_usd, target.slice, resume),
         command=command.planned(target, bundles[1], python, in_container=box is not None)
         if command
         else None,

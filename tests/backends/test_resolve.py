@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends.local.local_backend import gpus, on_this_machine, shares
 from backends.resolve import inventory_target, resolve
-from console.hosts import verify
+from console.hosts import verification
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import Inventory, from_json, to_json
@@ -74,7 +74,7 @@ def test_a_part_of_a_tpu_slice_cannot_compute_and_a_part_of_other_hosts_can(
         with pytest.raises(RequestError, match=re.escape(why)):
             launching.launch(request, found, print)
         with pytest.raises(RequestError, match=re.escape(why)):
-            verify.verify(found, "jax", None)
+            verification.verify(found, "jax", None)
 
 
 def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_asked_to_go() -> None:

@@ -304,7 +304,7 @@ def test_while_a_run_waits_for_its_tpu_slice_or_for_nodes_its_step_is_compiled(
         raise WaitsError
 
     begun: list[Request] = []
-    monkeypatch.setattr("console.compile_ahead.begin", lambda request, *_: begun.append(request))
+    monkeypatch.setattr("console.compiler.compile_ahead.begin", lambda request, *_: begun.append(request))
     run = write_run()
     monkeypatch.setattr(runs, "find", lambda *_: run)
     agents = [make_agent(gone, host=f"w-{index}") for index in range(4)]

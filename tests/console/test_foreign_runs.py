@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
-from console import export as exporting
 from console import follow, overview, removal
 from console import status as status_command
+from console.dashboard.dashboard_server import Dashboard
 from console.dashboard.folders import Place
-from console.dashboard.server import Dashboard
 from console.display import Progress
+from console.models import hub_export as exporting
 from console.summary import summary
 from contracts.errors import RequestError
 from contracts.files import DiskFiles

@@ -17,7 +17,7 @@ from launch import runs
 from launch.runs import Run
 from launch.targets import Target
 from tests.launch.slices import ssh_backend
-from tests.launch.test_costs import MAIN
+from tests.launch.test_pricing import MAIN
 
 HOUR_S = 3600.0
 STARTED_S = runs.parse_time("2020-11-20T21:45:00Z")

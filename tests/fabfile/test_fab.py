@@ -17,8 +17,8 @@ import pytest
 from contracts.errors import RequestError, Unreachable
 from fabfile.command import Command
 from fabfile.command_line import main, options_after_dashes
+from fabfile.command_options import flag, options
 from fabfile.commands import COMMANDS
-from fabfile.options import flag, options
 from fabfile.slips import Line
 from launch.hosts import HostError, HostsError
 from launch.jobs import CHECKOUT

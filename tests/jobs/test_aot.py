@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from backends.local import environments
-from console.fit import ENVIRONMENT, Estimate, Place, Script, measure
+from console.compiler.fit import ENVIRONMENT, Estimate, Place, Script, measure
 from contracts.errors import RequestError
 from infra import catalogue
 from jobs.runtime.jax import executables

@@ -18,7 +18,7 @@ from contracts.errors import RequestError
 from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, to_json
 from infra.documents import Documents
 from keeper.__main__ import reconcile
-from keeper.stack import store_at
+from keeper.stack_store import store_at
 from keeper.world import World
 from launch import control_documents
 from launch.control_documents import Attempt, Limits, Run

@@ -25,7 +25,7 @@ from infra.documents import Documents
 from infra.documents.lease import Lease, LeaseHeldError
 from infra.lifecycles import Clients, lifecycle_for, read_environment_settings
 from keeper import reclaim
-from keeper.stack import NOTED_EVERY_S, Stack, stack_at
+from keeper.stack_store import NOTED_EVERY_S, Stack, stack_at
 from keeper.world import World
 from launch.control_documents import End, Run
 from launch.hosts import HostError
@@ -34,7 +34,7 @@ from launch.runs import Look, RunsFolder
 from launch.store import Store
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
-from tests.launch.test_costs import MAIN
+from tests.launch.test_pricing import MAIN
 
 HOUR_S = 3600.0
 NOW_S = 1_800_000_000.0 - 1_800_000_000.0 % NOTED_EVERY_S

@@ -35,7 +35,7 @@ from launch.request.run_request import work_out
 from launch.runs import Look
 from launch.store import Store
 from tests.launch.code.package_index import add_wheel
-from tests.launch.test_costs import MAIN
+from tests.launch.test_pricing import MAIN
 
 SCRIPT = "import sys\nif '3' in sys.argv: sys.exit('no threes')\n"
 Fab = Callable[..., tuple[int, str]]
@@ -398,7 +398,9 @@ def bucket_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     storage = dataclasses.replace(here.storage, bucket_url="gs://b", bucket_region="us-central1")
     inventory = dataclasses.replace(here, stack="dev", project="grant", storage=storage, slices=(one,))
     (tmp_path / "dev.json").write_text(to_json(inventory))
-    monkeypatch.setattr("keeper.stack.Documents", lambda _: Documents(str(tmp_path / "runs" / ".control")))
+    monkeypatch.setattr(
+        "keeper.stack_store.Documents", lambda _: Documents(str(tmp_path / "runs" / ".control"))
+    )
     monkeypatch.setattr("launch.remote_files.reach", lambda *_, **__: None)
     monkeypatch.setattr("launch.inventories.renewed", lambda read: read)
     yield str(tmp_path / "dev.json")

@@ -59,8 +59,9 @@ def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
             store.edit_run(run.run_id, lambda _, run=run: run)  # type: ignore[misc]
             Bucket.objects[f"runs/run-{number}/heartbeats/host-0.json"] = (1, b"{}", {})
         code = (
-            "import sys, time\nfrom infra.documents import Documents\nfrom keeper import __main__ as main, stack\n"
-            "main.LOOK_EVERY_S, main.is_noted, stack.is_noted = 0.0, lambda _: False, lambda _: False\n"
+            "import sys, time\nfrom infra.documents import Documents\n"
+            "from keeper import __main__ as main, stack_store\n"
+            "main.LOOK_EVERY_S, main.is_noted, stack_store.is_noted = 0.0, lambda _: False, lambda _: False\n"
             "import keeper.reclaim as reclaim; reclaim.is_noted = lambda _: False\n"
             "code = main.watch(Documents('gs://b/control'), print)\nprint(time.process_time()); sys.exit(code)"
         )

@@ -18,7 +18,7 @@ from infra.cloud_tpu.retry import Backoff
 from infra.documents import Documents
 from infra.documents.lease import Lease, held
 from infra.google_api import Listing
-from keeper import commands, queue_commands
+from keeper import keep_commands, queue_commands
 from keeper.world import World, observed_slice
 from launch import policy
 from launch.code import precompiled
@@ -130,11 +130,11 @@ def test_what_was_asked_for_is_given_back_once_no_run_wants_it(
     lab.one_pass()
     assert lab.states() == {ZONE: WAITS}
     target: Any = type("Target", (), {})()
-    monkeypatch.setattr(commands, "stack_documents", lambda _: lab.documents)
+    monkeypatch.setattr(keep_commands, "stack_documents", lambda _: lab.documents)
     if how == "stop":
-        assert commands.stop(target, RUN_ID)
+        assert keep_commands.stop(target, RUN_ID)
     elif how == "unkeep":
-        commands.unkeep(lab.documents, RUN_ID)
+        keep_commands.unkeep(lab.documents, RUN_ID)
     else:
         monkeypatch.setattr(queue_commands, "World", lambda *_, **__: lab.world())
         assert queue_commands.cancel(lab.documents, TargetRequest(), ["1"], grace_s=1.0) == 0

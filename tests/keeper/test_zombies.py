@@ -22,7 +22,7 @@ from launch.targets import TargetRequest
 from rehearsal.compute_api import ComputeApi
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.compute.lab import A, B, opened_lab
-from tests.launch.test_costs import MAIN
+from tests.launch.test_pricing import MAIN
 
 OWNER, ZONE, OTHER_ZONE = "a1b2c3", "us-central1-a", "us-west4-a"
 MULTI = {"node_count": 2, "accelerator_type": "v5litepod-8"}

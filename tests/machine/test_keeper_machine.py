@@ -19,7 +19,7 @@ from backends.vm.deploy import RUNNER
 from backends.vm.python_environment import Lock
 from backends.vm.steps import to_json
 from contracts.inventory import Gateway, Inventory, Storage
-from keeper import install
+from keeper import installation
 from launch.code import bundles
 from tests.machine import debian
 from tests.machine.guest import Guest, started
@@ -41,7 +41,7 @@ INVENTORY = Inventory(
     has_keeper=True,
 )
 LOCK = Lock(name="keeper", files={}, sha256="0" * 64, folder="")
-PLACE = dataclasses.replace(install.gateway_place(INVENTORY, LOCK), python="/usr/bin/python3")
+PLACE = dataclasses.replace(installation.gateway_place(INVENTORY, LOCK), python="/usr/bin/python3")
 PROGRAM = """
 import json, os, pathlib, sys, time
 def may(path):
@@ -78,7 +78,7 @@ def installed(guest: Guest, fails: str = "0") -> dict[str, tuple[str, str]]:
     program = PROGRAM.replace("FAILS", fails).encode()
     packed = gzip.compress(bundles.tar({"keeper/__init__.py": b"", "keeper/__main__.py": program}), mtime=0)
     bundle = bundles.Bundle(sha256=hashlib.sha256(packed).hexdigest(), archive=packed)
-    steps = install.steps(PLACE, INVENTORY, bundle, "/var/tmp/sent.tar.gz", LOCK)
+    steps = installation.steps(PLACE, INVENTORY, bundle, "/var/tmp/sent.tar.gz", LOCK)
     guest.put("/root/sent", base64.b64encode(packed).decode())
     guest.read("sh", "-c", "base64 --decode /root/sent >/var/tmp/sent.tar.gz")
     guest.put("/root/steps", to_json([each for each in steps if each.name not in ("python", "certificates")]))

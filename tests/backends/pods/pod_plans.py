@@ -9,7 +9,7 @@ from backends.pods import manifests
 from backends.pods.manifests import Options
 from backends.pods.pod_backend import PodBackend
 from contracts.inventory import Cluster, Inventory, NodePool, Slice
-from launch.costs import Budget
+from launch.pricing import Budget
 from launch.targets import Container, OwnCommand, Plan
 from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 

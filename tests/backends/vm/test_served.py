@@ -16,9 +16,9 @@ from backends.local.local_backend import on_this_machine
 from backends.vm.agent_session import AGENT_ROOT
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
-from console import serve as serving
 from console.display import Plain
-from console.serve import Options
+from console.models import serving as serving
+from console.models.serving import Options
 from contracts.run_directory import ACTIVE
 from launch import runs
 from launch.hosts import Agent

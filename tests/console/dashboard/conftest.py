@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
+from console.dashboard.dashboard_server import app
 from console.dashboard.folders import Place
-from console.dashboard.server import app
 from contracts.files import DiskFiles, Files
 from launch.runs import RunsFolder
 

@@ -24,7 +24,7 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles, Files, is_url, unwritable
 from contracts.run_directory import EXPORT
 from jobs.runtime.monitoring.metric_definitions import Metric
-from launch import costs, jobs, runs
+from launch import jobs, pricing, runs
 from launch.output import counted, printable, say, terminal
 from launch.remote_files import FOLDER_LIMIT_S, Buckets
 from launch.runs import Run
@@ -200,7 +200,7 @@ def _index(
 def _training(run: Run) -> list[tuple[str, str]]:
     described, attempts = run.described, run.described["attempts"]
     one_slice, code = described.get("slice") or {}, described.get("code") or {}
-    wall_s, cost = overview.total_wall_s(run), costs.run_cost(run)
+    wall_s, cost = overview.total_wall_s(run), pricing.run_cost(run)
     is_tpu, place = described["platform"] == "tpu", f"{one_slice.get('capacity')}, {one_slice.get('zone')}"
     commit, versions = code.get("git_commit"), described.get("versions", {})
     rows = {

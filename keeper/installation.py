@@ -24,7 +24,7 @@ from backends.vm.python_environment import Lock
 from backends.vm.steps import Step, at_home, certificates
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Inventory
-from keeper import login
+from keeper import gateway_login
 from launch import jobs
 from launch.code.bundles import Bundle, left_out_lines
 from launch.hosts import HostError, Transport
@@ -41,7 +41,7 @@ FIRST_PASS_S = 120
 SHARE_OWNER = 1000
 """`infra.file_server.OWNER_ID`: as this user the keeper reads and writes run directories on the share."""
 KEPT = (
-    login.VARIABLE, KEY_VARIABLE, "PATH", "HTTPS_PROXY", "NO_PROXY", "CLOUDSDK_CONFIG",
+    gateway_login.VARIABLE, KEY_VARIABLE, "PATH", "HTTPS_PROXY", "NO_PROXY", "CLOUDSDK_CONFIG",
     "GOOGLE_APPLICATION_CREDENTIALS",
 )  # fmt: skip
 """Variables of this shell that a keeper on this machine gets."""
@@ -89,7 +89,7 @@ def gateway_place(inventory: Inventory, lock: Lock) -> Place:
         system=True,
         environment=(
             ("HOME", f"/var/lib/{NAME}"),
-            (login.VARIABLE, login.METADATA),
+            (gateway_login.VARIABLE, gateway_login.METADATA),
             (KEY_VARIABLE, f"/run/{NAME}/id_ed25519"),
         ),
         binds=((own, storage.nfs_mount),) if own and storage.nfs_mount else (),

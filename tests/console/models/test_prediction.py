@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from backends.local import environments
-from console import predict as predicting
+from console.models import prediction as predicting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs import flax_mlm

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from backends.local.local_backend import local
-from console.dashboard import server
+from console.dashboard import dashboard_server
 from contracts.errors import RequestError
 from jobs.runtime.report import page
 from launch.jobs import CHECKOUT
@@ -159,7 +159,7 @@ def test_the_command_prints_its_address_says_what_port_is_taken_and_ends_with_ct
         with pytest.raises(
             RequestError, match=f"--port {port}: cannot be listened on .*Address already in use"
         ):
-            server.serve([local(1, "cpu", [0])], port=port)
+            dashboard_server.serve([local(1, "cpu", [0])], port=port)
         fab.send_signal(signal.SIGINT)
         _, errors = fab.communicate(timeout=20)
     assert (fab.returncode, errors) == (0, "")

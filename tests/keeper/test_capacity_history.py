@@ -14,7 +14,7 @@ from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents, stock_outs
 from infra.documents.stock_outs import Hours, ZoneOffer
-from keeper.capacity import capacity, capacity_table
+from keeper.capacity_history import capacity, capacity_table
 from launch.targets import TargetRequest
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
 

@@ -15,7 +15,7 @@ import pytest
 
 from backends.vm.login import KEY_VARIABLE
 from contracts.inventory import Inventory
-from keeper import login
+from keeper import gateway_login
 from launch.hosts import HostError
 from rehearsal.tpu_api.discovery import Document
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
@@ -73,7 +73,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[OsLogin]:
     os_login = OsLogin()
     with serving(type("Here", (Google,), {"os_login": os_login})) as address:
         monkeypatch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", address)
-        monkeypatch.setattr(login, "ENDPOINT", f"http://{address}")
+        monkeypatch.setattr(gateway_login, "ENDPOINT", f"http://{address}")
         yield os_login
 
 
@@ -86,11 +86,11 @@ def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a
     google: OsLogin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(login, "clock_s", lambda: now_s[0])
+    monkeypatch.setattr(gateway_login, "clock_s", lambda: now_s[0])
     key = tmp_path / "id_ed25519"
-    environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}
+    environ = {gateway_login.VARIABLE: gateway_login.METADATA, KEY_VARIABLE: str(key)}
     for _ in range(2):
-        (host,) = login.from_here(inventory(), environ).slices[0].hosts
+        (host,) = gateway_login.from_here(inventory(), environ).slices[0].hosts
         assert (host.reach, host.internal_address, host.external_address) == ("direct", "10.0.0.10", None)
         assert (host.user, host.host_keys) == (USER, ("ssh-ed25519 AAAA",))
     (imported,) = google.keys
@@ -98,10 +98,10 @@ def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a
     public = asyncssh.read_private_key(key).export_public_key("openssh").decode().strip()
     assert imported["key"] == public
     lives_s = int(imported["expirationTimeUsec"]) / 1e6 - time.time()
-    assert login.KEY_LIFE_S - 60 < lives_s <= login.KEY_LIFE_S
+    assert gateway_login.KEY_LIFE_S - 60 < lives_s <= gateway_login.KEY_LIFE_S
     # Before it ends there is another one.
-    now_s[0] += login.KEY_LIFE_S - login.RENEW_BEFORE_S
-    login.from_here(inventory(), environ)
+    now_s[0] += gateway_login.KEY_LIFE_S - gateway_login.RENEW_BEFORE_S
+    gateway_login.from_here(inventory(), environ)
     assert len({each["key"] for each in google.keys}) == 2
 
 
@@ -109,21 +109,21 @@ def test_a_key_that_os_login_has_not_taken_is_not_used_and_the_next_look_tries_a
     google: OsLogin, tmp_path: Path
 ) -> None:
     key = tmp_path / "id_ed25519"
-    environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}
-    login.from_here(inventory(), environ)
+    environ = {gateway_login.VARIABLE: gateway_login.METADATA, KEY_VARIABLE: str(key)}
+    gateway_login.from_here(inventory(), environ)
     before = key.read_bytes()
     key.with_suffix(".json").write_text("torn")
     google.status = 403
     with pytest.raises(HostError, match="OS Login does not take a key"):
-        login.from_here(inventory(), environ)
+        gateway_login.from_here(inventory(), environ)
     assert key.read_bytes() == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["id_ed25519"]
     google.status = 200
-    login.from_here(inventory(), environ)
+    gateway_login.from_here(inventory(), environ)
     assert key.read_bytes() != before
 
 
 def test_elsewhere_the_keeper_logs_in_as_fab_does(tmp_path: Path) -> None:
-    assert login.from_here(inventory(), {}) == inventory()
-    inside = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(tmp_path / "key")}
-    assert login.from_here(inventory(None), inside) == inventory(None)
+    assert gateway_login.from_here(inventory(), {}) == inventory()
+    inside = {gateway_login.VARIABLE: gateway_login.METADATA, KEY_VARIABLE: str(tmp_path / "key")}
+    assert gateway_login.from_here(inventory(None), inside) == inventory(None)

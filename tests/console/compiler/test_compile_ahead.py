@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from backends.local import environments
-from console import compile_ahead, fit
+from console.compiler import compile_ahead, fit
 from infra.documents import Documents
 from jobs.runtime.storage.cache import user_cache_dir
 from launch import launching

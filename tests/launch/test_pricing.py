@@ -11,7 +11,7 @@ from backends.local.local_backend import on_this_machine
 from console.summary import summary
 from contracts.errors import RequestError
 from contracts.inventory import NodePool
-from launch import costs
+from launch import pricing
 from tests.launch.slices import WriteRun, make_slice
 
 MAIN = make_slice(
@@ -48,7 +48,7 @@ def attempt(number: int, usd: float | None, billed: float | None, **more: Any) -
 def test_an_hour_of_a_slice_has_its_list_price_or_none(
     changed: dict[str, Any], usd: float | None, billed: float | None
 ) -> None:
-    price = costs.list_price(dataclasses.replace(MAIN, **changed))
+    price = pricing.list_price(dataclasses.replace(MAIN, **changed))
     assert (price is None) == (usd is None)
     if price is not None:
         assert price["usd_per_hour"] == pytest.approx(usd)
@@ -73,7 +73,7 @@ def test_a_run_costs_what_its_attempts_cost_or_nothing_is_said(
     write_run: WriteRun, attempts: list[dict[str, Any]], said: str | None
 ) -> None:
     run = write_run(attempts=attempts, result={"attempt": len(attempts) - 1, "wall_s": 1800.0})
-    cost = costs.run_cost(run)
+    cost = pricing.run_cost(run)
     assert (cost and cost.text()) == said
 
 
@@ -83,45 +83,45 @@ def test_an_attempt_that_ended_before_its_first_heartbeat_took_until_its_result(
     assert write_run(attempts=[attempt(0, 4.0, 4.0)]).wall_s == 360.0  # its result is still there
     run.directory.remove("result.json")
     fresh = write_run(attempts=[attempt(0, 4.0, 4.0)])
-    assert (fresh.wall_s, costs.run_cost(fresh)) == (None, None)
+    assert (fresh.wall_s, pricing.run_cost(fresh)) == (None, None)
 
 
 def test_an_attempt_that_no_pod_has_begun_cost_nothing(write_run: WriteRun) -> None:
     ended = {"outcome": "stopped", "time": 1605908700 + 360.0}
     waited = write_run(attempts=[attempt(0, 4.0, 4.0)], result=ended)
     waited.described["pods"] = {"restarts": 10, "queue": None}
-    assert (cost := costs.run_cost(waited)) is not None and cost.usd == 0
+    assert (cost := pricing.run_cost(waited)) is not None and cost.usd == 0
     waited.described["attempts"][0]["pod"] = "r-0-abcde"
-    assert (cost := costs.run_cost(waited)) is not None and cost.usd == 0.4
+    assert (cost := pricing.run_cost(waited)) is not None and cost.usd == 0.4
 
 
 def test_a_budget_is_of_all_attempts_and_counts_a_grants_hours(write_run: WriteRun) -> None:
     free = dataclasses.replace(MAIN, granted_chips=16)
-    new = costs.budget(2 * HOUR, free, None)
+    new = pricing.budget(2 * HOUR, free, None)
     assert new is not None and new.left_s == 7200
     unseen = attempt(1, HOUR, 0.0, wall_s=None)
     attempts = [attempt(0, HOUR, 0.0, wall_s=3600.0), unseen, attempt(2, HOUR, 0.0)]
     ended = {"attempt": 2, "outcome": "stopped", "wall_s": 1800.0}
     run = write_run(attempts=attempts, result=ended, max_usd=2 * HOUR)
-    kept = costs.budget(None, free, run)
+    kept = pricing.budget(None, free, run)
     assert kept is not None and kept.left_s == pytest.approx(1800, abs=1)
-    assert costs.budget(4 * HOUR, free, run) == dataclasses.replace(kept, max_usd=4 * HOUR)
+    assert pricing.budget(4 * HOUR, free, run) == dataclasses.replace(kept, max_usd=4 * HOUR)
     spent = write_run(attempts=attempts, result={**ended, "wall_s": 3600.0}, max_usd=2 * HOUR)
     with pytest.raises(
         RequestError, match=r"has spent 7.84 of its 7.84 USD; allow it more, as in: .*-usd 15\.68"
     ):
-        costs.budget(None, free, spent)
+        pricing.budget(None, free, spent)
     # What the hosts have counted to its end is spent, though the record ends a moment before.
     short = write_run(
         attempts=attempts, result={**ended, "wall_s": 3599.0, "out_of_budget": True}, max_usd=2 * HOUR
     )
     with pytest.raises(RequestError, match=r"has spent 7.84 of its 7.84 USD"):
-        costs.budget(None, free, short)
-    assert costs.budget(None, MAIN, write_run(result=ended)) is None
+        pricing.budget(None, free, short)
+    assert pricing.budget(None, MAIN, write_run(result=ended)) is None
     with pytest.raises(
         RequestError, match=r"--max-usd 5: no list price is known for v5litepod-16 \(reserved\)"
     ):
-        costs.budget(5, dataclasses.replace(MAIN, capacity="reserved"), None)
+        pricing.budget(5, dataclasses.replace(MAIN, capacity="reserved"), None)
 
 
 def test_a_run_that_has_spent_its_budget_says_so_and_how_it_goes_on(write_run: WriteRun) -> None:
@@ -143,7 +143,7 @@ def test_a_stack_costs_what_its_slices_cost_since_they_are_there() -> None:
     old = dataclasses.replace(MAIN, name="old", created="")
     there, dollars = "in the 2 h that it is there", "USD at list prices"
     covered = FREE.format("3.92 USD an hour")
-    assert list(costs.stack_costs([dear, free, queued, unknown, old], NOON_S)) == [
+    assert list(pricing.stack_costs([dear, free, queued, unknown, old], NOON_S)) == [
         f"slice dear (v5litepod-16): 19.20 USD an hour at list prices (on-demand, {ZONE}); 38.40 {dollars} {there}",
         f"slice free (v5litepod-16): {covered} (spot, {ZONE}); {FREE.format('7.84 USD')} {there}",
         f"slice old (v5litepod-16): 3.92 USD an hour at list prices, less what a grant covers (spot, {ZONE})",
@@ -153,7 +153,7 @@ def test_a_stack_costs_what_its_slices_cost_since_they_are_there() -> None:
     stays = dataclasses.replace(dear, name="stays", hosts=(), created="", pool=pool)
     goes = dataclasses.replace(stays, name="goes", pool=dataclasses.replace(pool, scales_to_zero=True))
     hourly = f"(v5litepod-16): 19.20 USD an hour at list prices (on-demand, {ZONE})"
-    assert list(costs.stack_costs([stays, goes], NOON_S)) == [
+    assert list(pricing.stack_costs([stays, goes], NOON_S)) == [
         f"slice stays {hourly}, with a run or without",
         f"slice goes {hourly} while a run has its nodes",
     ]
@@ -164,10 +164,10 @@ def test_a_run_on_node_pools_costs_what_their_slice_does(write_run: WriteRun) ->
     one = dataclasses.replace(MAIN, capacity="on-demand", hosts=(), pool=pool)
     ended = {"outcome": "done", "wall_s": 1800.0, "attempt": 0}
     run = write_run(result=ended, slice=dataclasses.asdict(one), pods={"restarts": 10, "queue": None})
-    assert costs.run_cost(run) is not None, "no pod has begun it"
-    assert costs.run_cost(run).usd == 0.0  # type: ignore[union-attr]
+    assert pricing.run_cost(run) is not None, "no pod has begun it"
+    assert pricing.run_cost(run).usd == 0.0  # type: ignore[union-attr]
     run.described["attempts"][-1]["pod"] = "r-0"
-    assert costs.run_cost(run).usd == pytest.approx(9.60)  # type: ignore[union-attr]
+    assert pricing.run_cost(run).usd == pytest.approx(9.60)  # type: ignore[union-attr]
 
 
 def measured(started: str, outcome: str, wall_s: float, made: str, parts: dict[str, float]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_the_time_of_slices_is_divided_by_month_with_what_no_run_held(write_run:
         dataclasses.replace(MAIN, created=there, granted_chips=0),
         dataclasses.replace(MAIN, name="requested", created="", hosts=()),
     ]
-    november, october = costs.by_month(runs, slices, NOON_S + 3600.0)
+    november, october = pricing.by_month(runs, slices, NOON_S + 3600.0)
     assert october.goodput.seconds == {
         "productive": 2400.0,
         "starting": 600.0,
@@ -216,4 +216,4 @@ def test_the_time_of_slices_is_divided_by_month_with_what_no_run_held(write_run:
     assert november.cost is not None
     idle_usd = 4.0 + HOUR * (2 * 3600.0 - 0.25) / 3600
     assert november.cost.usd == pytest.approx(4.0 + 2.0 + idle_usd, abs=0.001)
-    assert costs.by_month([], [dataclasses.replace(MAIN, created="")], NOON_S) == []
+    assert pricing.by_month([], [dataclasses.replace(MAIN, created="")], NOON_S) == []

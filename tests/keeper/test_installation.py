@@ -19,10 +19,10 @@ from backends.vm.deploy import RUNNER
 from backends.vm.steps import Step, to_json
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, NodePool
-from keeper import install
+from keeper import installation
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
-from tests.keeper.test_login import inventory
+from tests.keeper.test_gateway_login import inventory
 
 GATEWAY = Gateway(
     name="tpu-stack-dev-gateway", zone="us-central1-a", address="10.0.0.2", host_keys=(), user=None
@@ -33,13 +33,13 @@ ANSWER = '[{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]'
 
 def test_a_stack_without_a_keeper_or_a_gateway_is_told_what_to_do() -> None:
     with pytest.raises(RequestError, match="set tpu-stack:keeper: true, then `pulumi up`"):
-        install.install(inventory(), on_this_machine=True)
+        installation.install(inventory(), on_this_machine=True)
     pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="x", nodes=1)
     pools = tuple(dataclasses.replace(each, pool=pool, hosts=()) for each in KEPT.slices)
     with pytest.raises(RequestError, match="all slices of .* are node pools"):
-        install.install(dataclasses.replace(KEPT, slices=pools), on_this_machine=True)
+        installation.install(dataclasses.replace(KEPT, slices=pools), on_this_machine=True)
     with pytest.raises(RequestError, match="`fab keeper install --here` takes this machine"):
-        install.install(KEPT, on_this_machine=False)
+        installation.install(KEPT, on_this_machine=False)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_the_gateways_host_keys_are_those_that_it_publishes(
     gcloud.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     if found is None:
-        assert install._host_keys(GATEWAY, "my-project") == ("ssh-ed25519 AAAA",)
+        assert installation._host_keys(GATEWAY, "my-project") == ("ssh-ed25519 AAAA",)
         asked = (tmp_path / "asked").read_text()
         assert "get-guest-attributes tpu-stack-dev-gateway" in asked and "--query-path=hostkeys/" in asked
         return
     with pytest.raises(HostError, match=found) as error:
-        install._host_keys(GATEWAY, "my-project")
+        installation._host_keys(GATEWAY, "my-project")
     assert error.value.host == GATEWAY.name
 
 
@@ -86,10 +86,10 @@ def carry_out(steps: list[Step], home: Path) -> dict[str, tuple[str, str]]:
 def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_the_keeper_starts_from_it(
     tmp_path: Path,
 ) -> None:
-    bundle, sent = install._bundle(), tmp_path / "sent"
+    bundle, sent = installation._bundle(), tmp_path / "sent"
     lock = python_environment.read_lock("keeper", CHECKOUT, "")
-    place = install.here(KEPT)
-    steps = [*install.steps(place, KEPT, bundle, str(sent), lock)]
+    place = installation.here(KEPT)
+    steps = [*installation.steps(place, KEPT, bundle, str(sent), lock)]
     assert [each.name for each in steps] == ["code", "python", "service"]
     assert not any(each.root for each in steps)
     sent.write_bytes(bundle.archive[:-10])
@@ -121,15 +121,15 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
 
 
 def test_the_gateways_environment_is_made_from_a_lock_that_is_sent_along(tmp_path: Path) -> None:
-    bundle, lock = install._bundle(), python_environment.read_lock("keeper", CHECKOUT, "")
-    place = install.gateway_place(dataclasses.replace(KEPT, gateway=GATEWAY), lock)
-    steps = {each.name: each for each in install.steps(place, KEPT, bundle, "/var/tmp/sent", lock)}
+    bundle, lock = installation._bundle(), python_environment.read_lock("keeper", CHECKOUT, "")
+    place = installation.gateway_place(dataclasses.replace(KEPT, gateway=GATEWAY), lock)
+    steps = {each.name: each for each in installation.steps(place, KEPT, bundle, "/var/tmp/sent", lock)}
     change = steps["python"].change
     locks = f"{place.code(bundle.sha256)}/requirements"
     assert f"locks={locks}\n" in change and f"UV_PYTHON_INSTALL_DIR={place.root}/python" in change
     assert {f"requirements/{each}" for each in lock.files} <= bundle.names
     # Another lock is another environment, so that a pass that is under way keeps its own.
-    other = install.gateway_place(KEPT, dataclasses.replace(lock, sha256="1" * 64))
+    other = installation.gateway_place(KEPT, dataclasses.replace(lock, sha256="1" * 64))
     assert other.python != place.python and lock.sha256[:16] in place.python
     archive = tmp_path / "code.tar.gz"
     archive.write_bytes(bundle.archive)
@@ -139,8 +139,8 @@ def test_the_gateways_environment_is_made_from_a_lock_that_is_sent_along(tmp_pat
 
 def test_values_of_this_shell_reach_the_keeper_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", '/bin:/my "own"/100%\\bin')
-    place = install.here(KEPT)
-    unit = install.service_unit(place, place.code("0" * 64), KEPT)
+    place = installation.here(KEPT)
+    unit = installation.service_unit(place, place.code("0" * 64), KEPT)
     assert 'Environment="PATH=/bin:/my \\"own\\"/100%%\\\\bin"' in unit.splitlines()
     assert "WorkingDirectory=%h/.local/share/tpu-stack/keeper/dev/code/0000000000000000" in unit.splitlines()
     assert "User=" not in unit
@@ -149,8 +149,8 @@ def test_values_of_this_shell_reach_the_keeper_as_they_are(monkeypatch: pytest.M
 def test_the_units_can_be_read_by_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A proxy's address may have a password in it."""
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
-    place = dataclasses.replace(install.here(KEPT), units=str(tmp_path / "units"))
-    change = install._service(place, place.code("0" * 64), KEPT).change
+    place = dataclasses.replace(installation.here(KEPT), units=str(tmp_path / "units"))
+    change = installation._service(place, place.code("0" * 64), KEPT).change
     before = change[change.index("umask 022") : change.index(f"{place.systemctl} daemon-reload")]
     script = "\n".join(line for line in before.splitlines() if "compileall" not in line)
     subprocess.run(["sh", "-ec", script], check=True)

@@ -10,7 +10,7 @@ from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, RequestError
 from infra.documents import Documents, DocumentsError
 from keeper.__main__ import reconcile
-from keeper.stack import neglected, stack_documents, store_at
+from keeper.stack_store import neglected, stack_documents, store_at
 from keeper.world import World
 from launch import control_documents, runs
 from launch.control_documents import Attempt, Limits

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from console import serve as serving
-from console.serve import Options
+from console.models import serving as serving
+from console.models.serving import Options
 from console.summary import summary
 from contracts.errors import RequestError
 from jobs.runtime.prediction import Request, answer

@@ -13,8 +13,8 @@ from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents
 from keeper import __main__ as keeper_main
-from keeper import commands, queue_commands, stack
-from keeper.commands import HandOver
+from keeper import keep_commands, queue_commands, stack_store
+from keeper.keep_commands import HandOver
 from keeper.world import World
 from launch import targets
 from launch.control_documents import Attempt, End, Limits, Run, Submission
@@ -43,7 +43,7 @@ def test_no_host_is_needed_and_no_slice_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "stack.json"
     storage = dataclasses.replace(INVENTORY.storage, bucket_url=str(tmp_path))
     file.write_text(inventory.to_json(dataclasses.replace(INVENTORY, slices=several, storage=storage)))
-    assert stack.documents_for(targets.TargetRequest(stack=str(file))).url == f"{tmp_path}/control"
+    assert stack_store.documents_for(targets.TargetRequest(stack=str(file))).url == f"{tmp_path}/control"
 
 
 @pytest.mark.parametrize(
@@ -72,30 +72,30 @@ def test_a_run_is_meant_by_its_id_a_part_of_it_its_name_or_as_the_last(
         return [run.run_id for run in Store(documents).read().runs.values() if run.desired == "unmanaged"]
 
     if meant in Store(documents).read().runs:
-        assert commands.unkeep(documents, wanted) == 0
+        assert keep_commands.unkeep(documents, wanted) == 0
         assert unkept() == [meant]
         with pytest.raises(RequestError, match="is not kept"):
-            commands.unkeep(documents, meant)
+            keep_commands.unkeep(documents, meant)
     else:
         with pytest.raises(RequestError, match=meant):
-            commands.unkeep(documents, wanted)
+            keep_commands.unkeep(documents, wanted)
         assert unkept() == []
 
 
 def test_what_is_started_again_is_neither_removed_nor_missed_by_a_stop(tmp_path: Path) -> None:
     """A run that waits for capacity has no process, and its checkpoints are what it goes on from."""
     target = dataclasses.replace(on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
-    assert commands.resumed_by(target) == {} and not list(tmp_path.iterdir())
-    documents = stack.stack_documents(target)
+    assert keep_commands.resumed_by(target) == {} and not list(tmp_path.iterdir())
+    documents = stack_store.stack_documents(target)
     add(documents, kept("kept"))
     add(documents, kept("unkept", desired="unmanaged"))
     add(documents, kept("ended", end=End(outcome="done", reason="", at_s=1.0)))
     add(documents, kept("queued", submission=QUEUED, slice=None, attempt=None))
-    assert commands.resumed_by(target) == {
+    assert keep_commands.resumed_by(target) == {
         "kept": "the keeper resumes it; `fab unkeep kept` first",
         "queued": "the queue resumes it; `fab queue cancel 1` first",
     }
-    assert [commands.stop(target, run_id) for run_id in ("kept", "queued", "ended", "nobody's")] == [
+    assert [keep_commands.stop(target, run_id) for run_id in ("kept", "queued", "ended", "nobody's")] == [
         True, True, False, False,
     ]  # fmt: skip
     assert Store(documents).read().runs["kept"].desired == "stopped"
@@ -109,14 +109,16 @@ def test_a_run_that_may_be_started_again_is_removed_once_that_is_over_and_nobody
     target = dataclasses.replace(
         target, inventory=dataclasses.replace(target.inventory, has_keeper=has_keeper)
     )
-    asked, documents = targets.TargetRequest(runs=str(tmp_path)), stack.stack_documents(target)
+    asked, documents = targets.TargetRequest(runs=str(tmp_path)), stack_store.stack_documents(target)
     store, checkpoint = Store(documents), tmp_path / "kept" / "checkpoints" / "5"
     checkpoint.mkdir(parents=True)
-    assert commands.remove(target, asked, "kept") is None, "nobody starts it again, and it is the caller's"
+    assert keep_commands.remove(target, asked, "kept") is None, (
+        "nobody starts it again, and it is the caller's"
+    )
     waiting = kept("kept", project=None, runs_url=str(tmp_path), slices=("local",), slice="local")
     add(documents, dataclasses.replace(waiting, attempt=Attempt(number=0, starting_until_s=2e10)))
     run: Any = type("Of", (), {"run_id": "kept", "attempt": 0, "described": {}})()
-    line = commands.remove(target, asked, "kept")
+    line = keep_commands.remove(target, asked, "kept")
     if has_keeper:
         assert line is not None and line.startswith(
             "kept is to be removed; the keeper does so at its next look"
@@ -126,7 +128,9 @@ def test_a_run_that_may_be_started_again_is_removed_once_that_is_over_and_nobody
     assert checkpoint.exists()
     with pytest.raises(RequestError, match="kept is being removed, and cannot be kept"):
         HandOver().keep(run, target)
-    assert commands.stop(target, "kept") and commands.resumed_by(target) == {"kept": "it is being removed"}
+    assert keep_commands.stop(target, "kept") and keep_commands.resumed_by(target) == {
+        "kept": "it is being removed"
+    }
     add(documents, dataclasses.replace(waiting, desired="removed"))
     keeper_main.reconcile(store, World(documents, print, program="a test", request=asked), print, asked)
     assert store.read().runs == {} and not checkpoint.exists()
@@ -138,18 +142,18 @@ def test_a_run_is_kept_with_new_limits_and_again_after_its_end(
     target = dataclasses.replace(on_this_machine(hosts="1", platform="cpu"), runs_url=str(tmp_path))
     described = {"version": 1, "run_id": "r", "job": "j", "attempts": [{"attempt": 2}], "max_usd": 9.0}
     run: Any = type("Of", (), {"run_id": "r", "attempt": 2, "described": described})()
-    documents = stack.stack_documents(target)
+    documents = stack_store.stack_documents(target)
     assert "r is kept: at most 20 more attempts; " in HandOver().keep(run, target)
     assert "at most 5 more attempts, until " in HandOver(attempts=5, hours=2.0).keep(run, target)
     one = Store(documents).read().runs["r"]
     assert (one.limits.attempts, one.limits.max_usd, one.slice) == (5, 9.0, target.slice.name)
     assert one.attempt is not None and (one.attempt.number, one.attempt.checkpoint) == (2, -2)
-    commands.stop(target, "r")
+    keep_commands.stop(target, "r")
     assert "at most 5 more attempts, until " in HandOver().keep(run, target)
     assert Store(documents).read().runs["r"].desired == "running"
     add(documents, dataclasses.replace(one, end=End(outcome="failed", reason="no disk", at_s=1.0)))
     capsys.readouterr()
-    assert commands.status(documents) == 0
+    assert keep_commands.status(documents) == 0
     assert "ended" in capsys.readouterr().out
     HandOver().keep(run, target)
     assert Store(documents).read().runs["r"].limits.attempts == 20
@@ -163,7 +167,7 @@ def test_it_is_said_that_no_keeper_looks_at_what_is_wanted(
     looked_s: float | None,
 ) -> None:
     """As where it was never installed."""
-    clock_s: list[float] = [stack.NOTED_EVERY_S * 1_000_000]
+    clock_s: list[float] = [stack_store.NOTED_EVERY_S * 1_000_000]
     monkeypatch.setattr(Documents, "now_s", lambda _: clock_s[0])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     documents = Documents(str(tmp_path / "control"))
@@ -172,7 +176,10 @@ def test_it_is_said_that_no_keeper_looks_at_what_is_wanted(
 
     def said() -> list[bool]:
         found = []
-        for show in (commands.status, lambda of: queue_commands.show(of, everything=False, as_json=False)):
+        for show in (
+            keep_commands.status,
+            lambda of: queue_commands.show(of, everything=False, as_json=False),
+        ):
             show(documents)
             text = " ".join(capsys.readouterr().out.split())
             found.append("no keeper has looked for 1 h, and what is kept waits: `fab keeper install`" in text)
@@ -181,9 +188,12 @@ def test_it_is_said_that_no_keeper_looks_at_what_is_wanted(
     assert said() == [False, False]
     clock_s[0] += 3600.0
     for _ in range(0 if looked_s is None else 2):
-        stack.note_look(documents)
+        stack_store.note_look(documents)
         clock_s[0] += 60.0
-    assert documents.read(stack.LOOKED).value in (None, clock_s[0] - 120.0)  # once in each quarter of an hour
+    assert documents.read(stack_store.LOOKED).value in (
+        None,
+        clock_s[0] - 120.0,
+    )  # once in each quarter of an hour
     if looked_s:
         clock_s[0] += looked_s
     assert said() == [looked_s != 0.0] * 2

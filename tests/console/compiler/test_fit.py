@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from backends.local import environments
-from console import fit as fits
-from console.fit import Estimate, Place
+from console.compiler import fit as fits
+from console.compiler.fit import Estimate, Place
 from contracts.errors import FAILED, RequestError
 from infra import catalogue
 from launch import jobs

@@ -11,7 +11,7 @@ import pytest
 
 from backends.local import environments
 from backends.local.local_backend import local, on_this_machine
-from console.hosts import verify
+from console.hosts import verification
 from contracts.errors import RequestError
 from launch.hosts import Agent, GoneLink
 from launch.targets import Target
@@ -29,16 +29,16 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 def test_two_hosts_compute_together_and_only_what_is_wrong_leaves_a_trace_among_the_runs(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert verify.verify(target, "jax", None) == 0
+    assert verification.verify(target, "jax", None) == 0
     assert "all is well: 2 devices on 2 hosts compute together" in capsys.readouterr().out
     assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
     monkeypatch.setattr(Target, "devices", 8)
-    assert verify.verify(target, "jax", None) == 1
+    assert verification.verify(target, "jax", None) == 1
     said = capsys.readouterr().out
     assert "NOT WELL" in said and "has 1 devices where the slice has 4 a host" in said
     assert list((tmp_path / "runs").rglob("verify/rank-1.json"))
     with pytest.raises(RequestError, match="--framework torch: choose one of jax, pytorch"):
-        verify.verify(target, "torch", None)
+        verification.verify(target, "torch", None)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_two_hosts_compute_together_in_another_framework(
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     here = on_this_machine(hosts="2", platform="cpu", python=str(python))
-    assert verify.verify(here, framework, None) == 0
+    assert verification.verify(here, framework, None) == 0
     assert "all is well: 2 devices on 2 hosts compute together" in capsys.readouterr().out
 
 
@@ -94,22 +94,24 @@ def with_matmul(**changed: Any) -> dict[str, Any]:
 def test_each_thing_that_is_wrong_is_a_finding_with_its_host(
     second: dict[str, Any] | None, said: str
 ) -> None:
-    assert [text for text in verify.judge(SLICE, [report(), second]) if text.startswith(said)]
+    assert [text for text in verification.judge(SLICE, [report(), second]) if text.startswith(said)]
 
 
 def test_hosts_that_are_as_the_slice_promises_are_well_and_a_slow_shared_cpu_is_no_finding() -> None:
-    assert verify.judge(SLICE, [report(), report(clock_s=1000.4)]) == []
-    said = verify.lines([report(), report()], [])
+    assert verification.judge(SLICE, [report(), report(clock_s=1000.4)]) == []
+    said = verification.lines([report(), report()], [])
     assert said == ["python 3.12.1, jax 0.12.0", "all is well: 8 devices on 2 hosts compute together"]
     on_cpu = dataclasses.replace(SLICE, platform="cpu", cpu_devices=4)
     slow = {**with_matmul(flops_per_s=50e12), "platform": "cpu"}
-    assert verify.judge(on_cpu, [report(platform="cpu"), slow]) == []
+    assert verification.judge(on_cpu, [report(platform="cpu"), slow]) == []
 
 
 def test_the_ranks_of_a_host_are_one_line_and_one_that_is_missing_or_adds_up_wrongly_is_the_host_s() -> None:
     ranks = [report(local_devices=1, processes=8, matmuls=[each]) for each in report()["matmuls"]]
-    assert verify.merged(ranks) == report()
-    assert verify.judge(SLICE, [verify.merged(ranks)] * 2) == []
-    assert verify.merged([*ranks[:3], None]) is None
+    assert verification.merged(ranks) == report()
+    assert verification.judge(SLICE, [verification.merged(ranks)] * 2) == []
+    assert verification.merged([*ranks[:3], None]) is None
     wrong = [*ranks[:3], {**ranks[3], "all_reduce": {"is_right": False}}]
-    assert verify.judge(SLICE, [report(), verify.merged(wrong)]) == ["w-1: has a wrong sum over all devices"]
+    assert verification.judge(SLICE, [report(), verification.merged(wrong)]) == [
+        "w-1: has a wrong sum over all devices"
+    ]

@@ -2,7 +2,7 @@
 
 Nothing waits for it and nothing fails with it: what is compiled too late, or not at all, is compiled on the slice.
 
-The program: `python -P -m console.compile_ahead`, a request as JSON on standard input.
+The program: `python -P -m console.compiler.compile_ahead`, a request as JSON on standard input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from filelock import FileLock, Timeout
 
 from backends.local import environments
-from console import fit
+from console.compiler import fit
 from contracts.aliases import Say
 from contracts.errors import DONE, FAILED, RequestError
 from jobs.runtime.storage.cache import user_cache_dir
@@ -65,7 +65,7 @@ def begin(request: Request, target: Target, say: Say, *, is_submitted: bool = Fa
     try:  # not a Popen, which would have to be waited for
         os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", "console.compile_ahead"],
+            [sys.executable, "-P", "-m", "console.compiler.compile_ahead"],
             {**os.environ, "PYTHONPATH": str(CHECKOUT)},
             setsid=True,
             file_actions=[(os.POSIX_SPAWN_DUP2, file, to) for to, file in enumerate(files)],

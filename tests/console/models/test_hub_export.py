@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from console import export as exporting
+from console.models import hub_export as exporting
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.runtime.storage.bucket_files import BucketFiles

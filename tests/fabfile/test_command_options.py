@@ -9,8 +9,7 @@ import pytest
 
 from contracts.errors import RequestError
 from fabfile.command import Command
-from fabfile.commands import COMMANDS
-from fabfile.options import (
+from fabfile.command_options import (
     argument,
     declared,
     flag,
@@ -24,6 +23,7 @@ from fabfile.options import (
     usd,
     whole,
 )
+from fabfile.commands import COMMANDS
 from fabfile.selector import Selector
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from backends.local import environments
-from console.export import fetch, note
+from console.models.hub_export import fetch, note
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT

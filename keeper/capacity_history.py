@@ -13,7 +13,7 @@ from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
 from infra.documents import DocumentsError, stock_outs
 from infra.documents.stock_outs import Hours, ZoneOffer
-from keeper.stack import documents_for
+from keeper.stack_store import documents_for
 from launch import targets
 from launch.output import table
 
