@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
 import secrets
@@ -15,8 +16,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.ranks import LAYER_STAMP
 from launch import plan as plans
-from launch.code import dependencies
-from launch.code.bundles import Bundle
+from launch.code.bundles import Bundle, keep
 from launch.hosts import (
     STOP_NOW_S,
     Agent,
@@ -28,6 +28,7 @@ from launch.hosts import (
     ask_all,
     stop_processes,
 )
+from launch.output import counted
 from launch.runs import Look, Run
 from launch.targets import Capabilities, Environments, Plan, PodOptions, Require, Target
 
@@ -51,6 +52,8 @@ STAGE_LIMIT_S = 900.0
 """A gigabyte of packages, to many hosts at once."""
 MOST_BYTES_SENT = 2**30
 """To all hosts at once: this machine has a copy for each of them."""
+PIECE_BYTES = 32 * 2**20
+"""Of an archive, in one request: an agent reads its requests into memory."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -203,20 +206,18 @@ class HostLauncher:
         Raises:
             HostsError: a host is not ready; nothing has been started.
         """
-        agents, is_on_share = plan.target.agents, plan.target.runs_on_share
+        agents = plan.target.agents
         try:
             facts = preflight(plan, agents, now_s)
-            code, *folders = bundles
+            code, *others = bundles
             sent = stage(code, agents, facts)
-            sent += sum(stage_if_missing(folder, agents) for folder in folders[:1])
-            for packages in folders[1:]:
-                on_share = (
-                    dependencies.keep(packages, plan.run_dir, plan.target.files) if is_on_share else None
-                )
-                sent += stage_if_missing(packages, agents, on_share)
+            for bundle in others:
+                if (path := plan.stored_at(bundle.sha256)) is not None:
+                    keep(bundle, path, plan.target.files)
+                sent += stage_if_missing(bundle, agents, path, say)
             pull(plan, agents, facts, say)
         except BaseException:
-            if is_on_share:
+            if plan.target.runs_on_share:
                 # The run directory that a preflight has made to see whether it can be, on any of the hosts, is empty.
                 requests = [{"path": plan.run_dir}] * len(agents)
                 ask_all(agents, "remove", requests, timeout_s=REMOVE_LIMIT_S)
@@ -224,7 +225,7 @@ class HostLauncher:
         name = " and ".join(
             f"{title} {bundle.sha256[:12]}" for title, bundle in zip(BUNDLES, bundles, strict=False)
         )
-        is_there = "are there" if folders else "is there"
+        is_there = "are there" if others else "is there"
         say(f"preflight passed on {_named(plan.target)}, {name} {'sent' if sent else is_there}")
         return plans.settled(plan, facts, token=secrets.token_hex(16))
 
@@ -283,10 +284,12 @@ def stage(bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any
     return _send(bundle, missing)
 
 
-def stage_if_missing(bundle: Bundle, agents: Sequence[Agent], path: str | None = None) -> int:
-    """Send a folder to the hosts that do not have it; return how many these are.
+def stage_if_missing(
+    bundle: Bundle, agents: Sequence[Agent], path: str | None = None, say: Say = lambda _: None
+) -> int:
+    """Send a bundle to the hosts that do not have it; return how many these are.
 
-    path: a file that the hosts may see, from which they take it by themselves.
+    path: a file or object that the hosts may be able to read, from which they take it by themselves.
 
     Raises:
         HostsError: as of `stage`.
@@ -296,6 +299,8 @@ def stage_if_missing(bundle: Bundle, agents: Sequence[Agent], path: str | None =
     answers = ask_all(agents, "stage", [request] * len(agents), timeout_s=STAGE_LIMIT_S)
     present = all_or_error("the folder could not be sent:", answers)
     missing = [agent for agent, it in zip(agents, present, strict=True) if not it["present"]]
+    if problem := next((it["problem"] for it in present if it.get("problem")), None):
+        say(f"{problem}; {counted(len(missing), 'host')} get it from this machine instead")
     return sum(bool(it["sent"]) for it in present) + _send(bundle, missing)
 
 
@@ -305,11 +310,15 @@ def _distinct(agents: Sequence[Agent]) -> list[Agent]:
 
 
 def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
-    missing, request = _distinct(missing), {"sha256": bundle.sha256, "archive_base64": bundle.text}
-    at_once = max(1, MOST_BYTES_SENT // len(request["archive_base64"]))
+    missing, size_bytes = _distinct(missing), len(bundle.archive)
+    at_once = max(1, MOST_BYTES_SENT // min(size_bytes, PIECE_BYTES))
     for some in itertools.batched(missing, at_once):
-        answers = ask_all(some, "stage", [request] * len(some), timeout_s=STAGE_LIMIT_S)
-        all_or_error("the code could not be sent:", answers)
+        for offset in range(0, size_bytes, PIECE_BYTES):
+            piece = base64.b64encode(bundle.archive[offset : offset + PIECE_BYTES]).decode()
+            at = {"offset": offset, "size_bytes": size_bytes}
+            request = {"sha256": bundle.sha256, "archive_base64": piece, **at}
+            answers = ask_all(some, "stage", [request] * len(some), timeout_s=STAGE_LIMIT_S)
+            all_or_error("the code could not be sent:", answers)
     return len(missing)
 
 

@@ -66,13 +66,16 @@ def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]
 
 
 def _remove_packages(target: Target) -> None:
-    """Remove the packages of commands of the user's own that no run has any more."""
-    folder, files = f"{target.runs.url}/{run_directory.PACKAGES}", target.runs.files
+    """Remove the packages and large folders of commands of the user's own that no run has any more."""
+    folder, files = f"{target.runs.url}/{run_directory.BUNDLES}", target.runs.files
     names = files.list(
         folder
     )  # before the runs: those of a run that has just begun are not among them, or needed
-    records = [(run.described.get("config") or {}).get("packages") for run in runs.list_runs(target.runs)]
-    needed = {record["sha256"] for record in records if record}
+    described = [run.described for run in runs.list_runs(target.runs)]
+    records = [(one.get("config") or {}).get("packages") or {} for one in described]
+    needed = {record.get("sha256") for record in records} | {
+        (one.get("code") or {}).get("folder") for one in described
+    }
     for name in names:
         if name.partition(".")[0] not in needed:
             files.remove(f"{folder}/{name}")

@@ -13,7 +13,6 @@ from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUE
 from contracts.run_directory import State
 from jobs.runtime.monitoring.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
-from launch.code.bundles import Bundle
 from launch.code.requirement_files import OF_FRAMEWORK
 from launch.output import counted, printable
 from launch.pricing import run_cost
@@ -91,11 +90,7 @@ def _not_sent(run: Run, error: str) -> list[str]:
         for name in names
         if not name.startswith(("/", "..")) and name != "." and (folder / name).exists()
     ]
-    bundle = (
-        Bundle.of_text(run.directory.read_text(run_directory.FOLDER), run.described["code"]["folder"])
-        if missed
-        else None
-    )
+    bundle = runs.stored_folder(run) if missed else None
     if bundle is None:
         return []
     return [

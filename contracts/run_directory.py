@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 else:
     Outcome = State = str
 
-PACKAGES = ".packages"
-"""A folder beside the runs of a place."""
+BUNDLES = ".packages"
+"""A folder beside the runs of a place: packages, and folders that are too large for every run to have a copy."""
 CODE, FOLDER = "code.tar.gz.base64", "folder.tar.gz.base64"
 """Text, because what is written through the hosts of a stack is text. Only their owner may read them, by their ending
 (`contracts.files.PRIVATE_ENDING`)."""
@@ -164,7 +164,12 @@ def log(attempt: int, process_id: int) -> str:
 def packages(run_dir: str, sha256: str) -> str:
     """The bundle of the packages that a command of the user's own needs, beside all runs of its place: by its hash, and
     for all users there, unlike what may have files of their own."""
-    return f"{run_dir.rpartition('/')[0]}/{PACKAGES}/{sha256}.base64"
+    return f"{run_dir.rpartition('/')[0]}/{BUNDLES}/{sha256}.base64"
+
+
+def large_folder(run_dir: str, sha256: str) -> str:
+    """The bundle of a command's folder that is not in the run directory, because it is large; only for its owner."""
+    return f"{run_dir.rpartition('/')[0]}/{BUNDLES}/{sha256}.tar.gz.base64"
 
 
 def stacks(attempt: int, process_id: int) -> str:

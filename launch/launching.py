@@ -32,8 +32,8 @@ from jobs.runtime.monitoring.metric_definitions import UNDECLARED, finite
 from jobs.runtime.storage.cache import user_cache_dir
 from launch import control_documents, jobs, policy, pricing, runs
 from launch import plan as plans
-from launch.code import dependencies, precompiled
-from launch.code.bundles import left_out_lines
+from launch.code import precompiled
+from launch.code.bundles import keep, left_out_lines
 from launch.control_documents import Limits
 from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
@@ -121,9 +121,11 @@ def launch(
         directory.remove(run_directory.RESULT)
         # Also where run.json names the same: a launcher that was killed between the two has left others.
         for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), planned.bundles, strict=False):
-            directory.write_text(name, bundle.text)
-        for bundle in planned.bundles[2:]:
-            dependencies.keep(bundle, directory.url, directory.files)
+            if plan.stored_at(bundle.sha256) is None:
+                directory.write_text(name, bundle.text)
+        for bundle in planned.bundles[1:]:
+            if (path := plan.stored_at(bundle.sha256)) is not None:
+                keep(bundle, path, directory.files)
         directory.write_json(run_directory.RUN, described)
         require()
         run = Run(directory=directory, described=described, result=None, heartbeats=())

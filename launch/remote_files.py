@@ -273,6 +273,8 @@ class Buckets:
 
 CHUNK_BYTES = 4 * 2**20
 """Of each file, in one answer."""
+PIECE_BYTES = 32 * 2**20
+"""Of a file, in one request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,8 +333,21 @@ class HostFiles:
         return [pieces[index] for index in range(len(places))]
 
     def write(self, path: str, data: bytes) -> None:
-        limit_s = HOST_LIMIT_S + len(data) / BYTES_PER_S
-        self._ask("write", {"path": path, "text": data.decode()}, limit_s)
+        text, limit_s = data.decode(), HOST_LIMIT_S + min(len(data), PIECE_BYTES) / BYTES_PER_S
+        if len(data) <= PIECE_BYTES:
+            self._ask("write", {"path": path, "text": text}, limit_s)
+            return
+        folder, _, name = path.rpartition("/")
+        unfinished, offset = f"{folder}/.{os.urandom(6).hex()}-{name}", 0
+        try:
+            for begin in range(0, len(text), PIECE_BYTES):
+                piece = text[begin : begin + PIECE_BYTES]
+                self._ask("write", {"path": unfinished, "text": piece, "offset": offset}, limit_s)
+                offset += len(piece.encode())
+            self.move(unfinished, path)
+        except BaseException:
+            self.remove(unfinished)
+            raise
 
     write_new = write
 

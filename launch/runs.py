@@ -23,6 +23,7 @@ from contracts.run_records import Unread
 from contracts.run_records import parse_time as parse_time
 from contracts.suggestions import did_you_mean
 from jobs.runtime.monitoring.metric_definitions import Metrics, finite, of_run
+from launch.code.bundles import Bundle
 from launch.hosts import HostError
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
@@ -138,6 +139,15 @@ class Run:
         """Why its result cannot be read, where there is one that cannot."""
         problems = (problem for problem in self.problems if problem.startswith(f"{run_directory.RESULT}: "))
         return next(problems, None) if self.result is None else None
+
+
+def stored_folder(run: Run) -> Bundle | None:
+    """Return the folder of a command as it was last sent, from the run directory or from beside it; None: neither."""
+    sha256 = run.described["code"]["folder"]
+    if (bundle := Bundle.of_text(run.directory.read_text(run_directory.FOLDER), sha256)) is not None:
+        return bundle
+    (content,) = run.directory.files.read([run_directory.large_folder(run.directory.url, sha256)])
+    return Bundle.of_text(content.decode() if content else None, sha256)
 
 
 class AtWorkError(RequestError):

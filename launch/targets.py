@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from contracts import run_directory
 from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.files import Files, is_url
@@ -261,7 +262,8 @@ class OwnCommand:
 
     folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them. has_layer: whether
     it gets an environment over that interpreter's. packages_sha256: the bundle of what is installed in that; None:
-    nothing is. is_ranked: whether it is told its rank where it is the only one.
+    nothing is. is_ranked: whether it is told its rank where it is the only one. folder_is_large: whether the folder is
+    stored beside the runs.
     """
 
     folder_sha256: str
@@ -270,6 +272,7 @@ class OwnCommand:
     has_layer: bool = True
     packages_sha256: str | None = None
     is_ranked: bool = True
+    folder_is_large: bool = False
 
     @property
     def bundles(self) -> tuple[str, ...]:
@@ -348,6 +351,14 @@ class Plan:
     def code_dir(self) -> str:
         """Where the hosts unpack the code bundle."""
         return f"{self.target.agent_root}/bundles/{self.bundle_sha256}"
+
+    def stored_at(self, sha256: str) -> str | None:
+        """Return where beside the runs a bundle is stored by its hash; None: it is in the run directory."""
+        if self.command is not None and sha256 == self.command.packages_sha256:
+            return run_directory.packages(self.run_dir, sha256)
+        if self.command is not None and sha256 == self.command.folder_sha256 and self.command.folder_is_large:
+            return run_directory.large_folder(self.run_dir, sha256)
+        return None
 
     def at_home(self, process_id: int, path: str) -> str:
         """Return a path on one host with its home directory written out."""

@@ -27,7 +27,7 @@ from backends.pods.pods import (
 )
 from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
-from contracts.run_directory import CODE, FOLDER, packages
+from contracts.run_directory import CODE, FOLDER
 from contracts.variables import SECRETS_FILE
 from launch import plan as plans
 from launch.targets import Plan
@@ -314,9 +314,8 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     code = [f"{plan.run_dir}/{CODE}", plan.bundle_sha256]
-    code += [f"{plan.run_dir}/{FOLDER}", plan.command.folder_sha256] if plan.command is not None else []
-    if plan.command is not None and (sha256 := plan.command.packages_sha256) is not None:
-        code += [packages(plan.run_dir, sha256), sha256]
+    for sha256 in plan.command.bundles if plan.command is not None else ():
+        code += [plan.stored_at(sha256) or f"{plan.run_dir}/{FOLDER}", sha256]
     agent = ["python", "-S", "-E", f"{plan.code_dir}/{AGENT}"]
     return {
         "restartPolicy": "Never",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
@@ -12,7 +11,6 @@ import time
 
 from contracts import atomic
 
-from .proc import start_ticks
 from .protocol import LARGEST_READ, Failed, Refused
 
 TYPE_CHECKING = False
@@ -125,10 +123,17 @@ def read_piece(path: str, offset: int, limit: int, folder: str | None = None) ->
 
 
 def write_file(request: Json) -> Json:
-    """Put a file there, whole or not at all, and the directories above it."""
+    """Put a file there, whole or not at all, and the directories above it. With an offset: a piece of a file that
+    nobody reads before it is whole and has been moved."""
     from contracts.files import DiskFiles
 
-    DiskFiles().write(request["path"], request["text"].encode(errors="replace"))
+    data = request["text"].encode(errors="replace")
+    if request["offset"]:
+        with open(request["path"], "r+b") as file:
+            file.seek(request["offset"])
+            file.write(data)
+    else:
+        DiskFiles().write(request["path"], data)
     return {}
 
 
@@ -217,100 +222,3 @@ def beginning(offset: int, before: bytes, after: bytes) -> int:
     if newline >= 0 or len(before) == offset:
         return offset - len(before) + newline + 1
     return offset + next((index for index, byte in enumerate(after) if byte & 0xC0 != 0x80), 0)
-
-
-def bundle_dir(root: str, sha256: str) -> str:
-    return os.path.join(root, "bundles", sha256)
-
-
-def stage(request: Json) -> Json:
-    """Unpack a bundle into a folder named by its hash, atomically and readable by this user alone.
-
-    It comes as `archive_base64`, or lies so in the file `archive_path`; where that is not there, `present` is false.
-    """
-    path = bundle_dir(request["root"], request["sha256"])
-    present = os.path.isdir(path)
-    if present:
-        os.chmod(path, 0o700)  # an earlier version let others read it
-    text = request["archive_base64"]
-    if not present and text is None and request["archive_path"] is not None:
-        with contextlib.suppress(OSError), open(request["archive_path"], encoding="ascii") as file:
-            text = file.read()
-    if present or text is None:
-        return {"path": path, "present": present, "sent": False}
-    import base64
-    import hashlib
-    import shutil
-
-    try:
-        archive = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise Refused(f"stage: archive_base64 is not base64: {error}", "send the bundle again") from None
-    actual = hashlib.sha256(archive).hexdigest()
-    if actual != request["sha256"]:
-        message = f"stage: the archive's sha256 is {actual}, not {request['sha256']}"
-        raise Refused(message, "send the bundle again")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    remove_leftovers(os.path.dirname(path))
-    temporary = os.path.join(os.path.dirname(path), f".{request['sha256']}.{os.getpid()}")
-    try:
-        unpack(archive, temporary)
-        os.rename(temporary, path)
-    except OSError as error:
-        # Another stage of the same bundle was quicker, and a directory with files in it is never replaced.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not os.path.isdir(path):
-            raise
-        return {"path": path, "present": True, "sent": False}
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return {"path": path, "present": True, "sent": True}
-
-
-def remove_leftovers(bundles: str) -> None:
-    """Clear away what an unpacking that was killed has left."""
-    import shutil
-
-    for name in os.listdir(bundles):
-        maker = name.rpartition(".")[2]
-        if name.startswith(".") and maker.isdigit() and start_ticks(int(maker)) is None:
-            shutil.rmtree(os.path.join(bundles, name), ignore_errors=True)
-
-
-def unpack(archive: bytes, into: str) -> None:
-    """Unpack a tar.gz of plain files and directories; the names are all looked at before anything is written.
-
-    Raises:
-        Refused: not a tar.gz, or a member is not plain or would land elsewhere.
-    """
-    import gzip
-    import io
-    import shutil
-    import tarfile
-    import zlib
-
-    try:
-        content = gzip.decompress(archive)
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            for member in tar.getmembers():
-                parts = member.name.split("/")
-                if member.name.startswith("/") or ".." in parts or not (member.isreg() or member.isdir()):
-                    message = (
-                        f"stage: the member {member.name!r} is not a plain file or directory below the top"
-                    )
-                    raise Refused(message, "make the bundle of plain files with relative names")
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
-        raise Refused(f"stage: the archive is not a tar.gz: {error}", "make the bundle again") from None
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-        os.makedirs(into, 0o700)
-        for member in tar.getmembers():
-            target = os.path.join(into, member.name)
-            if member.isdir():
-                os.makedirs(target, exist_ok=True)
-                continue
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            source = tar.extractfile(member)
-            if source is None:
-                raise Failed(f"stage: {member.name!r} has no content", "make the bundle again")
-            with source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file)
-            os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)

@@ -22,7 +22,8 @@ from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import spoken
 
 from . import docker_command
-from .files import bundle_dir, tail
+from .bundles import is_present
+from .files import tail
 from .host_facts import host_facts
 from .images import check_docker
 from .proc import controlled, described, holders, parse_listeners, start_ticks, wait_until
@@ -68,7 +69,7 @@ def preflight(request: Json) -> Json:
         **host_facts(request["free_ports"] or 2),
         "time": now,
         "clock_offset_s": now - request["time"],
-        "bundle_present": bool(bundle) and os.path.isdir(bundle_dir(request["root"], bundle)),
+        "bundle_present": bool(bundle) and is_present(request["root"], bundle),
         "free_bytes": free_bytes(places),
     }
     if python is not None:

@@ -251,7 +251,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "preflight.preflight",
         f"{HOST} {PORTS} {PLACES} {CLOCK} {DEVICE_FIELDS} container:image_here?",
     ),
-    "stage": ("files.stage", "sha256:sha256 archive_base64:text? archive_path:path?"),
+    "stage": (
+        "bundles.stage",
+        "sha256:sha256 archive_base64:text? offset:bytes? size_bytes:bytes? archive_path:text?",
+    ),
     "start": (
         "start.start",
         f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container? secrets:env? worker_env:env?",
@@ -272,7 +275,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "shell": ("shell.shell", ONE_PROCESS),
     "profile": ("process.profile", f"{ONE_PROCESS} id:name steps:count? first:count?"),
     "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
-    "write": ("files.write_file", "path:path text:content"),
+    "write": ("files.write_file", "path:path text:content offset:bytes?"),
     "create": ("files.create_file", "path:path text:content"),
     "move": ("files.move_file", "path:path to:path"),
     "list": ("files.list_names", "path:path"),

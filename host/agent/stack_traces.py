@@ -8,7 +8,7 @@ import re
 import signal
 import time
 
-from .files import bundle_dir
+from .bundles import bundle_dir
 from .proc import catches, descendants, wait_until
 from .process import Process, known_process, signal_quietly
 from .protocol import Failed

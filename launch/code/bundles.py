@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from contracts.errors import RequestError
+from contracts.files import Files
 
 LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git", ".venv"})
 """Files and folders that are never sent, without a word: they are made anew where they are needed."""
@@ -28,6 +29,7 @@ TITLES = ("our code", "your folder")
 """Of a run's bundles, in their order."""
 MOST_COUNTED = 10_000
 """Files in a folder that git ignores."""
+LARGE_BYTES = 64 * 2**20
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 MOST_NAMED = 20
 """Names in a line about what is left out."""
@@ -79,9 +81,21 @@ class Bundle:
         return dataclasses.replace(made, left_out=self.left_out)
 
     @property
+    def is_large(self) -> bool:
+        """Whether it is stored once, by its hash, and not in the directory of every run."""
+        return len(self.archive) > LARGE_BYTES
+
+    @property
     def text(self) -> str:
         """Its archive as text keeps it."""
         return base64.b64encode(self.archive).decode()
+
+
+def keep(bundle: Bundle, path: str, files: Files) -> None:
+    """Store a bundle under a name that has its hash, unless it is there."""
+    folder, _, name = path.rpartition("/")
+    if name not in files.list(folder):
+        files.write(path, bundle.text.encode())
 
 
 def left_out_lines(bundles: Sequence[Bundle]) -> Iterator[str]:
@@ -249,7 +263,8 @@ def unreadable(error: OSError) -> str:
 
 def archive(contents: Mapping[str, bytes], programs: Set[str] = frozenset()) -> Bundle:
     """Bundle files by their names, in this order; `programs` among them may be executed."""
-    compressed = gzip.compress(tar(contents, programs), compresslevel=6, mtime=0)
+    packed = tar(contents, programs)
+    compressed = gzip.compress(packed, compresslevel=1 if len(packed) > LARGE_BYTES else 6, mtime=0)
     return Bundle(
         sha256=hashlib.sha256(compressed).hexdigest(), archive=compressed, names=frozenset(contents)
     )
@@ -271,7 +286,7 @@ def tar(files: Mapping[str, bytes], programs: Set[str] = frozenset()) -> bytes:
 
 # --- a folder of the user's own ------------------------------------------------------------------------------------
 
-LARGEST_BYTES = 64 * 2**20
+LARGEST_BYTES = 2**30
 """Of a folder: it is sent to every host whenever it has changed."""
 LARGEST_FILES = 3
 GIT_LIMIT_S = 60

@@ -25,11 +25,9 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from contracts import run_directory
 from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
-from contracts.files import Files
 from jobs.runtime.storage.cache import remove_unused, user_cache_dir
 from launch.code.bundles import Bundle
 from launch.code.requirement_files import NAME, Source, masked, normal
@@ -304,18 +302,6 @@ def bundle_here(sha256: str, home: Path | None = None) -> Bundle | None:
     except OSError:
         return None
     return Bundle(sha256=sha256, archive=archive)
-
-
-def keep(bundle: Bundle, run_dir: str, files: Files) -> str:
-    """Put packages beside the runs, unless they are there, for hosts, for pods and for whoever resumes; return where.
-
-    run_dir: of one of the runs.
-    """
-    path = run_directory.packages(run_dir, bundle.sha256)
-    folder, _, name = path.rpartition("/")
-    if name not in files.list(folder):
-        files.write(path, bundle.text.encode())
-    return path
 
 
 def _resolved(

@@ -100,11 +100,10 @@ def resuming(run: Run) -> Request:
 def as_it_was(run: Run) -> Submitted | None:
     """Return a run with the code and folder of its latest attempt; None where its directory does not have them."""
     code = run.described["code"]
-    hashes = {CODE: code["bundle"], **({FOLDER: code["folder"]} if "folder" in code else {})}
-    texts = run.directory.read_texts([*hashes])
-    bundles = map(Bundle.of_text, texts, hashes.values())
+    bundles = [Bundle.of_text(run.directory.read_text(CODE), code["bundle"])]
+    bundles += [runs.stored_folder(run)] if "folder" in code else []
     complete = tuple(bundle for bundle in bundles if bundle is not None)
-    if len(complete) < len(hashes):
+    if len(complete) < len(bundles):
         return None
     if sha256 := (run.described["config"].get("packages") or {}).get("sha256"):
         packages = stored_packages(run, sha256)
@@ -492,7 +491,7 @@ class Command:
             now = self.folder()
             changed = f"{workdir} has changed: its files replace those of the copies on the hosts"
             return now, None if now.sha256 == before else changed
-        kept = Bundle.of_text(run.directory.read_text(FOLDER), before)
+        kept = runs.stored_folder(run)
         if kept is None:
             raise RequestError(
                 f"--resume {run.run_id}: {workdir} is not there, and {run.directory.path(FOLDER)} does not have it; "
@@ -516,6 +515,7 @@ class Command:
             has_layer=self.config.python is None,
             packages_sha256=(self.config.packages or {}).get("sha256"),
             is_ranked=self.config.processes_per_host is not None,
+            folder_is_large=folder.is_large,
         )
 
     @property

@@ -16,7 +16,7 @@ from backends.host_backend import HostBackend
 from backends.pods.pod_backend import PodBackend
 from console import removal
 from contracts.errors import RequestError
-from contracts.run_directory import packages
+from contracts.run_directory import large_folder, packages
 from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import runs
 from launch.hosts import HostError
@@ -102,16 +102,20 @@ def test_with_an_own_command_goes_what_it_has_on_its_hosts_and_nothing_of_other_
 def test_packages_go_with_the_last_run_that_has_them(write_run: WriteRun) -> None:
     target = here()
     for letter, sha256 in (("a", "0" * 64), ("b", "1" * 64)):
-        config = {"packages": {"sha256": sha256}}
+        config, folder = {"packages": {"sha256": sha256}}, sha256[:32] + "f" * 32
         write_run(
             f"command-20261120-214500-{letter * 4}",
             job="command",
             args=["python"],
-            **began(letter, config=config),
+            **began(letter, config=config, code={"folder": folder}),
         )
-        target.files.write(packages(f"{target.runs_url}/x", sha256), b"")
+        for path in (packages, large_folder):
+            target.files.write(path(f"{target.runs_url}/x", sha256 if path is packages else folder), b"")
     assert removal.prune(target, keep=1, yes=True, resumed_by={}) == 0
-    assert target.files.list(f"{target.runs_url}/.packages") == [f"{'1' * 64}.base64"]
+    assert target.files.list(f"{target.runs_url}/.packages") == [
+        f"{'1' * 64}.base64",
+        f"{'1' * 32}{'f' * 32}.tar.gz.base64",
+    ]
 
 
 @pytest.mark.parametrize("placed", ["disk", "bucket"], indirect=True)

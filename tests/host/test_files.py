@@ -9,16 +9,21 @@ import os
 import signal
 import subprocess
 import tarfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.agent import files
+from launch import remote_files
+from launch.hosts import Agent
+from launch.remote_files import HostFiles
 from tests.host.conftest import ONE
+from tests.infra.bucket import Bucket, served
 from tests.processes import is_alive
 
 TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)
@@ -287,3 +292,69 @@ def test_a_stage_that_was_killed_can_be_done_again_and_leaves_no_rest(agent: Any
     assert agent("stage", **request)["present"] is True
     assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
     assert len(list((agent.root / "bundles" / request["sha256"]).iterdir())) == 500
+
+
+def test_a_large_bundle_comes_in_pieces_also_from_two_launches_at_once(agent: Any) -> None:
+    archive = archive_of(*(plain(f"{n}", hashlib.sha512(b"%d" % n).digest() * 99) for n in range(9)))
+    sha256, size = hashlib.sha256(archive).hexdigest(), 300
+
+    def sent(offset: int) -> dict[str, Any]:
+        piece = base64.b64encode(archive[offset : offset + size]).decode()
+        fields = {"archive_base64": piece, "offset": offset, "size_bytes": len(archive)}
+        return dict(agent("stage", sha256=sha256, **fields))
+
+    offsets = range(0, len(archive), size)
+    for offset in (*offsets[:2], *offsets[:-1]):
+        assert sent(offset)["present"] is False
+    assert sent(offsets[-1])["sent"] is True
+    assert (sent(offsets[0])["present"], sent(offsets[-1])["sent"]) == (True, False)  # of the slower launch
+    assert [path.name for path in (agent.root / "bundles").iterdir()] == [sha256]
+    wrong = {"archive_base64": "AAAA", "offset": 300, "size_bytes": 303}
+    assert "sha256 is" in agent.refusal("stage", sha256="0" * 64, **wrong)
+    assert [path.name for path in (agent.root / "bundles").iterdir()] == [sha256]
+
+
+def test_a_bundle_in_the_bucket_is_fetched_by_the_host_and_a_refusal_is_told(
+    any_agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = staging(archive_of(plain("a.py", b"print(1)\n")))
+    asked = {"sha256": request["sha256"], "archive_path": "gs://runs/.packages/a b.base64"}
+    with served() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        answer = any_agent("stage", **asked)
+        assert answer["present"] is False
+        assert answer["problem"] == "gs://runs/.packages/a b.base64: HTTP Error 404: Not Found"
+        Bucket.objects[".packages/a b.base64"] = (1, request["archive_base64"].encode(), None)
+        assert any_agent("stage", **asked)["sent"] is True
+    assert (any_agent.root / "bundles" / request["sha256"] / "a.py").read_text() == "print(1)\n"
+
+
+def test_bundles_that_no_run_of_the_host_uses_are_removed_after_two_weeks(agent: Any) -> None:
+    old, of_run, new = (staging(archive_of(plain(name))) for name in ("old", "of-run", "new"))
+    for request in (old, of_run):
+        agent("stage", **request)
+    agent.start_and_hear("say('up')\nlive()")
+    month_ago = time.time() - 30 * 86400
+    for place, age_s in (("bundles/" + of_run["sha256"], 60), ("bundles/" + old["sha256"], 3 * 86400)):
+        os.utime(agent.root / place, (month_ago - age_s,) * 2)
+    os.utime(agent.root / "runs" / "run-1" / "0-0.lock", (month_ago,) * 2)
+    agent("stage", **new)
+    assert {path.name for path in (agent.root / "bundles").iterdir()} == {of_run["sha256"], new["sha256"]}
+    agent.stop()
+    agent("stage", sha256=new["sha256"], archive_base64=None)
+    agent("stage", **staging(archive_of(plain("newer"))))
+    assert not (agent.root / "bundles" / of_run["sha256"]).exists()
+
+
+def test_a_file_in_pieces_is_there_when_it_is_whole(agent: Any, tmp_path: Path) -> None:
+    class Here:
+        def ask(self, verb: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+            del timeout_s
+            return dict(agent(verb, **request))
+
+    files = HostFiles((cast(Agent, Here()),))
+    text = "zwölf Boxkämpfer " * 20
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(remote_files, "PIECE_BYTES", 50)
+        files.write(str(tmp_path / "share" / "a"), text.encode())
+    assert {path.name: path.read_text() for path in (tmp_path / "share").iterdir()} == {"a": text}

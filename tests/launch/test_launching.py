@@ -435,10 +435,17 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 def test_packages_are_taken_from_the_share_and_sent_in_parts_to_hosts_that_do_not_see_it(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_backend, "MOST_BYTES_SENT", 2 * len(BUNDLE.text))
-    hosts = Hosts(make_agent, {"stage": lambda number: {"present": number == 1, "sent": number == 1}})
-    assert host_backend.stage_if_missing(BUNDLE, hosts.agents, "/share/packages") == 3
-    assert sorted(hosts.asked) == [("stage", 0), ("stage", 0), ("stage", 1), ("stage", 2), ("stage", 2)]
+    monkeypatch.setattr(host_backend, "PIECE_BYTES", 4)
+    monkeypatch.setattr(host_backend, "MOST_BYTES_SENT", 8)
+    lines = list[str]()
+    answers: dict[int, dict[str, Any]] = {
+        number: {"present": number == 1, "sent": number == 1, "problem": None} for number in range(3)
+    }
+    answers[2]["problem"] = "/share/packages: Permission denied"
+    hosts = Hosts(make_agent, {"stage": answers.__getitem__})
+    assert host_backend.stage_if_missing(BUNDLE, hosts.agents, "/share/packages", lines.append) == 3
+    assert sorted(hosts.asked) == [("stage", 0)] * 3 + [("stage", 1)] + [("stage", 2)] * 3
+    assert lines == ["/share/packages: Permission denied; 2 hosts get it from this machine instead"]
 
 
 def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: MakeAgent) -> None:

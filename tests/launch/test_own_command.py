@@ -9,11 +9,13 @@ import http.server
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,14 @@ from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from console import dry_run
 from contracts.errors import RequestError
+from contracts.files import DiskFiles
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from contracts.run_directory import FOLDER, RunDirectory
-from host.agent.files import unpack
+from host.agent.bundles import unpack
 from launch import plan
 from launch.code import bundles
-from launch.code.bundles import bundle_folder
+from launch.code.bundles import bundle_folder, keep
 from launch.hosts import Agent, GoneLink
 from launch.request.run_request import Command, Planned, asked_for, of_run, problems
 from launch.runs import Run
@@ -75,7 +78,8 @@ def test_the_folder_is_sent_without_what_git_ignores_and_programs_stay_programs(
     (folder / "__pycache__" / "train.pyc").touch()
     sent = bundle_folder(folder)
     assert sent.names == {".gitignore", "train.py", "sub/part.py", "run.sh", "plain.sh"}
-    unpack(sent.archive, str(tmp_path / "there"))
+    (tmp_path / "archive").write_bytes(sent.archive)
+    unpack(str(tmp_path / "archive"), str(tmp_path / "there"))
     assert [os.access(tmp_path / "there" / name, os.X_OK) for name in ("run.sh", "plain.sh")] == [True, False]
     os.utime(folder / "train.py", (0, 0))
     assert bundle_folder(folder).sha256 == sent.sha256
@@ -221,6 +225,9 @@ def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
 ) -> None:
     wanted = command(folder, "./run.sh")
     sent = wanted.folder()
+    large = replace(wanted.planned(STACK, sent, "python", in_container=False), folder_is_large=True)
+    of_large = replace(planned(wanted, STACK), run_dir=str(tmp_path / "run"), command=large)
+    place = of_large.stored_at(sent.sha256)
     run = Run(
         directory=RunDirectory(str(tmp_path / "run")),
         described={"run_id": "one", "code": {"folder": sent.sha256}},
@@ -239,6 +246,11 @@ def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
     assert said == f"{folder} is not there: the command goes on with the folder as it was last sent"
     assert problems(wanted.config, kept, STACK, "python", in_container=False) == []
     run.directory.write_text(FOLDER, "torn")
+    assert place == f"{tmp_path}/.packages/{sent.sha256}.tar.gz.base64"
+    keep(kept, place, DiskFiles())
+    assert stat.S_IMODE(os.stat(place).st_mode) == 0o600
+    assert wanted.folder_again(run) == (sent, said)
+    os.unlink(place)
     with pytest.raises(RequestError, match="does not have it; make the folder again, or start a new run"):
         wanted.folder_again(run)
 

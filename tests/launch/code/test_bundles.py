@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, RunDirectory
-from host.agent.files import bundle_dir, stage, unpack, write_file
+from host.agent.bundles import bundle_dir, stage, unpack
+from host.agent.files import write_file
 from infra.documents import ABSENT, Documents
 from launch import jobs
 from launch.code.bundles import (
@@ -243,7 +244,8 @@ def test_what_cannot_be_sent_is_named_with_its_reason_and_every_name_travels(
     ]
     assert sent.names == {*odd, *plain, *([".gitmodules"] if is_checkout else [])}
     monkeypatch.undo()
-    unpack(sent.archive, str(tmp_path / "there"))
+    (tmp_path / "archive").write_bytes(sent.archive)
+    unpack(str(tmp_path / "archive"), str(tmp_path / "there"))
     for name in odd:
         assert (tmp_path / "there" / name).read_bytes() == name.encode(errors="surrogateescape")
     assert (tmp_path / "there" / "outside").read_bytes() == b"elsewhere"
@@ -355,7 +357,13 @@ def test_a_long_list_of_what_is_left_out_is_cut_and_odd_names_are_written_out(tm
 
 def test_others_cannot_read_a_bundle_on_a_host_in_a_run_directory_or_in_a_queue(tmp_path: Path) -> None:
     sent = archive({"train.py": b""})
-    request = {"root": str(tmp_path), "sha256": sent.sha256, "archive_base64": sent.text}
+    request = {
+        "root": str(tmp_path),
+        "sha256": sent.sha256,
+        "archive_base64": sent.text,
+        "archive_path": None,
+    }
+    request |= {"offset": None, "size_bytes": None}
     stage(request)
     there = Path(bundle_dir(str(tmp_path), sent.sha256))
     assert stat.S_IMODE(there.stat().st_mode) == 0o700
@@ -364,7 +372,7 @@ def test_others_cannot_read_a_bundle_on_a_host_in_a_run_directory_or_in_a_queue(
     assert stat.S_IMODE(there.stat().st_mode) == 0o700
     run = RunDirectory(str(tmp_path / "run"))
     run.write_text(CODE, sent.text)
-    write_file({"path": run.path(FOLDER), "text": sent.text})
+    write_file({"path": run.path(FOLDER), "text": sent.text, "offset": None})
     run.write_text("run.json", "{}")
     Documents(str(tmp_path / "queue")).write("bundles/one.json", {}, version=ABSENT)
     paths = [Path(run.path(CODE)), Path(run.path(FOLDER)), tmp_path / "queue" / "bundles" / "one.json"]
