@@ -157,7 +157,8 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
     decision = launching.decide(target.state_of(run), run)
-    say(console)(f"{run.run_id}: {decision.reason}")
+    elsewhere = launching.about_other_slice(run, target) if decision.do == "wait" else ""
+    say(console)(f"{run.run_id}: {decision.reason}{elsewhere}")
     if decision.do != "start":
         return DONE
     return _carry_out(console, resuming(run), target, open_target, 0, detach=detach, is_recovery=True)

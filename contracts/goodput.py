@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from contracts.durations import spoken
+from contracts.inventory import is_made_again
 from contracts.run_costs import wall_s
 from contracts.run_records import amount, is_moment, parse_time
 
@@ -229,11 +230,11 @@ def _kept_steps(records: Sequence[Mapping[str, Any]]) -> list[float]:
 def _waiting_ms(before: Mapping[str, Any], record: Mapping[str, Any]) -> int:
     """How long the slice stood for an attempt after the one before it had ended. A run that was stopped had none."""
     wall = amount(before.get("wall_s"))
-    created = record.get("slice_created")
-    if wall is None or not created or before.get("outcome") in ("stopped", "done"):
+    earlier, created = before.get("slice_created"), record.get("slice_created")
+    if wall is None or not earlier or not created or before.get("outcome") in ("stopped", "done"):
         return 0
     ended_s = parse_time(before["started"]) + wall
-    if created != before.get("slice_created"):
+    if is_made_again(earlier, created):
         at_s = parse_rfc_3339(created)
         if at_s is None or at_s < ended_s:  # another slice, which may have had other runs meanwhile
             return 0

@@ -72,15 +72,21 @@ class NodePool:
         return int(number)
 
 
+def is_made_again(before: str, now: str) -> bool:
+    """Whether a slice whose `created` was `before` has been made again since. "": not known, which shows nothing."""
+    return bool(before and now) and before != now
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
     """Hosts that train together, in worker order.
 
-    origin: "queued-resource ID", "node ID", "node-pool NAME" or "local".
+    origin: "queued-resource ID", "node ID", "group NAME", "instance NAME", "node-pool NAME" or "local".
 
     count: 1, or of how many equal slices it is made (multislice): `accelerator_type` and `topology` are those of each,
     and the hosts of the first come before those of the second.
-    created: when Google made what it is now (RFC 3339); of two entries of a slice it tells the newer. "": not known.
+    created: when Google made what it is now (RFC 3339), see `is_made_again`; of two entries of a slice it shows the
+    newer. "": not known.
     ends_at: when Google takes it back (RFC 3339), of capacity flex-start for one; "": it has no such time.
     granted_chips: how many of its chips a grant covers; None: not known.
     pool: where it is node pools of the inventory's cluster, called NAME, or NAME-0, NAME-1, … with a count.

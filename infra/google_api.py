@@ -74,7 +74,7 @@ class GoogleApi[Collections]:
         ] = []  # once, for all copies too
         self._lock = threading.Lock()
         self._local = threading.local()
-        self._ahead = datetime.timedelta(0)
+        self._dated: tuple[datetime.datetime, float] | None = None  # the last answer, and when it came
         self._connections: list[Any] = []
 
     def under(self, backoff: Backoff) -> GoogleApi[Collections]:
@@ -91,7 +91,10 @@ class GoogleApi[Collections]:
 
     def now(self) -> datetime.datetime:
         """The time by Google's clock, as its last answer had it: this machine's may be off."""
-        return datetime.datetime.now(datetime.UTC) + self._ahead
+        if self._dated is None:
+            return datetime.datetime.now(datetime.UTC)
+        moment, at_s = self._dated
+        return moment + datetime.timedelta(seconds=self._backoff.now() - at_s)
 
     def call(
         self, action: str, build: Callable[[Collections], Any], project: str, patience_s: float = PATIENCE_S
@@ -139,8 +142,7 @@ class GoogleApi[Collections]:
 
     def _set_clock(self, answer: Any) -> None:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # a proxy may say anything
-            moment = email.utils.parsedate_to_datetime(answer["date"])
-            self._ahead = moment - datetime.datetime.now(datetime.UTC)
+            self._dated = email.utils.parsedate_to_datetime(answer["date"]), self._backoff.now()
 
     def _api(self) -> Collections:
         """Made once: reading the API's document takes a moment, and so does making the methods of a collection."""

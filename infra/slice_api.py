@@ -21,11 +21,14 @@ LookKind = Literal["waiting", "active", "lost"]
 
 ACTIVE = "ACTIVE"
 MISSING = "MISSING"  # ours: ACTIVE it says, but a node of it is not there
+INCOMPLETE = (
+    "INCOMPLETE"  # ours: a group that Google calls complete with fewer machines than it was asked for
+)
 UNREAD = "UNREAD"  # ours: it is there, but its nodes could not be read or changed
 # A state that Google adds tomorrow is none of these and counts as waiting: nothing is deleted for a word we don't know.
 LOST = frozenset(
     {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING", MISSING, "PREEMPTED", "TERMINATED"}
-    | {"STOPPED", "INCOMPLETE"}
+    | {"STOPPED", INCOMPLETE}
 )
 TAKEN_BACK = frozenset({"SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED"})
 """Of LOST those of a request that was served."""
@@ -41,7 +44,7 @@ class Look:
     """The state of a request when it was read. `state`: its own; if it is ACTIVE, that of its worst node.
 
     resource: as the API's `find` returns it, with its createTime. nodes: those that are there, by id.
-    may_be_running: active, or ACTIVE with a node that is missing while others run: someone may be working there.
+    may_be_running: active, or with a node or machine that is missing while others run: someone may be working there.
     """
 
     kind: LookKind

@@ -153,11 +153,12 @@ class Link(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class GoneLink:
-    """A host that a run had and the slice no longer has: nothing runs there. reason: what is known of it."""
+    """A host that a run had and the target does not have. reason: what is known of it. knows_all: whether it is that
+    nothing runs there."""
 
     reason: str
     remedy: str
-    knows_all = True
+    knows_all: bool = True
 
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:  # noqa: ARG002 - it is a Link
         answer: Future[Completed] = Future()

@@ -255,7 +255,10 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
     fresh = runs.read(resume.directory) or resume
     now = target.state_of(fresh)
     if now in run_directory.ACTIVE:
-        raise AtWorkError(f"--resume {fresh.run_id}: the run is {now}; `fab stop {fresh.run_id}` stops it")
+        raise AtWorkError(
+            f"--resume {fresh.run_id}: the run is {now}; `fab stop {fresh.run_id}` stops it"
+            f"{about_other_slice(fresh, target)}"
+        )
     if now == "done":
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
     # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
@@ -270,6 +273,18 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
     ended = {**latest, "outcome": now, **fresh.measured()}
     before = {**fresh.described, "attempts": [*earlier, ended]}
     return max(fresh.attempt, newest_taken) + 1, before
+
+
+def about_other_slice(run: Run, target: Target) -> str:
+    """Return what to add to a message that a run is active: where, if that is not the target's slice."""
+    before = run.described.get("slice") or {}
+    name, origin = before.get("name"), before.get("origin")
+    if not before or (name, origin) == (target.slice.name, target.slice.origin):
+        return ""
+    return (
+        f". It is on the slice {name} ({origin}); if that is gone, the run counts as lost after"
+        f" {run_directory.SILENCE_LIMIT_S:.0f} s without a heartbeat: try again then"
+    )
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Literal
 
 from contracts.durations import spoken
 from contracts.errors import UNAVAILABLE, WRONG_REQUEST
+from contracts.inventory import is_made_again
 from contracts.run_directory import ENDED, State
 from launch.control_documents import Attempt, Outcome, Run, Slice
 
@@ -200,7 +201,7 @@ def judge(
         return ending
     cause = "lost" if is_begun else observed.cause
     is_new = attempt is None or observed.checkpoint > attempt.checkpoint
-    is_slice_lost = attempt is not None and bool(attempt.created) and attempt.created != created
+    is_slice_lost = attempt is not None and is_made_again(attempt.created, created)
     if is_slice_lost and cause in OWN:
         cause = "preempted"
     ended = ENDED.get(observed.state, "ended") if not is_begun else "was not started"
@@ -286,7 +287,7 @@ def begin_attempt(run: Run, observed: RunObserved | None, created: str, now_s: f
         fresh, failures, after = limits, 0, ""
     else:
         is_new = before is None or checkpoint > before.checkpoint
-        is_slice_lost = before is not None and bool(before.created) and before.created != created
+        is_slice_lost = before is not None and is_made_again(before.created, created)
         is_begun = before is not None and before.number > observed.attempt
         cause = "preempted" if (is_slice_lost and observed.cause in OWN) or is_begun else observed.cause
         failures, after = 1 if is_new else run.failures + 1, cause
@@ -408,7 +409,7 @@ def next_slice_action(
     if standing in ("lost", "absent"):
         return Action(do="request", reason=f"it is {'gone' if standing == 'absent' else 'lost'}")
     if standing == "active":
-        are_new = any(run.attempt and run.attempt.created not in ("", place.created) for run in needed)
+        are_new = any(run.attempt and is_made_again(run.attempt.created, place.created) for run in needed)
         if silent or ((slice_spec.requested or are_new) and slice_spec.prepared != place.created):
             why = f"{silent} of its hosts do not answer" if silent else "its hosts are new"
             return Action(do="prepare", reason=why)

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from contracts.errors import RequestError
+from contracts.inventory import is_made_again
 from infra.documents import DocumentsError
 from infra.documents.lease import Lease, LeaseHeldError, LeaseLostError
 from launch import policy
@@ -430,7 +431,7 @@ class Reconciler:
             name, lambda now: dataclasses.replace(now, prepares=prepares, not_before_s=until_s)
         )
         run = next(run for run in runs if run.desired == "running")
-        if place.created and run.attempt and run.attempt.created not in ("", place.created):
+        if run.attempt and is_made_again(run.attempt.created, place.created):
             self._note(run, "has a new slice", f"{name} was made again")
 
         def require_there() -> None:

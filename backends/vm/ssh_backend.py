@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -13,7 +14,7 @@ from backends.vm.agent_session import AGENT_ROOT
 from backends.vm.ensure import exclusive, restore
 from backends.vm.transport import make_transports
 from contracts.files import is_url
-from contracts.inventory import Host, Inventory, Slice
+from contracts.inventory import Host, Inventory, Slice, is_made_again
 from launch import inventories
 from launch.hosts import Agent, GoneLink, Transport, address_and_port
 from launch.remote_files import Buckets, HostFiles
@@ -44,16 +45,20 @@ def make_backend(
     by_name = {agent.host: agent for agent in agents}
 
     def agents_for(described: Mapping[str, Any]) -> tuple[Agent, ...]:
-        """On a host that the slice has no longer, nothing runs; one that was made again may have the same name."""
-        gone_link = GoneLink(
-            f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones"
-        )
-        created = described["attempts"][-1].get("slice_created")
-        is_made_again = bool(created and one_slice.created) and created != one_slice.created
-        is_here = not is_made_again or (described.get("slice") or {}).get("name") != one_slice.name
+        """On a host that the slice has no longer, nothing runs; one that was made again may have the same name. What
+        runs on another slice, only its heartbeats show."""
+        created = described["attempts"][-1].get("slice_created", "")
+        before = described.get("slice") or {}
+        is_same_slice = not before or _names(before) == _names(dataclasses.asdict(one_slice))
+        is_here = not (is_same_slice and is_made_again(created, one_slice.created))
+        link = GoneLink(f"is no longer a host of {one_slice.name}", "`fab recover` goes on with the new ones")
+        if not is_same_slice:
+            link = GoneLink(
+                f"is a host of the slice {before.get('name')}", "name it with --slice", knows_all=False
+            )
         names = [host["name"] for host in described["hosts"]]
         return tuple(
-            (by_name.get(name) if is_here else None) or Agent(host=name, link=gone_link, root="/")
+            (by_name.get(name) if is_here else None) or Agent(host=name, link=link, root="/")
             for name in names
         )
 
@@ -68,6 +73,11 @@ def make_backend(
         hold=functools.partial(exclusive, inventory.control, one_slice.name),
         terminal=_terminal,
     )
+
+
+def _names(one_slice: Mapping[str, Any]) -> tuple[str, str]:
+    """A slice's name in its stack, and at Google, whichever API made it."""
+    return one_slice.get("name", ""), one_slice.get("origin", "").rpartition(" ")[2]
 
 
 def _deploy(target: Target) -> bool:

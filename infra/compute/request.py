@@ -18,7 +18,7 @@ from typing import Any
 from contracts.aliases import Json
 from infra import naming
 from infra.cloud_tpu.request import FORMS, changed_pairs
-from infra.slice_api import ACTIVE, MISSING, Look, LookKind, Props
+from infra.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props
 
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
 LATE_S = 60.0
@@ -33,6 +33,8 @@ MODELS = {
     "FLEX_START": "flex-start",
     "RESERVATION_BOUND": "reserved",
 }
+UNCERTAIN = frozenset({MISSING, INCOMPLETE})
+"""What a listing lacks may be late, or someone else has deleted it: it is not lost for certain while the rest runs."""
 GROUP = "compute#instanceGroupManager"
 """The kind of a group, as Google writes it."""
 Part = Mapping[str, Any]
@@ -317,8 +319,8 @@ def look(spec: GroupSpec, resource: Json, now: datetime.datetime) -> Look:
         for name in spec.part_names
     }
     order = [
-        *(item for item in standing.items() if item[1][0] == "lost" and item[1][1] != MISSING),
-        *(item for item in standing.items() if item[1][1] == MISSING),
+        *(item for item in standing.items() if item[1][0] == "lost" and item[1][1] not in UNCERTAIN),
+        *(item for item in standing.items() if item[1][1] in UNCERTAIN),
         *(item for item in standing.items() if item[1][1] == WAITING),
         *(item for item in standing.items() if item[1][0] == "waiting"),
     ]
@@ -341,7 +343,7 @@ def look(spec: GroupSpec, resource: Json, now: datetime.datetime) -> Look:
         reason=reason,
         resource=resource,
         nodes=nodes,
-        may_be_running=kind == "active" or (state == MISSING and runs),
+        may_be_running=kind == "active" or (state in UNCERTAIN and runs),
     )
 
 
@@ -379,7 +381,7 @@ def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) ->
             existing.get("targetSize", 0)
         )  # its own: what runs with another is not taken for incomplete
         if len(statuses) < size and is_settled:
-            return "lost", "INCOMPLETE", f"has {len(statuses)} of {size} machines"
+            return "lost", INCOMPLETE, f"has {len(statuses)} of {size} machines"
         topologies = [str(each.get("state")) for each in status.get("appliedAcceleratorTopologies", [])]
         if not is_busy and {"FAILED", "DEACTIVATING"} & {*topologies}:
             return "lost", "FAILED", f"has the topology {spec.topology} in state {', '.join(topologies)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -190,21 +191,48 @@ def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> No
 
 
 @pytest.mark.parametrize(
-    ("slice_name", "slice_created", "is_gone"),
-    [("main", "c1", True), ("main", "c2", False), ("main", None, False), ("other", "c1", False)],
+    ("changes", "slice_created", "is_gone"),
+    [
+        ({}, "c1", True),
+        ({}, "c2", False),
+        ({}, "", False),
+        ({"name": "other"}, "c1", False),
+        # The other API has made it, with the same name.
+        ({"origin": "group " + MAIN.origin.rpartition(" ")[2]}, "c1", True),
+        # A slice of another stack, which may be called the same.
+        ({"origin": "group tpu-stack-other-main"}, "c1", False),
+    ],
 )
 def test_a_host_of_a_slice_that_was_made_again_is_another_one_though_its_name_is_the_same(
-    slice_name: str, slice_created: str | None, is_gone: bool
+    changes: dict[str, str], slice_created: str, is_gone: bool
 ) -> None:
     fresh = dataclasses.replace(MAIN, created="c2")
     there = inventory_target(dataclasses.replace(STACK, slices=(fresh,)), TargetRequest(stack="dev"))
     described = {
         "hosts": [{"index": 0, "name": MAIN.hosts[0].name}],
-        "slice": {"name": slice_name},
+        "slice": {"name": MAIN.name, "origin": MAIN.origin, **changes},
         "attempts": [{"attempt": 0, "slice_created": slice_created}],
     }
     (agent,) = there.backend.agents_for(described)  # type: ignore[attr-defined]
     assert isinstance(agent.link, GoneLink) == is_gone
+
+
+@pytest.mark.parametrize(
+    ("beat_age_s", "state"), [(5.0, "running"), (300.0, "lost")], ids=["it lives", "it is gone"]
+)
+@pytest.mark.parametrize("changes", [{"name": "old"}, {"origin": "group tpu-stack-other-main"}])
+def test_whether_a_run_lives_on_another_slice_its_heartbeats_show(
+    changes: dict[str, str], beat_age_s: float, state: str
+) -> None:
+    described = {
+        "run_id": "r",
+        "hosts": [{"index": 0, "name": "w-old"}],
+        "slice": {"name": MAIN.name, "origin": MAIN.origin, **changes},
+        "attempts": [{"attempt": 0, "started": "2020-11-20T21:45:00Z", "processes": 1}],
+    }
+    beat = {"attempt": 0, "state": "running", "time": time.time() - beat_age_s}
+    run = Run(directory=RunDirectory("/nowhere"), described=described, result=None, heartbeats=(beat,))
+    assert target().state_of(run) == state
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))

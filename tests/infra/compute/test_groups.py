@@ -169,6 +169,23 @@ def test_a_slice_that_is_lost_is_drift_and_the_next_up_makes_it_again(
     assert stack.state["state"] == "ACTIVE" and {*lab.machines().values()} == {"RUNNING"}
 
 
+def test_nothing_that_runs_goes_with_a_lost_machine_until_a_refresh_has_shown_it(
+    lab: ComputeLab, stack: Stack
+) -> None:
+    stack.up()
+    lab.befall.vanish("main-w-003")
+    lab.control.advance(120)
+    running = lab.machines()
+    with pytest.raises(
+        RunningError, match="has 3 of 4 machines, and its other nodes run.*\n`pulumi up --refresh`"
+    ):
+        stack.up(labels={"team": "nlp"})
+    assert lab.machines() == running
+    stack.refresh()
+    stack.up(labels={"team": "nlp"})
+    assert len(lab.machines()) == 4 and {*lab.machines().values()} == {"RUNNING"}
+
+
 def test_one_that_is_taken_back_in_its_first_minute_is_lost_at_once(lab: ComputeLab, stack: Stack) -> None:
     lab.put_template("us-east5", "spot", "deletes", scheduling={
         "provisioningModel": "SPOT", "instanceTerminationAction": "DELETE"
