@@ -11,7 +11,7 @@ from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.files import is_url, unwritable
 from contracts.inventory import Host, Inventory, Slice
-from contracts.process import PLATFORMS
+from contracts.process_environment import PLATFORMS
 from launch.jobs import CHECKOUT
 from launch.runs import Run
 from launch.targets import LOCAL, Target, TargetRequest, in_catalogue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from contracts.process import read as read_environment
+from contracts.process_environment import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from launch import plan as plans
 from launch import pricing

@@ -22,7 +22,7 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.variables import MOST_TRACED_STEPS
+from contracts.host_interface import MOST_TRACED_STEPS
 from launch import runs
 from launch.code import bundles
 from launch.code.bundles import Bundle

@@ -17,7 +17,7 @@ from console.summary import summary
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
-from contracts.run_costs import Cost
+from contracts.goodput import Cost
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.monitoring.host_samples import COLUMNS, HostSamples

@@ -1,27 +1,31 @@
-"""Goodput: of the time that a run held its slice, the share that became progress that lasted, and where the rest went.
+"""Goodput and cost: which share of the time on its slice a run turned into lasting progress, and what that time cost.
 
-It is computed from run.json, result.json and the heartbeats alone. The terms follow Google's ML Goodput Measurement
+Both are computed from run.json, result.json and the heartbeats alone. The terms follow Google's ML Goodput Measurement
 (https://github.com/AI-Hypercomputer/ml-goodput-measurement): productive time is that of steps which no later attempt
 repeats; everything else is badput of some category. What a process has not measured is "unknown".
 
 An attempt is measured by its process 0, which puts into each heartbeat as `timing`:
     {"parts": seconds by part (jobs.runtime.monitoring.metrics), "open": the part it is in, "from_step": the step after
      which the attempt went on, "saved_step": the last one that was saved, where these are known}
-When the next attempt begins, whoever starts it copies what is known of the last one into run.json (`measured`).
+When the next attempt begins, its starter copies what is known of the last one into run.json (`measured`).
+
+List prices come into run.json as an attempt's `price`, {"usd_per_hour": of its whole slice, "billed_usd_per_hour": less
+what a grant covers, null where unknown}; null where there is no list price. An unknown cost is None, never zero.
 """
 
 from __future__ import annotations
 
+import calendar
 import dataclasses
 import datetime
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from contracts.durations import spoken
+from contracts.durations import HOUR_S, spoken
 from contracts.inventory import is_made_again
-from contracts.run_costs import wall_s
-from contracts.run_records import amount, is_moment, parse_time
+from contracts.run_records import MOMENT, amount, is_moment, parse_time
 
 Category = Literal[
     "productive", "lost", "input_wait", "evaluation", "saving", "recording", "starting", "restoring", "compiling",
@@ -262,3 +266,53 @@ def _mapping(value: object) -> Mapping[str, Any]:
 def _ms(value: object) -> int | None:
     seconds = amount(value)
     return None if seconds is None else round(1000 * seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """usd: at list prices. billed_usd: less what a grant covers; None where that is not known."""
+
+    usd: float
+    billed_usd: float | None
+
+    def text(self, unit: str = "") -> str:
+        """The cost as a person reads it. unit: what follows an amount, such as " an hour"."""
+        listed = f"{self.usd:,.2f} USD{unit}"
+        if self.billed_usd is None:
+            return f"{listed} at list prices, less what a grant covers"
+        if self.billed_usd >= self.usd:
+            return f"{listed} at list prices"
+        if self.billed_usd <= 0:
+            return f"free by the grant ({listed} at list prices)"
+        return f"{self.billed_usd:,.2f} USD{unit} at list prices, {self.usd - self.billed_usd:,.2f} more by the grant"
+
+
+def cost(attempts: Sequence[Any], last_wall_s: float | None) -> Cost | None:
+    """The cost of all attempts, the last of which took `last_wall_s` so far; None if a price or a time is not known."""
+    usd, billed_usd = 0.0, 0.0
+    is_billed_known = bool(attempts)
+    for index, attempt in enumerate(attempts):
+        record = attempt if isinstance(attempt, dict) else {}
+        price = record.get("price")
+        price = price if isinstance(price, dict) else {}
+        wall_s = last_wall_s if index == len(attempts) - 1 else amount(record.get("wall_s"))
+        an_hour = amount(price.get("usd_per_hour"))
+        if an_hour is None or wall_s is None:
+            return None
+        billed = amount(price.get("billed_usd_per_hour"))
+        is_billed_known = is_billed_known and billed is not None
+        usd += an_hour * wall_s / HOUR_S
+        billed_usd += (billed or 0.0) * wall_s / HOUR_S
+    return Cost(usd, billed_usd if is_billed_known else None) if attempts else None
+
+
+def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None:
+    """The duration of one attempt: from its result, else until its last heartbeat or until it was ended; None if it is
+    not known."""
+    record = result or {}
+    recorded_s = amount(record.get("wall_s"))
+    seen_s = [beat["time"] for beat in heartbeats if "time" in beat] or [record.get("time")]
+    known_s = [at_s for moment in seen_s if (at_s := amount(moment)) is not None]
+    if recorded_s is not None or not known_s:
+        return recorded_s
+    return max(0.0, max(known_s) - calendar.timegm(time.strptime(attempt["started"], MOMENT)))

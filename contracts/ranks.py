@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 
 LAYER_STAMP = "tpu-stack-layer.json"
 """In a command's environment: what it was made for. It is written last."""

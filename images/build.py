@@ -23,8 +23,8 @@ import filelock
 
 from contracts import atomic
 from contracts.aliases import Say
-from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 from contracts.errors import RequestError
+from contracts.host_interface import DEVICE_GLOBS, VFIO_CONTAINER
 from images import local_images
 from images.docker_client import ImageError, asking, buildkit, clean, command_environment, connect, shown
 from images.local_images import BuildResult

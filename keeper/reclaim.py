@@ -17,8 +17,8 @@ from typing import Any
 from backends.vm import ensure
 from console import idle, notify
 from contracts.aliases import Say
-from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import HOUR_S, spoken
+from contracts.host_interface import DEVICE_GLOBS
 from contracts.inventory import Slice
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents

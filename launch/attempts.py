@@ -30,8 +30,8 @@ from contracts.errors import (
     Superseded,
 )
 from contracts.goodput import measured
-from contracts.run_costs import MOMENT, number
 from contracts.run_directory import Outcome, RunDirectory, State
+from contracts.run_records import MOMENT, amount
 from jobs.runtime.storage.bucket_files import files_of
 from launch import control_documents, policy
 from launch.control_documents import Run
@@ -55,7 +55,7 @@ class Limits:
     def budget_left_s(self, attempts: Sequence[Mapping[str, Any]]) -> int | None:
         if self.budget_s is None:
             return None
-        return int(self.budget_s - sum(number(attempt.get("wall_s")) or 0 for attempt in attempts))
+        return int(self.budget_s - sum(amount(attempt.get("wall_s")) or 0 for attempt in attempts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.process import Platform, ProcessEnvironment
+from contracts.process_environment import Platform, ProcessEnvironment
 from contracts.ranks import Spec, rank_variables, ranks_that_share
 from launch.targets import ACCESSES, Container, Plan, Target
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from contracts import goodput
-from contracts.durations import spoken
+from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
-from contracts.goodput import Goodput
+from contracts.goodput import Cost, Goodput, cost
 from contracts.inventory import Slice
-from contracts.process import PLATFORMS
-from contracts.run_costs import HOUR_S, Cost, cost, number
+from contracts.process_environment import PLATFORMS
+from contracts.run_records import amount
 from jobs.runtime.monitoring.metric_definitions import finite
 from launch.runs import Run, parse_time
 
@@ -233,7 +233,7 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
     limit_usd = max_usd if max_usd is not None else finite(before and before.described.get("max_usd"))
     if limit_usd is None:
         return None
-    price = number((list_price(one) or {}).get("usd_per_hour"))
+    price = amount((list_price(one) or {}).get("usd_per_hour"))
     if not price:
         raise RequestError(
             f"--max-usd {limit_usd:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
@@ -255,6 +255,6 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
 def least_usd(run: Run) -> float:
     """Return what a run has cost at least: its attempts whose price and time are known."""
     attempts = _attempts(run)
-    walls = [*(number(attempt.get("wall_s")) for attempt in attempts[:-1]), run.wall_s]
+    walls = [*(amount(attempt.get("wall_s")) for attempt in attempts[:-1]), run.wall_s]
     costs = (cost([attempt], wall_s) for attempt, wall_s in zip(attempts, walls, strict=True))
     return math.fsum(attempt.usd for attempt in costs if attempt is not None)

@@ -1,6 +1,7 @@
 """Rules of the whole repository: what may be imported, where the documents lead, what the first commands say."""
 
 import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ import pytest
 from fabfile.command_line import options_after_dashes
 from fabfile.commands import COMMANDS
 from fabfile.slips import Line
+from host.agent.stack_traces import RUNTIME_PROCESSES
 from launch import jobs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +57,13 @@ def test_what_runs_on_a_bare_python_imports_only_the_standard_library_and_the_co
     assert others["tools/install.py"] == set()
     # A tracker's interpreter runs this file alone.
     assert imported(ROOT / "console" / "tracker_client.py") - sys.stdlib_module_names <= {"mlflow", "wandb"}
+
+
+@pytest.mark.parametrize("module", ["jobs.runtime.ranks.rank_supervisor", "jobs.runtime.monitoring.sampler"])
+def test_stack_traces_leave_out_the_processes_of_the_runtime_that_compute_nothing(module: str) -> None:
+    assert importlib.util.find_spec(module) and RUNTIME_PROCESSES.search(
+        f"python\0-P\0-m\0{module}\0argument"
+    )
 
 
 JOBS = sorted(f"jobs/{path.parent.name}" for path in ROOT.glob("jobs/*/__init__.py"))

@@ -15,9 +15,9 @@ from typing import Any
 from backends.host_backend import LOOPBACK, HostBackend
 from backends.local.processes import LocalTransport, ProcessLink
 from contracts.aliases import Say
-from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url, unwritable
+from contracts.host_interface import DEVICE_GLOBS
 from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.storage.cache import user_cache_dir
 from launch.hosts import Agent

@@ -26,9 +26,9 @@ from backends.pods.pods import (
     label,
 )
 from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
+from contracts.host_interface import SECRETS_FILE
 from contracts.inventory import Cluster, Host, NodePool
 from contracts.run_directory import CODE, FOLDER
-from contracts.variables import SECRETS_FILE
 from launch import plan as plans
 from launch.targets import Plan
 

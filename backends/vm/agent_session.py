@@ -183,7 +183,7 @@ def with_verb(verb: str, request: str) -> bytes:
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PACKAGES = ("host", "host/agent", "contracts")
+PACKAGES = ("host", "host/agent", "host/agent/containers", "host/agent/storage", "contracts")
 # The oldest that a zip knows: the same code is the same archive on every day.
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 

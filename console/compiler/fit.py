@@ -20,10 +20,9 @@ from typing import Any
 from rich.table import Table
 
 from backends.local import environments
-from contracts.durations import spoken
+from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Capacity
-from contracts.run_costs import HOUR_S
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from jobs.runtime.storage.cache import user_cache_dir

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 
-from . import docker_command
+from .containers import docker_command
 from .protocol import Failed
 
 TYPE_CHECKING = False

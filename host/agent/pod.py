@@ -40,12 +40,12 @@ from contracts.errors import (
     is_signal_exit,
 )
 
-from .files import note, read_json
+from .attempt_process import Process, plain_environment
 from .liveness_client import HEARTBEAT_LIMIT_S, RETRY_S, Channel
 from .liveness_server import listen, named
-from .process import Process, plain_environment
 from .protocol import VERBS, VERSION, Refused, checked
 from .start import spawn
+from .storage.host_files import note, read_json
 from .supervisor import liveness_listener, watch
 
 TYPE_CHECKING = False
@@ -358,7 +358,7 @@ def pod_start_request(settings: Json, index: int, agreed: Json) -> Json:
     """
     import dataclasses
 
-    from contracts import process as process_environment
+    from contracts import process_environment as process_environment
     from contracts import ranks
 
     start, attempt = settings["start"], agreed["attempt"]

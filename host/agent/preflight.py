@@ -18,17 +18,17 @@ import threading
 import time
 
 from contracts import atomic
-from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import spoken
+from contracts.host_interface import DEVICE_GLOBS
 
-from . import docker_command
-from .bundles import is_present
-from .files import tail
+from .attempt_process import plain_environment
+from .containers import docker_command
+from .containers.image_pull import check_docker
 from .host_facts import host_facts
-from .images import check_docker
 from .proc import controlled, described, holders, parse_listeners, start_ticks, wait_until
-from .process import plain_environment
 from .protocol import Failed, check, remedy_for
+from .storage.host_files import tail
+from .storage.staged_bundles import is_present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -252,7 +252,7 @@ VERBS: dict[str, tuple[str, str]] = {
         f"{HOST} {PORTS} {PLACES} {CLOCK} {DEVICE_FIELDS} container:image_here?",
     ),
     "stage": (
-        "bundles.stage",
+        "storage.staged_bundles.stage",
         "sha256:sha256 archive_base64:text? offset:bytes? size_bytes:bytes? archive_path:text?",
     ),
     "start": (
@@ -260,28 +260,31 @@ VERBS: dict[str, tuple[str, str]] = {
         f"{ONE_PROCESS} {PROGRAM} {LIVENESS} {LIMITS} container:container? secrets:env? worker_env:env?",
     ),
     "pull": (
-        "images.pull",
+        "containers.image_pull.pull",
         "image:image attempts:positive min_free_bytes:bytes limit_s:seconds?",
     ),
     "describe": ("host_facts.describe", ""),
-    "join": ("process.join", f"{ONE_PROCESS} limit_s:seconds"),
-    "status": ("process.status", "run_id:name? attempt:count? process_id:count?"),
-    "stop": ("process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),
-    "logs": ("process.logs", f"{ONE_PROCESS} offset:offset limit_bytes:limit"),
+    "join": ("attempt_process.join", f"{ONE_PROCESS} limit_s:seconds"),
+    "status": ("attempt_process.status", "run_id:name? attempt:count? process_id:count?"),
+    "stop": ("attempt_process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),
+    "logs": ("attempt_process.logs", f"{ONE_PROCESS} offset:offset limit_bytes:limit"),
     "stacks": (
         "stack_traces.stacks",
         f"{ONE_PROCESS} timeout_s:seconds py_spy:sha256? own_command:flag?",
     ),
     "shell": ("shell.shell", ONE_PROCESS),
-    "profile": ("process.profile", f"{ONE_PROCESS} id:name steps:count? first:count?"),
-    "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
-    "write": ("files.write_file", "path:path text:content offset:bytes?"),
-    "create": ("files.create_file", "path:path text:content"),
-    "move": ("files.move_file", "path:path to:path"),
-    "list": ("files.list_names", "path:path"),
-    "remove": ("files.remove_file", "path:path"),
-    "folder_bytes": ("files.folder_bytes", "path:path"),
-    "remove_folder": ("files.remove_folder", "path:path first:name"),
+    "profile": ("attempt_process.profile", f"{ONE_PROCESS} id:name steps:count? first:count?"),
+    "read": (
+        "storage.host_files.read_slices",
+        "paths:paths offsets:offsets? limit_bytes:limit folders:paths?",
+    ),
+    "write": ("storage.host_files.write_file", "path:path text:content offset:bytes?"),
+    "create": ("storage.host_files.create_file", "path:path text:content"),
+    "move": ("storage.host_files.move_file", "path:path to:path"),
+    "list": ("storage.host_files.list_names", "path:path"),
+    "remove": ("storage.host_files.remove_file", "path:path"),
+    "folder_bytes": ("storage.host_files.folder_bytes", "path:path"),
+    "remove_folder": ("storage.host_files.remove_folder", "path:path first:name"),
 }
 
 
@@ -291,7 +294,7 @@ def verb_function(verb: str) -> Callable[[Json], Json]:
     Raises:
         Failed: the agent's own files are not what they were, as after a crash of the host.
     """
-    module, _, function = VERBS[verb][0].partition(".")
+    module, _, function = VERBS[verb][0].rpartition(".")
     try:
         action: Callable[[Json], Json] = getattr(importlib.import_module(f".{module}", __package__), function)
     except (ImportError, SyntaxError, ValueError, AttributeError) as error:

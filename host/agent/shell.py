@@ -6,10 +6,10 @@ import contextlib
 import os
 import sys
 
-from contracts.variables import SECRET_NAMES, SET_BY_IMAGE
+from contracts.host_interface import SECRET_NAMES, SET_BY_IMAGE
 
-from .docker_command import client_environment
-from .process import Process
+from .attempt_process import Process
+from .containers.docker_command import client_environment
 from .protocol import Failed
 from .stack_traces import environment_of, processes_of_ranks, running_process
 from .start import ENTRY
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from .docker_command import Container
+    from .containers.docker_command import Container
     from .protocol import Json
 
 SHELL = ["sh", "-c", "exec $(command -v bash || echo sh)"]

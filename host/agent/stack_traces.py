@@ -1,4 +1,5 @@
-"""The verb stacks: where the threads of a running process are, by py-spy or by the process's own SIGUSR1 handler."""
+"""Where the threads of a running process are: the verb stacks, by py-spy or by the process's own SIGUSR1 handler, and
+the dump of a process that hangs, with the kernel's view of it."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ import re
 import signal
 import time
 
-from .bundles import bundle_dir
-from .proc import catches, descendants, wait_until
-from .process import Process, known_process, signal_quietly
-from .protocol import Failed
+from .attempt_process import Process, known_process, signal_quietly
+from .proc import catches, descendants, members, wait_until
+from .protocol import Failed, Refused
+from .storage.staged_bundles import bundle_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .docker_command import Container
+    from .containers.docker_command import Container
     from .protocol import Json
 
 PY_SPY = "py-spy"
@@ -25,10 +26,13 @@ DUMP_LIMIT_S = 30.0
 """For one process: py-spy reads the symbols of large libraries, and the machine is at work."""
 AT_ONCE = 4
 MOST_PROCESSES = 64
-OURS = re.compile(r"-m\0jobs\.runtime\.(rank_supervisor|sampler)\0")
+RUNTIME_PROCESSES = re.compile(r"-m\0jobs\.runtime\.(ranks\.rank_supervisor|monitoring\.sampler)\0")
 """Command lines of processes that compute nothing of the run."""
 NO_PYTHON = re.compile("python version|process executable name", re.IGNORECASE)
 NO_ANSWER = f"py-spy gave no answer within {DUMP_LIMIT_S:g} s"
+STACKS_LIMIT_S = 5.0
+PROCESSES, THREADS = 16, 64
+"""As many are described; a TPU process has hundreds of threads, all but a few of them asleep in the same place."""
 DENIED_REMEDY = (
     "the kernel lets nobody trace this process but root: allow the agent's user sudo without a password, or on pods "
     "start the run with --container-access privileged"
@@ -78,7 +82,7 @@ def processes_of_ranks(process: Process) -> list[int]:
     else:
         init = container.state().get("Pid") or 0
         pids = descendants(init) if init else []
-    return [pid for pid in pids if not OURS.search(command_line(pid))]
+    return [pid for pid in pids if not RUNTIME_PROCESSES.search(command_line(pid))]
 
 
 def by_py_spy(process: Process, program: str) -> tuple[list[Json], str | None]:
@@ -225,3 +229,60 @@ def by_signal(process: Process, timeout_s: float) -> str:
     with open(process.stacks_path, "rb") as stacks_file:
         stacks_file.seek(before)
         return stacks_file.read().decode(errors="replace")
+
+
+def hang_dump(process: Process) -> str:
+    """The stack traces of the process, if it still answers, and /proc's state of it and its descendants."""
+    try:
+        own = by_signal(process, STACKS_LIMIT_S)
+    except Refused as refusal:
+        own = f"no stacks: {refusal.message}\n"
+    except OSError as error:  # it has ended
+        own = f"no stacks: {error}\n"
+    other_pids = sorted({*members(process.dir), *in_container(process)} - {process.record["pid"]})
+    parts = [own, *(by_kernel(pid) for pid in [process.record["pid"], *other_pids][:PROCESSES])]
+    return "\n".join(parts)
+
+
+def in_container(process: Process) -> list[int]:
+    """The job's own process, where another user's container has it."""
+    try:
+        pid = None if process.container is None else process.pid()
+    except Refused:
+        return []
+    return [] if pid is None else [pid]
+
+
+def by_kernel(pid: int) -> str:
+    """State, place in the kernel and system call of the threads of a process, as far as this user may see."""
+    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    lines = [f"pid {pid}: {command[:300]}"]
+    try:
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return lines[0] + ": it has ended"
+    lines += _threads(pid, threads[:THREADS])
+    if len(threads) > THREADS:
+        lines.append(f"  and {len(threads) - THREADS} more threads")
+    return "\n".join(lines)
+
+
+def _threads(pid: int, threads: list[int]) -> list[str]:
+    lines = []
+    for thread in threads:
+        place = f"/proc/{pid}/task/{thread}"
+        name = _read(f"{place}/comm").strip()
+        match = re.search(r"^State:\s*(.*)$", _read(f"{place}/status"), re.MULTILINE)
+        state = match.group(1) if match else "gone"
+        waits_in, call = _read(f"{place}/wchan").strip(), _read(f"{place}/syscall").strip()
+        lines.append(f"  thread {thread} {name}: {state}; wchan {waits_in or '?'}; syscall {call or '?'}")
+        lines += [f"    {line}" for line in _read(f"{place}/stack").splitlines()]
+    return lines
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(65536).decode(errors="replace")
+    except OSError:
+        return ""

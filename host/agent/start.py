@@ -12,16 +12,16 @@ import sys
 import time
 
 from contracts import atomic
-from contracts.variables import SECRETS_FILE
+from contracts.host_interface import SECRETS_FILE
 
-from .files import last_lines, read_json
+from .attempt_process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
 from .proc import parse_stat, start_ticks, wait_until
-from .process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
 from .protocol import Failed, Refused, remedy_for
+from .storage.host_files import last_lines, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .container_start import ContainerStart
+    from .containers.container_start import ContainerStart
     from .protocol import Json
 
 
@@ -230,7 +230,7 @@ def prepared_container(process: Process, request: Json) -> ContainerStart | None
     if request["container"] is None:
         return None
 
-    from .container_start import prepare_container  # with what only containers need
+    from .containers.container_start import prepare_container  # with what only containers need
 
     return prepare_container(process, request)
 

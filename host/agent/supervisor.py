@@ -18,16 +18,16 @@ from contracts.causes import cause, lines_before
 from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.run_directory import first_failure, own_failures
 
-from .docker_command import look_back
-from .files import last_lines, note, read_json, tried
-from .hang_dump import hang_dump
+from .attempt_process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
+from .containers.docker_command import look_back
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
 from .proc import NO_MEMORY, oom_kills, wait_until
-from .process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
 from .protocol import Failed, Refused, is_number, os_error_reason, remedy_for
-from .run_files import RunFiles
+from .stack_traces import hang_dump
 from .start import spawn
+from .storage.host_files import last_lines, note, read_json, tried
+from .storage.run_files import RunFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import RequestError
+from contracts.host_interface import MOST_TRACED_STEPS
 from contracts.suggestions import DASHES, copied_character, did_you_mean
-from contracts.variables import MOST_TRACED_STEPS
 
 
 class Range(NamedTuple):

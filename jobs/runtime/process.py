@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TextIO
 
-from contracts import process as process_environment
+from contracts import process_environment as process_environment
 from contracts import run_directory
 from contracts.causes import ADDRESS_IN_USE, cause, free_space
 from contracts.errors import (
@@ -36,7 +36,7 @@ from contracts.errors import (
     Superseded,
     exit_code_for,
 )
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from contracts.run_records import Unread
 from jobs.runtime import option_rules, preemption

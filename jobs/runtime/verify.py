@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from contracts.process import Platform
+from contracts.process_environment import Platform
 from jobs.runtime import process
 
 PACKAGES = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from contracts.errors import RequestError
-from contracts.variables import SET_BY_IMAGE, SHORTEST_SECRET
+from contracts.host_interface import SET_BY_IMAGE, SHORTEST_SECRET
 from launch.plan import launcher_names
 from launch.targets import Plan, Secret
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from contracts import process
+from contracts import process_environment
 from contracts.errors import RequestError
 from contracts.ranks import Ranks, Spec, decoded, rank_variables
 
-HOST = process.ProcessEnvironment(
+HOST = process_environment.ProcessEnvironment(
     run_id="command-20261120-214500-abcd",
     run_dir="/runs/one",
     job="command",
@@ -89,10 +89,10 @@ SLICE_BUILDER = ",".join(f"{host}:{port}" for host in HOSTS for port in range(80
     ],
 )
 def test_a_rank_finds_what_its_framework_s_own_launcher_would_have_set(
-    framework: str, platform: process.Platform, ranks: Ranks, own: dict[str, str]
+    framework: str, platform: process_environment.Platform, ranks: Ranks, own: dict[str, str]
 ) -> None:
     changed = {"framework": framework, "platform": platform}
-    host = process.read(
+    host = process_environment.read(
         {**HOST.variables(), **{f"RUN_{name.upper()}": text for name, text in changed.items()}}
     )
     rank = {
@@ -108,16 +108,18 @@ def test_a_rank_finds_what_its_framework_s_own_launcher_would_have_set(
     }
     found = rank_variables(host, ranks, 1)
     assert found == {**host.variables(), **numbers, **TORCH, **rank, **own}
-    told = process.read(found)
+    told = process_environment.read(found)
     assert (told.process_id, told.local_rank, told.host, told.hosts) == (ranks.per_host + 1, 1, 1, 2)
 
 
 def test_ranks_that_do_not_fill_hosts_are_refused() -> None:
     wrong = {"RUN_RANKS_PER_HOST": "2", "RUN_LOCAL_RANK": "0"}
     with pytest.raises(RequestError, match=r"RUN_LOCAL_RANK \(0\) RUN_PROCESS_ID \(1\) modulo it"):
-        process.read({**HOST.variables(), **wrong})
+        process_environment.read({**HOST.variables(), **wrong})
     with pytest.raises(RequestError, match=r"RUN_NUM_PROCESSES \(2\) must be a multiple"):
-        process.read({**HOST.variables(), **wrong, "RUN_RANKS_PER_HOST": "3", "RUN_LOCAL_RANK": "1"})
+        process_environment.read(
+            {**HOST.variables(), **wrong, "RUN_RANKS_PER_HOST": "3", "RUN_LOCAL_RANK": "1"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_ranks_that_share_the_chips_of_a_host_see_their_own_and_fill_the_slice(
     ranks = Ranks(
         hosts=("h",) * hosts, ports=(tuple(range(per_host)),) * hosts, per_host=per_host, topology=topology
     )
-    host = process.read({**HOST.variables(), "RUN_PLATFORM": "tpu", "RUN_PROCESS_ID": "0"})
+    host = process_environment.read({**HOST.variables(), "RUN_PLATFORM": "tpu", "RUN_PROCESS_ID": "0"})
     found = rank_variables(host, ranks, 1)
     assert found["TPU_VISIBLE_CHIPS"] == chips
     assert (found["TPU_CHIPS_PER_PROCESS_BOUNDS"], found["TPU_PROCESS_BOUNDS"]) == (block, processes)
@@ -143,7 +145,7 @@ def test_ranks_that_share_the_chips_of_a_host_see_their_own_and_fill_the_slice(
 
 def test_one_rank_a_host_has_all_of_its_chips() -> None:
     one = Ranks(hosts=HOSTS, ports=((1,), (2,)), topology="2x4")
-    host = process.read({**HOST.variables(), "RUN_PLATFORM": "tpu"})
+    host = process_environment.read({**HOST.variables(), "RUN_PLATFORM": "tpu"})
     assert not [name for name in rank_variables(host, one, 0) if name.startswith(("TPU_", "CLOUD_TPU_"))]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from contracts import fencing
 from contracts.run_directory import RunDirectory
-from host.agent.run_files import RunFiles
+from host.agent.storage.run_files import RunFiles
 from tests.waiting import until
 
 SAID = "attempt 1 of this run has begun since; attempt 0 ends"

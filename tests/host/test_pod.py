@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from host.agent import pod
 from host.agent.pod import Pod, exit_code, is_alive, pod_start_request
 

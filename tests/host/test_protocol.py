@@ -117,7 +117,7 @@ def test_a_bug_is_told_without_a_traceback_on_stdout_and_a_root_that_cannot_be_m
     response, status = protocol.respond("start", json.dumps(request).encode())
     assert (status, capsys.readouterr().err) == (1, "")
     assert f"{tmp_path}/root" in response["error"]["message"]
-    monkeypatch.setattr("host.agent.process.status", broken)
+    monkeypatch.setattr("host.agent.attempt_process.status", broken)
     response, status = protocol.respond("status", json.dumps({"version": 1, "root": str(tmp_path)}).encode())
     assert (response["ok"], status) == (False, 1)
     assert "KeyError" in response["error"]["message"]
@@ -161,7 +161,7 @@ live()
 
 def test_a_status_loads_nothing_that_takes_long_to_load() -> None:
     """The agent starts on every host for every launch; each of these is a fifth of its start or more."""
-    program = "import sys, host.agent.protocol, host.agent.process; print(*sys.modules)"
+    program = "import sys, host.agent.protocol, host.agent.attempt_process; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=True
     )
@@ -323,7 +323,7 @@ def test_a_root_that_cannot_be_written_or_known_and_a_damaged_agent_are_named(se
     session.ask("status")
     session.end()
     folder = Path(session.root, "agents", SHA256)
-    for broken in ("process.py", "protocol.py"):
+    for broken in ("attempt_process.py", "protocol.py"):
         (folder / "host" / "agent" / broken).write_text("")
         assert sessions().ask("stop", run_id="a", grace_s=0)["error"]["remedy"].endswith(f"rm -r {folder}")
 

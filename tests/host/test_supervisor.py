@@ -16,10 +16,11 @@ import pytest
 
 from contracts import fencing
 from contracts.run_directory import RunDirectory
-from host.agent import run_files, supervisor
+from host.agent import supervisor
+from host.agent.attempt_process import Process, exit_record
 from host.agent.proc import NO_MEMORY, oom_kills
-from host.agent.process import Process, exit_record
-from host.agent.run_files import RunFiles
+from host.agent.storage import run_files
+from host.agent.storage.run_files import RunFiles
 from jobs.runtime.storage.bucket_files import files_of
 from tests.host.conftest import CHECKOUT, cut_off
 from tests.processes import is_alive

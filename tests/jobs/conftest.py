@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 from tests.jobs.groups import environment_of

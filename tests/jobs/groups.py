@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run, fenced_directory
 from tests.servers import free_port

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from contracts.files import DiskFiles
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime.monitoring import heartbeat as heartbeats
 from jobs.runtime.monitoring.heartbeat import Heartbeat

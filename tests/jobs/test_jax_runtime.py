@@ -25,7 +25,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.errors import RequestError
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import TORN

@@ -16,8 +16,8 @@ import pytest
 
 from contracts import atomic
 from contracts.errors import JobFailed
+from contracts.host_interface import PROFILE_REQUEST, profile_answer
 from contracts.run_directory import RunDirectory
-from contracts.variables import PROFILE_REQUEST, profile_answer
 from jobs.runtime import preemption, process
 from jobs.runtime.loop import Loop
 from jobs.runtime.preemption import Preempted

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import METRICS, RunDirectory
 from jobs.runtime import preemption
 from jobs.runtime.monitoring import metric_definitions as definitions

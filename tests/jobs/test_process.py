@@ -16,9 +16,9 @@ import pytest
 from aiohttp import ClientPayloadError
 from google.auth.exceptions import TransportError
 
-from contracts import process as environment
+from contracts import process_environment as environment
 from contracts.errors import FAILED, PEER_LOST, UNAVAILABLE, RequestError
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import process
 from jobs.runtime.jax import distributed  # noqa: F401 - what JAX says of a lost peer

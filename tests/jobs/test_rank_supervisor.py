@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Ranks, Spec
 from jobs.runtime.ranks.rank_supervisor import event_files
 from tests.jobs.groups import free_address
@@ -317,7 +317,7 @@ def test_a_program_that_is_not_there_is_named(start: Start) -> None:
 
 
 OF_JOB = (
-    "import os, sys, time, signal; from contracts import process as told; "
+    "import os, sys, time, signal; from contracts import process_environment as told; "
     "from contracts.run_directory import RunDirectory; "
     "from jobs.runtime import process; from jobs.runtime.monitoring.heartbeat import Heartbeat; "
     "assert os.environ['PYTHONPATH']; e = told.read(os.environ); d = RunDirectory(e.run_dir); "

@@ -21,7 +21,7 @@ import grpc
 import psutil
 import pytest
 
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory, host_samples
 from jobs.runtime.monitoring import sampler
 from jobs.runtime.monitoring.host_samples import HostSamples, read

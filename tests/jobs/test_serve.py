@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import SERVING
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, lengths
 from jobs.serve.batching import Shapes, choose

@@ -27,10 +27,10 @@ from backends.local.local_backend import on_this_machine
 from console import dry_run
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
-from contracts.process import read as read_environment
+from contracts.process_environment import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from contracts.run_directory import FOLDER, RunDirectory
-from host.agent.bundles import unpack
+from host.agent.storage.staged_bundles import unpack
 from launch import plan
 from launch.code import bundles
 from launch.code.bundles import bundle_folder, keep

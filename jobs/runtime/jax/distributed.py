@@ -11,9 +11,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from contracts.device_nodes import required
 from contracts.errors import RequestError
-from contracts.process import Platform, ProcessEnvironment
+from contracts.host_interface import required
+from contracts.process_environment import Platform, ProcessEnvironment
 from jobs.runtime import group
 from jobs.runtime.preemption import watch
 

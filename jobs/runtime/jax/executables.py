@@ -31,7 +31,7 @@ from jax.experimental import serialize_executable
 
 from contracts.errors import first_line
 from contracts.files import DiskFiles
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from jobs.runtime import processor
 from jobs.runtime.jax import hlo
 from jobs.runtime.storage.bucket_files import files_of

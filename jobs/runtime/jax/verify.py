@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from contracts.process import Platform
+from contracts.process_environment import Platform
 from jobs.runtime.verify import Framework, Work, main
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from contracts.errors import SUPERSEDED, Superseded
 from contracts.files import DiskFiles
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory, heartbeat, reserve
 from jobs.runtime.storage.bucket_files import retry
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts import atomic
+from contracts.host_interface import PROFILE_REQUEST, profile_answer
 from contracts.run_directory import PROFILE as PROFILE
-from contracts.variables import PROFILE_REQUEST, profile_answer
 from jobs.runtime.option_rules import Steps as Steps
 from jobs.runtime.option_rules import read_steps as read_steps
 from jobs.runtime.storage.bucket_files import files_of, pauses_s, retry
 
 if TYPE_CHECKING:
-    from contracts.process import ProcessEnvironment
+    from contracts.process_environment import ProcessEnvironment
     from jobs.runtime.process import Run
 
 STEP = "train"
@@ -187,7 +187,7 @@ class Profile:
 
 
 class _Requests:
-    """Where `fab profile` leaves its requests for one process (`host.agent.process.profile`), and its answers."""
+    """Where `fab profile` leaves its requests for a process (`host.agent.attempt_process.profile`), and its answers."""
 
     def __init__(self, environment: ProcessEnvironment) -> None:
         self._control_dir, self._rank = environment.control_dir, environment.local_rank

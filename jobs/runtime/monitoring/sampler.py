@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from contracts import process as process_environment
+from contracts import process_environment as process_environment
 from contracts import run_directory
-from contracts.process import ProcessEnvironment
+from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime.monitoring.heartbeat import LOCAL
 from jobs.runtime.monitoring.host_samples import HostSamples, Values, read

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from contracts import atomic, causes, run_directory
-from contracts import process as process_environment
+from contracts import process_environment as process_environment
 from contracts.errors import (
     DONE,
     FAILED,
@@ -40,9 +40,9 @@ from contracts.errors import (
     Superseded,
     exit_code_for,
 )
-from contracts.process import ProcessEnvironment
+from contracts.host_interface import SECRET_NAMES, SECRETS_FILE
+from contracts.process_environment import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Spec, decoded, rank_variables
-from contracts.variables import SECRET_NAMES, SECRETS_FILE
 from jobs.runtime import process
 from jobs.runtime.monitoring import sampler
 from jobs.runtime.monitoring.heartbeat import Heartbeat, last_words

@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 
 from contracts.errors import RequestError, Unreachable, first_line
-from contracts.variables import SECRET_NAMES, SECRETS_FILE, SHORTEST_SECRET
+from contracts.host_interface import SECRET_NAMES, SECRETS_FILE, SHORTEST_SECRET
 
 MASK = b"***"
 ANSWER_LIMIT_S = 20.0

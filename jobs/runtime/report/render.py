@@ -16,7 +16,7 @@ from typing import Any
 
 from contracts import goodput
 from contracts.durations import spoken
-from contracts.run_costs import cost
+from contracts.goodput import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
 from contracts.run_records import Unread, without_retaken
 from jobs.runtime.monitoring.host_samples import HostSamples, findings, read

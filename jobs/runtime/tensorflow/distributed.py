@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from contracts.device_nodes import required
 from contracts.errors import RequestError
-from contracts.process import ProcessEnvironment
+from contracts.host_interface import required
+from contracts.process_environment import ProcessEnvironment
 from jobs.runtime import group
 from jobs.runtime.preemption import watch
 

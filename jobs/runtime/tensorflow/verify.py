@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from contracts.process import Platform
+from contracts.process_environment import Platform
 from jobs.runtime.tensorflow import distributed
 from jobs.runtime.verify import Framework, Work, main
 

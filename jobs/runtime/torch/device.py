@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.errors import RequestError
-from contracts.process import Platform, ProcessEnvironment
+from contracts.process_environment import Platform, ProcessEnvironment
 from jobs.runtime.group import require_platform
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "tpu": "cpu:gloo,tpu:tpu_dist", "xla": "gloo"}

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from contracts.device_nodes import required
-from contracts.process import Platform, ProcessEnvironment
+from contracts.host_interface import required
+from contracts.process_environment import Platform, ProcessEnvironment
 from jobs.runtime import group
 from jobs.runtime.preemption import watch
 from jobs.runtime.torch.device import Device, find

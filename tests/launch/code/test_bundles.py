@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, RunDirectory
-from host.agent.bundles import bundle_dir, stage, unpack
-from host.agent.files import write_file
+from host.agent.storage.host_files import write_file
+from host.agent.storage.staged_bundles import bundle_dir, stage, unpack
 from infra.documents import ABSENT, Documents
 from launch import jobs
 from launch.code.bundles import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.local.local_backend import on_this_machine
-from contracts import process
+from contracts import process_environment
 from contracts.errors import RequestError
 from contracts.ranks import decoded
 from jobs.runtime.ranks.rank_supervisor import variables
@@ -111,7 +111,7 @@ def test_what_is_not_refused_reaches_every_rank_as_it_was_given(framework: str, 
     environment = start["env"]
     if of_command:
         spec = decoded(start["argv"][-1])
-        environment = variables(spec, process.read(environment), 0, environment, cpus=2)
+        environment = variables(spec, process_environment.read(environment), 0, environment, cpus=2)
     assert {name: environment[name] for name in allowed} == allowed
 
 

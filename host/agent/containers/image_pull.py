@@ -7,15 +7,15 @@ import os
 import re
 import time
 
+from ..proc import user_name, wait_until
+from ..protocol import Failed, check
 from . import docker_command
-from .proc import user_name, wait_until
-from .protocol import Failed, check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .protocol import Json
+    from ..protocol import Json
 
 
 PLATFORM_LABEL = "tpu-stack.platform"

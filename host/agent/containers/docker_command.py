@@ -9,15 +9,15 @@ import signal
 
 from contracts import atomic
 
-from .files import last_lines, note, read_json
-from .proc import NO_MEMORY, children, user_name, wait_until
-from .protocol import Failed
+from ..proc import NO_MEMORY, children, user_name, wait_until
+from ..protocol import Failed
+from ..storage.host_files import last_lines, note, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .protocol import Json
+    from ..protocol import Json
 
 
 ANSWER_LIMIT_S = 15.0

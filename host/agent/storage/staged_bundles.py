@@ -7,15 +7,15 @@ import errno
 import os
 import time
 
-from .proc import start_ticks
-from .protocol import Failed, Refused
+from ..proc import start_ticks
+from ..protocol import Failed, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from .protocol import Json
+    from ..protocol import Json
 
 UNUSED_S = 14 * 86400.0
 STARTING_S = 86400.0
@@ -148,7 +148,7 @@ def opened(place: str) -> Iterator[BinaryIO]:
     import urllib.parse
     import urllib.request
 
-    from .host_facts import ask_metadata
+    from ..host_facts import ask_metadata
 
     bucket, _, name = place[len("gs://") :].partition("/")
     stand_in = os.environ.get("STORAGE_EMULATOR_HOST")
@@ -173,7 +173,7 @@ def remove_unused(root: str) -> None:
     """
     import shutil
 
-    from .process import processes
+    from ..attempt_process import processes
 
     bundles = os.path.join(root, "bundles")
     oldest_s = time.time() - UNUSED_S

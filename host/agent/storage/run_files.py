@@ -12,18 +12,18 @@ import threading
 from contracts import atomic, run_directory
 from contracts.errors import SUPERSEDED
 
-from . import docker_command
-from .container_start import deliver_arguments, image_environment
-from .docker_command import Container, container_name
-from .files import note, tried
-from .process import plain_environment
-from .protocol import Refused
+from ..attempt_process import plain_environment
+from ..containers import docker_command
+from ..containers.container_start import deliver_arguments, image_environment
+from ..containers.docker_command import Container, container_name
+from ..protocol import Refused
+from .host_files import note, tried
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .protocol import Json
+    from ..protocol import Json
 
 
 DELIVERY_LIMIT_S = 120.0
@@ -180,7 +180,7 @@ class Delivery:
 
 def delivery(request: Json, url: str) -> Delivery:
     """The program for a start request's process, bare or in a container of the same image."""
-    from .proc import user_name
+    from ..proc import user_name
 
     argv = [request["argv"][0], *MODULE, url]
     if request["container"] is None:

@@ -1,8 +1,8 @@
 """tf_images beside a plain `fit`: the same model, optimizer, batch and pictures, on this machine's CPU, by turns.
 
-    python -m bench.images                          Fashion-MNIST (Debian's dataset-fashion-mnist), else digits
-    python -m bench.images --data photos --size 64  JPEG pictures of 320 x 240, cut out of the two that scikit-learn has
-    python -m bench.images --data FOLDER --size 96  your pictures, in a folder for each class
+    python -m bench.tf_images                          Fashion-MNIST (Debian's dataset-fashion-mnist), else digits
+    python -m bench.tf_images --data photos --size 64  JPEG pictures of 320 x 240, cut out of scikit-learn's two
+    python -m bench.tf_images --data FOLDER --size 96  your pictures, in a folder for each class
 
 tf_images reads shards, which are made before, as docs/jobs.md says. The plain program is that of TensorFlow's tutorials
 "Load and preprocess images" and "Data augmentation": `image_dataset_from_directory`, preprocessing layers in a `map`,
@@ -62,7 +62,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     forwarded = [
         word for name, value in vars(arguments).items() if name != "turn" for word in (f"--{name}", value)
     ]
-    ask = functools.partial(rounds.ask, "bench.images", "tensorflow")
+    ask = functools.partial(rounds.ask, "bench.tf_images", "tensorflow")
     ask([*forwarded, "--turn", DATA_TURN])
     _, config, epoch, _ = _decided(arguments)
     side = config.image_size

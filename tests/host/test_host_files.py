@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.agent import files
+from host.agent.storage import host_files
 from launch import remote_files
 from launch.hosts import Agent
 from launch.remote_files import HostFiles
@@ -37,7 +37,7 @@ def test_the_slices_of_a_text_are_the_text(
     path = tmp_path_factory.getbasetemp() / "slices"
     path.write_bytes(text.encode(errors="ignore"))
     found, offset = "", 0
-    while (piece := files.read_piece(str(path), offset, limit))["text"]:
+    while (piece := host_files.read_piece(str(path), offset, limit))["text"]:
         found += piece["text"]
         offset = piece["next_offset"]
     assert found == text.encode(errors="ignore").decode()
@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_bundle(agent: Any, small_di
 
 def pieces(data: bytes, limit: int, ended: bool) -> list[bytes]:
     found = []
-    while piece := files.whole_lines(data[: limit + 1], limit, ended):
+    while piece := host_files.whole_lines(data[: limit + 1], limit, ended):
         found.append(piece)
         data = data[len(piece) :]
     return found

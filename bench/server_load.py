@@ -1,6 +1,6 @@
 """The server of an export under load on loopback, beside `transformers`' pipeline behind the same server.
 
-    .venv/bin/python -m bench.serve EXPORT …
+    .venv/bin/python -m bench.server_load EXPORT …
 
 EXPORT is the export of a run of flax_mlm. Both servers are up at a time and are measured by turns, round after round:
 one request at a time, then 16 clients; then at 70 % of what those got, with random arrivals. What counts is the median
@@ -107,7 +107,7 @@ def serving(kind: str, export: Path, batch_size: int = 0) -> Iterator[Serving]:
     environments.ensure(framework, lambda text: print(text, file=sys.stderr))
     arguments = [kind, str(export), "--batch-size", str(batch_size)]
     with subprocess.Popen(
-        [str(environments.environment_python(framework)), "-m", "bench.serve", "--child", *arguments],
+        [str(environments.environment_python(framework)), "-m", "bench.server_load", "--child", *arguments],
         cwd=ROOT,
         env={**os.environ, **LARGE_PAGES, **ON_CPU, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from host.agent import docker_command, images
+from host.agent.containers import docker_command, image_pull
 from host.agent.protocol import Failed
 from tests.host.conftest import Host
 from tests.host.containers.conftest import build, docker
@@ -48,12 +48,12 @@ def fake_docker(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     made = FakeDocker()
     monkeypatch.setattr(subprocess, "run", made.run)
     monkeypatch.setattr(docker_command, "program", lambda: "docker")
-    monkeypatch.setattr(images, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(image_pull, "FIRST_PAUSE_S", 0.01)
     return made
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return images.pull({"image": REF, "attempts": 4, "min_free_bytes": 1, "limit_s": None, **fields})
+    return image_pull.pull({"image": REF, "attempts": 4, "min_free_bytes": 1, "limit_s": None, **fields})
 
 
 def refused(**fields: Any) -> Failed:
@@ -95,7 +95,7 @@ def test_an_image_that_is_here_is_not_asked_for_and_one_by_its_id_cannot_be(fake
     ],
 )
 def test_what_cannot_get_better_has_a_remedy(complaint: str, remedy: str | None) -> None:
-    found = images.final_remedy(complaint)
+    found = image_pull.final_remedy(complaint)
     assert found is None if remedy is None else remedy in str(found)
 
 
@@ -126,15 +126,15 @@ def test_images_that_are_used_kept_or_not_ours_stay() -> None:
     foreign = known("5", Config={"Labels": None})
     ours = [known(number) for number in "43210"] + [foreign]
     keep = ["tpu-stack/jax:1", "r/jax@sha256:" + "2" * 64, "sha256:" + "3" * 64]
-    left = images.unneeded(ours, {"sha256:" + "0" * 64}, keep)
+    left = image_pull.unneeded(ours, {"sha256:" + "0" * 64}, keep)
     assert [each["Id"][-1] for each in left] == ["4"]
-    assert [each["Id"][-1] for each in images.unneeded(ours, set(), [])] == list("01234")
+    assert [each["Id"][-1] for each in image_pull.unneeded(ours, set(), [])] == list("01234")
 
 
 def test_a_short_disk_is_cleared_of_old_images(
     fake_docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "free_bytes", lambda place: 2_000_000_000)
+    monkeypatch.setattr(image_pull, "free_bytes", lambda place: 2_000_000_000)
     old = {"image ls": [(0, "sha256:" + "1" * 64, "")], "ps": [(0, "", "")], "image rm": [(0, "", "")]}
     found = {"image inspect region": [ABSENT], "image inspect sha256": [(0, json.dumps([known("1")]), "")]}
     fake_docker.answers({**found, **old, **ROOM})
@@ -156,7 +156,7 @@ def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: 
         steps = [
             each for each in docker("image", "ls", "-aq", "--no-trunc").split() if each not in (unused, used)
         ]
-        removed = images.remove_unneeded([*others, *steps])
+        removed = image_pull.remove_unneeded([*others, *steps])
         assert [each["id"] for each in removed] == [unused]
     finally:
         docker("rm", name)
@@ -197,7 +197,7 @@ def test_a_running_container_is_a_leftover_even_where_its_processes_are_hidden(b
 
 def checked(**fields: Any) -> list[dict[str, Any]]:
     container = {"image": REF, "mounts": [], "size_bytes": None, **fields}
-    return images.check_docker({"container": container, "platform": "cpu"})[0]
+    return image_pull.check_docker({"container": container, "platform": "cpu"})[0]
 
 
 def test_a_missing_mount_and_docker_are_told(
@@ -236,5 +236,5 @@ def test_the_client_gets_no_secrets_of_the_host_and_its_words_are_told_without_i
     ],
 )
 def test_a_disk_full_of_old_images_keeps_no_run(free: int, removable: int, ok: bool, part: str) -> None:
-    found = images.check_docker_disk(free, 10, removable)
+    found = image_pull.check_docker_disk(free, 10, removable)
     assert (found["ok"], part in found["message"]) == (ok, True), found

@@ -11,13 +11,13 @@ import time
 
 from contracts import atomic
 
-from .protocol import LARGEST_READ, Failed, Refused
+from ..protocol import LARGEST_READ, Failed, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .protocol import Json
+    from ..protocol import Json
 
 
 LAST_LINES = 20

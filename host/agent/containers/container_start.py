@@ -8,21 +8,20 @@ import re
 import stat
 
 from contracts import atomic
-from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
-from contracts.variables import SET_BY_IMAGE
+from contracts.host_interface import DEVICE_GLOBS, SET_BY_IMAGE, VFIO_CONTAINER
 
+from ..attempt_process import Process
+from ..proc import user_name, wait_until
+from ..protocol import Failed, remedy_for
+from ..storage.host_files import last_lines, note
 from . import docker_command
 from .docker_command import MARKER, NO_SUCH_CONTAINER, Container, container_name, recorded_container
-from .files import last_lines, note
-from .proc import user_name, wait_until
-from .process import Process
-from .protocol import Failed, remedy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .protocol import Json
+    from ..protocol import Json
 
 
 MADE_LIMIT_S = 30.0

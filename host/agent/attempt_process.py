@@ -11,18 +11,18 @@ import signal
 import time
 
 from contracts import atomic
-from contracts.variables import PROFILE_REQUEST, profile_answer
+from contracts.host_interface import PROFILE_REQUEST, profile_answer
 
-from .docker_command import REMOVAL_LIMIT_S, recorded_container
-from .files import beginning, last_lines, read_json, whole_lines
+from .containers.docker_command import REMOVAL_LIMIT_S, recorded_container
 from .proc import members, start_ticks, wait_until
 from .protocol import Failed
+from .storage.host_files import beginning, last_lines, read_json, whole_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .docker_command import Container
+    from .containers.docker_command import Container
     from .protocol import Json
 
 
