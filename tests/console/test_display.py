@@ -29,23 +29,6 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_lines_come_no_more_often_than_the_period_and_the_same_one_never_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
-    screen = console(terminal=False)
-    plain = Plain(screen, period_s=10)
-    for text in ("starting", "starting", "tokenising"):
-        plain.waiting(text)
-    for now_s, step in ((10.0, 1), (19.9, 2), (20.0, 3), (40.0, 3)):  # noqa: B007 - the clock reads it
-        plain.progress(Progress(step=step, total=5))
-    now_s = 60.0
-    plain.progress(PROGRESS)
-    lines = [line.strip() for line in printed(screen).splitlines()]
-    assert lines == ["starting", "tokenising", "step 1/5", "step 3/5", WHOLE]
-
-
 def test_the_bar_shows_step_loss_rate_and_time_left_and_leaves_nothing_behind() -> None:
     screen = console(terminal=True)
     bar = Bar(screen)

@@ -18,7 +18,7 @@ from console.display import Progress
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
-from jobs.runtime.monitoring.metric_definitions import Metric, Metrics, as_json
+from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import launching, runs, targets
 from launch.hosts import Agent, HostError
 from launch.request.run_request import Request, resuming
@@ -93,39 +93,6 @@ def test_an_agent_that_hosts_share_is_asked_once_and_one_that_is_silent_is_named
 
 
 REWARD = Metric(name="reward", title="mean reward", unit="points", better="higher", is_evaluation=True)
-
-
-@pytest.mark.parametrize(
-    ("declared", "notes", "figures"),
-    [
-        (
-            as_json(Metrics(headline="reward", progress=("reward",), metrics=(REWARD,))),
-            ["step 5: mean reward 0.250 points"],
-            ("mean reward 0.250 points",),
-        ),
-        (None, [], ("loss 9.000",)),
-    ],
-)
-def test_a_job_is_shown_in_its_own_words_and_one_that_declares_none_by_the_name_of_its_loss(
-    write_run: WriteRun, beat: Beat, declared: Any, notes: list[str], figures: tuple[str, ...]
-) -> None:
-    metrics = [{"step": 5, "reward": 0.25, "loss": 9.0, "time": STARTED_S}]
-    run = write_run(beats=[beat("stepping", step=5)] * 2, metrics=metrics, metric_definitions=declared)
-    shown = Recorded()
-    follow._Watch(shown).show(run)
-    assert (shown.notes, shown.steps[-1].figures) == (notes, figures)
-    # Before the first step the first message is what is waited for.
-    starting = write_run(beats=[beat("stepping"), beat("joined", message="tokenising")])
-    follow._Watch(shown).show(starting)
-    assert (shown.waited, len(shown.steps)) == (["tokenising"], 1)
-
-
-def test_the_time_left_of_a_job_that_does_not_time_its_steps_is_told_by_the_steps_that_were_seen() -> None:
-    pace = follow.Pace()
-    assert pace.step_s(10, 100.0) is None
-    assert pace.step_s(10, 101.0) is None
-    assert pace.step_s(14, 102.0) == 0.5
-    assert pace.step_s(14, 103.0) == 0.5
 
 
 def test_what_the_hosts_do_not_end_themselves_after_a_failure_is_stopped(

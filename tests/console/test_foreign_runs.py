@@ -206,36 +206,6 @@ def own_run(write_run: WriteRun, beat: Beat, lines: Sequence[bytes | str], **mor
 LAST = '{"step": 9, "loss": 0.25}\n'
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"step":1,"loss":0.5,"time":"2026-11-25T21:54:00Z"}',
-        '{"step":1,"loss":0.5}',
-        '{"step":[1],"loss":{"a":1},"time":true}',
-        '{"step":NaN,"loss":Infinity,"step_s":"slow"}',
-        f'{{"step":{"9" * 400},"step_s":{"9" * 400}}}',
-        '{"step":null,"loss":null}',
-        '{"step":1, "lo',
-        b"\xff\xfe\x00{",
-        "",
-        "[1]",
-    ],
-)
-def test_no_line_of_a_script_ends_whoever_follows_it_or_hides_the_others(
-    write_run: WriteRun, beat: Beat, line: bytes | str
-) -> None:
-    run = own_run(write_run, beat, [line, line, LAST])
-    shown = Recorded()
-    watch = follow._Watch(shown)
-    for _ in range(3):
-        watch.show(run)
-    assert shown.steps[-1] == Progress(step=9, total=None, figures=("loss 0.250",))
-    assert len(shown.notes) == len({*shown.notes}), "each is said once"
-    step, latest = runs.progress(run)
-    assert (step, latest["loss"]) == (9, 0.25)
-    assert "loss" in read_and_render(run.directory.url)
-
-
 def test_a_script_that_counts_no_steps_or_leaves_the_newline_out_is_followed_too(
     write_run: WriteRun, beat: Beat
 ) -> None:
@@ -248,20 +218,6 @@ def test_a_script_that_counts_no_steps_or_leaves_the_newline_out_is_followed_too
     assert after('{"loss": 0.5}\n').steps == [Progress(step=None, total=None, figures=("loss 0.500",))]
     assert after('{"step": 0, "loss": 0.5}').steps == [Progress(step=0, total=None, figures=("loss 0.500",))]
     assert after('{"step": 1}{"step": 2, "loss": 0.5}').steps[0].step == 2
-
-
-def test_lines_without_a_time_are_of_a_resumed_attempt_too(write_run: WriteRun, beat: Beat) -> None:
-    attempts = [
-        {"attempt": index, "started": "2020-11-20T21:45:00Z", "processes": 2, "outcome": None}
-        for index in range(2)
-    ]
-    run = own_run(write_run, beat, ['{"step": 8, "loss": 9.0, "time": 1605900000}', LAST], attempts=attempts)
-    shown = Recorded()
-    beats = (beat("stepping", attempt=1),)
-    follow._Watch(shown).show(
-        Run(directory=run.directory, described=run.described, result=None, heartbeats=beats)
-    )
-    assert shown.steps == [Progress(step=9, total=None, figures=("loss 0.250",))]
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, loop, os.mkfifo], ids=["folder", "loop", "pipe"])

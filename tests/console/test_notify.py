@@ -143,25 +143,6 @@ def test_a_channel_that_does_not_take_it_is_told_of_without_its_address(
     assert not any(path == "/elsewhere" for path, _ in web[1])
 
 
-def test_one_that_is_slow_holds_nobody_up_and_no_other_back(
-    web: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notify, "LIMIT_S", 0.5)
-    began_s = time.monotonic()
-    environ = {"TPU_STACK_SLACK_WEBHOOK": f"{web[0]}/slow", "TPU_STACK_WEBHOOK": f"{web[0]}/json"}
-    (problem,) = send(EVENT, environ).values()
-    assert time.monotonic() - began_s < 1.5
-    assert problem.startswith("slack: ")
-    assert {path.rpartition("/")[2] for path, _ in web[1]} == {"slow", "json"}
-
-
-def test_only_the_wanted_events_are_sent(web: tuple[str, list[Any]]) -> None:
-    environ = {"TPU_STACK_WEBHOOK": web[0], "TPU_STACK_NOTIFY": "done, out of budget"}
-    for kind in notify.KINDS:
-        assert send(Event(kind=kind, text=""), environ) == {}
-    assert [body["event"] for _, body in web[1]] == ["done", "out of budget"]
-
-
 def test_an_end_is_told_once_by_whoever_sees_it_first_and_a_stop_that_was_asked_for_is_not(
     write_run: Callable[..., Run], web: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -32,36 +32,6 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch, runs_dir: Path) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_status_shows_what_hosts_say_letter_by_letter(
-    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed = beat("failed", step=7, message="no file [/tmp/a] :x:", warnings=["it begins [anew]"])
-    write_run(beats=[failed, None], metrics=[{"step": 5, "loss": 2.0}])
-    assert status_command.status(here(), None) == 0
-    said = capsys.readouterr().out
-    assert "warning: it begins [anew]" in said
-    assert f"{RUN_ID}  failed  step 7/100  loss 2.000 nats  attempt 0" in said
-    assert "no file [/tmp/a] :x:" in said
-    assert f"resume with `fab train --resume {RUN_ID}`" in said
-
-
-def test_status_says_once_why_a_run_failed(
-    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
-) -> None:
-    why = "exit code 1: ValueError: no vocabulary"
-    write_run(
-        beats=[
-            beat("failed", message=f"stopped because host 1 failed: {why}"),
-            beat("failed", rank=1, message=why),
-        ],
-        result={"outcome": "failed", "failed_host": 1, "error": f"host 1: {why}\nreading the data"},
-    )
-    assert status_command.status(here(), None) == 0
-    text = capsys.readouterr().out
-    assert text.count(why) == text.count(f"  host 1: {why}\n  reading the data\n") == 1
-    assert "stopped because host 1 failed" in text and "see below" in text
-
-
 def test_runs_are_listed_by_the_names_that_they_were_given_and_a_list_that_is_cut_says_so(
     write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,15 +42,6 @@ def test_runs_are_listed_by_the_names_that_they_were_given_and_a_list_that_is_cu
     said = capsys.readouterr().out
     assert "[bold] cccc" in said
     assert said.endswith("2 older ones: `fab runs --all`\n")
-
-
-def test_an_id_is_whole_in_the_list_and_no_column_is_lost_however_narrow_the_terminal(
-    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    write_run(name="a name of some length", result={"outcome": "done", "loss": 2.0, "eval_loss": 2.0})
-    assert status_command.list_runs(here(), limit=1) == 0
-    assert {RUN_ID, "age"} <= {*capsys.readouterr().out.split()}
 
 
 def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ import pytest
 
 from console.summary import exit_code, summary
 from contracts.files import DiskFiles
-from contracts.run_directory import RunDirectory, State
-from jobs.runtime.storage.bucket_files import BucketFiles
+from contracts.run_directory import State
 from launch import runs
 from launch.launching import finalize
 from tests.launch.slices import WriteRun
@@ -82,18 +79,6 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
     ]
 
 
-def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(write_run: WriteRun) -> None:
-    result = {"outcome": "done", "steps": 1, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
-    metrics = [{"step": 1, "loss": 0.0}]
-    run = write_run(result=result, metrics=metrics, metric_definitions=None, config={"steps": 1})
-    assert summary(run, "done")[1:5] == [
-        "  loss         0.000",
-        "  eval loss    2.500",
-        "  games        1,200",
-        "  wall time    0:01 for 1 step",
-    ]
-
-
 def test_a_run_that_ended_early_says_of_how_many_steps_and_of_which_the_export_is(
     write_run: WriteRun,
 ) -> None:
@@ -155,18 +140,6 @@ def test_of_a_module_that_a_command_could_not_import_the_remedy_is_named(
                     stack="jax", config={"workdir": str(folder)})  # fmt: skip
     lines = [line for line in summary(run, "failed") if "start a new run with" in line]
     assert lines == ([] if text is None else [f"  {text.replace('FOLDER', str(folder))}"])
-
-
-def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: WriteRun) -> None:
-    known = write_run()
-    run = dataclasses.replace(
-        known, directory=RunDirectory(f"memory://{uuid.uuid4().hex}/run", BucketFiles())
-    )
-    run.directory.write_text("checkpoints/50/commit_success.txt", "")
-    run.directory.write_text(
-        "checkpoints/100/state/d/half", "x"
-    )  # a bucket cannot rename: it has its name already
-    assert run.directory.checkpoint_steps() == [50]
 
 
 def test_the_launcher_writes_a_result_only_where_no_job_and_no_agent_did(

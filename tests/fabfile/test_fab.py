@@ -191,30 +191,6 @@ def test_help_of_a_command_shows_examples_that_it_takes_before_the_options(fab: 
         COMMANDS[name].read(line.calls[0].as_kwargs, line.after)
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (["qu"], ["queue"]),
-        (["train", "--jo"], ["--job"]),
-        (["train", "--job", ""], job_names()),
-        (["train", "--job", "flax"], ["flax_mlm"]),
-        (["train", "--workdir", ""], []),
-    ],
-)
-def test_bash_completes_commands_options_and_jobs(
-    fab: Fab, tmp_path: Path, typed: list[str], offered: list[str]
-) -> None:
-    script = tmp_path / "fab.bash"
-    script.write_text(fab("--print-completion-script", "bash").out)
-    words, last = shlex.join(["fab", *typed]), shlex.quote(typed[-1])
-    line = f'. {script}; COMP_WORDS=({words}); _complete_fab fab {last}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    completed = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
-    )
-    assert completed.stdout.split() == offered
-
-
 def test_a_completion_script_is_printed_for_bash_zsh_and_fish(fab: Fab) -> None:
     scripts = [fab("--print-completion-script", shell).out for shell in ("bash", "zsh", "fish")]
     assert all("--complete -- " in script for script in scripts)
@@ -347,33 +323,6 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
     said = "error: -- ls: only `fab train`, "
     assert (done.returncode, done.stderr[: len(said)]) == (2, said), "Fabric's own `fab` hands over to it"
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "said"),
-    [
-        ("fab help >&-", 0, ""),
-        ("fab runs >&- 2>&-", 0, ""),
-        ("fab help >/dev/full", 1, "error: No space left on device\n"),
-        ("fab zzz 2>/dev/full", 2, ""),
-        ("fab help | true", 0, ""),
-        ("PYTHONIOENCODING=ascii fab help train >/dev/null", 0, ""),
-        ("COLUMNS=1 fab help notify >/dev/null", 0, ""),
-        ("mkdir gone; cd gone; rmdir ../gone; fab runs", 2,
-         "error: the folder that you are in was removed; `cd` to another one\n"),
-    ],
-)  # fmt: skip
-def test_what_a_shell_can_do_to_a_command_is_no_traceback(
-    tmp_path: Path, line: str, code: int, said: str
-) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    places = {
-        "TPU_STACK_RUNS": str(tmp_path / "runs"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PATH": path,
-    }
-    done = called(tmp_path, "bash", "-o", "pipefail", "-c", line, **places)
-    assert (done.returncode, done.stdout + done.stderr) == (code, said)
 
 
 INTERRUPTED = """

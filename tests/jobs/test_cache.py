@@ -29,7 +29,6 @@ from jobs.runtime.storage.cache import (
     RemoteCache,
     build_once,
     copy_once,
-    user_cache_dir,
 )
 from tests.servers import free_port
 
@@ -76,20 +75,6 @@ def hear(process: subprocess.Popen[str]) -> str:
 
 def write_one_file(directory: Path) -> None:
     (directory / "file").write_text("content")
-
-
-def test_the_default_directory_follows_xdg_and_else_lies_in_the_home() -> None:
-    assert user_cache_dir({"XDG_CACHE_HOME": "/big/cache", "HOME": "/home/a"}) == Path("/big/cache/tpu-stack")
-    assert user_cache_dir({"HOME": "/home/a"}) == Path("/home/a/.cache/tpu-stack")
-    assert user_cache_dir({"XDG_CACHE_HOME": "cache", "HOME": "/home/a"}) == Path("/home/a/.cache/tpu-stack")
-
-
-def test_a_directory_is_built_the_first_time_and_found_the_second(tmp_path: Path) -> None:
-    directory = tmp_path / "deep" / "entry"
-    assert build_once(directory, write_one_file)
-    assert not build_once(directory, lambda _: pytest.fail("built again"))
-    assert (directory / "file").read_text() == "content"
-    assert [path.name for path in directory.parent.iterdir() if path.suffix != ".lock"] == ["entry"]
 
 
 def test_of_several_processes_at_once_one_builds_and_all_find_it_whole(tmp_path: Path) -> None:
@@ -158,20 +143,6 @@ def test_what_a_failed_builder_has_made_is_kept_only_where_the_next_one_can_go_o
     assert (tmp_path / "entry.building").exists() == is_kept
     assert build_once(tmp_path / "entry", rest, goes_on=goes_on)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
-
-
-def test_a_directory_that_is_found_torn_is_built_again_and_that_is_said(tmp_path: Path) -> None:
-    directory, said = tmp_path / "entry", list[str]()
-    directory.mkdir()
-    (directory / "stray").touch()
-
-    def whole(found: Path) -> bool:
-        return (found / "file").exists()
-
-    assert build_once(directory, write_one_file, is_complete=whole, say=said.append)
-    assert not build_once(directory, write_one_file, is_complete=whole, say=said.append)
-    assert [path.name for path in directory.iterdir()] == ["file"]
-    assert said == [f"{directory} is torn: removed, to be built again"]
 
 
 def test_a_remote_folder_is_copied_once_for_each_version_and_a_server_that_is_away_is_not_an_empty_one(
@@ -245,19 +216,6 @@ def names(folder: Path) -> dict[str, bytes]:
 def into(tmp_path: Path) -> Path:
     (tmp_path / "into").mkdir()
     return tmp_path / "into"
-
-
-def test_what_was_put_is_fetched_and_put_once(url: str, folder: Path, into: Path) -> None:
-    remote, said = RemoteCache(url), list[str]()
-    assert not remote.fetch("tokens/abc", into, say=said.append)
-    assert said == []
-    for _ in range(2):
-        remote.put(folder, "tokens/abc", say=said.append)
-    assert len(said) == 1
-    (into / "half-made").touch()
-    assert remote.fetch("tokens/abc", into, say=said.append)
-    assert names(into) == names(folder)
-    assert not RemoteCache(url).fetch("tokens/other", into, say=said.append)
 
 
 @pytest.mark.parametrize("content", [b"torn", bytes(256 * 40), None], ids=["cut", "changed", "gone"])

@@ -191,17 +191,6 @@ def test_data_that_leaves_one_side_empty_is_refused(
         assert not list(tmp_path.rglob("*.bin"))
 
 
-def test_what_is_not_utf8_is_known_to_later_users_of_the_tokens_too(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", texts(50))
-    source.write_bytes(source.read_bytes() + b'{"text": "caf\xe9"}\n')
-    said = list[str]()
-    first = tokenised(source, tmp_path / "cache", say=said.append)
-    (warning,) = first.warnings
-    assert warning.startswith("1 bytes in 1 of ")
-    again = tokenised(source, tmp_path / "cache", say=said.append)
-    assert again.warnings == first.warnings and warning not in said
-
-
 def cut_in_half(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

@@ -90,10 +90,3 @@ def test_what_is_refused_for_a_moment_is_tried_three_times_and_each_time_is_said
     assert said[0] == "a file: RuntimeError: 503; trying again in 1 s"
     with pytest.raises(RuntimeError, match="503"):
         retry(action, what="a file", say=said.append)
-
-
-@pytest.mark.parametrize("module", ["jobs.runtime.storage.deliver", "jobs.flax_mlm.corpus"])
-def test_delivering_and_looking_for_a_corpus_load_nothing_heavy(module: str) -> None:
-    program = f"import sys, {module}; print(*sys.modules)"
-    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
-    assert not {"jax", "numpy", "tokenizers", "fsspec", "gcsfs", "tyro"} & set(loaded)

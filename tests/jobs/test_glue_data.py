@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -284,19 +283,6 @@ def test_a_folder_of_glue_is_known_by_the_columns_of_its_files(
     assert ("first 3" if has.get("pair", True) else "3") in found.train.texts_a[3]
 
 
-def test_rows_of_glue_that_cannot_be_read_are_left_out_and_warned_of(tmp_path: Path) -> None:
-    head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-    good = many("{0}\t1\t2\tfirst {0}?\tsecond?\t{1}", head=head)
-    write(tmp_path / "train.tsv", good + "40\t1\n41\t1\t2\tfirst?\t\t1\n")
-    write(tmp_path / "dev.tsv", good)
-    found = read(Options(data=str(tmp_path)))
-    assert len(found.train.labels) == 40
-    place = f"{tmp_path}/train.tsv"
-    assert found.warnings == (
-        f"rows left out: 2, as {place}:42: 2 columns, and the first line has 6; {place}:43: 'question2' is empty",
-    )
-
-
 # --- docstrings ---------------------------------------------------------------------------------------------
 
 
@@ -318,40 +304,6 @@ def test_of_the_default_task_whole_modules_are_held_out_and_no_docstring_is_ther
     module_of = {row[0]: module for module, rows in modules.items() for row in rows}
     assert not {module_of[text] for text in train.texts_a} & {module_of[text] for text in held_out.texts_a}
     assert of_docstrings.baseline == sum(held_out.labels) / len(held_out.labels) < 0.8
-
-
-def test_a_function_gives_a_value_if_its_own_body_returns_or_yields_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    functions = {
-        "def returns(a, *, b=1)": ("if a:\n    return b", "value"),
-        "def yields()": ("for each in ():\n    x = yield", "value"),
-        "def delegates()": ("try:\n    pass\nfinally:\n    yield from ()", "value"),
-        "def stops(self)": ("if self:\n    return\nreturn None", "nothing"),
-        "def holds_another(a)": ("def inner():\n    return 1\na.b = lambda: (yield)", "nothing"),
-        "def inner_says_something()": ("class Inner:\n    def method(self): return 1", "nothing"),
-        "def abstract()": ("raise NotImplementedError", None),
-        "def empty()": ("pass", None),
-        "def only_said()": ("", None),
-    }
-    source = [
-        f'{head}:\n    """What {head} is there for."""\n{textwrap.indent(body, "    ")}\n'
-        for head, (body, _) in functions.items()
-    ]
-    short = 'def short():\n    """Too short."""\n    return 1\n'
-    copied = 'def copied():\n    """What def yields() is there for."""\n    return None\n'
-    (tmp_path / "a.py").write_text("".join([*source, short]))
-    (tmp_path / "b.py").write_text(copied + f'async def new():\n    """{"long " * 100}"""\n    return 1\n')
-    (tmp_path / "c.py").write_text("print 'of another Python'")
-    monkeypatch.setattr(docstrings, "stdlib_root", lambda: tmp_path)
-    monkeypatch.setattr(docstrings, "stdlib_modules", lambda: tmp_path.glob("*.py"))
-    found = dict(docstrings.modules())
-    expected = [
-        (f"What {head} is there for.", head, label) for head, (_, label) in functions.items() if label
-    ]
-    assert found["a.py"] == expected
-    assert found["b.py"] == [(("long " * 100)[: docstrings.MOST_CHARACTERS], "def new()", "value")]
-    assert "c.py" not in found
 
 
 @pytest.mark.parametrize(

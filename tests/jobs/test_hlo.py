@@ -55,17 +55,6 @@ def test_a_loops_operations_count_as_often_as_it_turns_and_those_within_a_fusion
     assert hlo.summary(program(said, before=LOOP), [(0, 0)]).all_cycles == 3 * 10
 
 
-def test_what_follows_a_kernel_counts_though_its_metadata_breaks_its_line() -> None:
-    metadata = 'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": 512}"\n}}'
-    kernel = (
-        f'  %kernel = f32[8,128]{{1,0}} custom-call(%p), custom_call_target="tpu_custom_call", {metadata}'
-    )
-    copy = f"  %copy = f32[8,128]{{1,0}} copy(%kernel), {metadata}, {ESTIMATE % 20}"
-    found = hlo.summary(program(kernel, copy, operation("after", 100)), [(0, 0)])
-    assert found.all_cycles == 120
-    assert found.without_estimate == {"tpu_custom_call": 1}
-
-
 PART_OF_A_STACK = """%take.1 (s: f32[12,8,128], i: s32[]) -> f32[8,128] {
   %s = f32[12,8,128]{2,1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)} parameter(1)
@@ -283,15 +272,6 @@ def test_a_sum_that_the_compiler_has_fused_with_a_slice_sends_what_a_reduce_scat
     assert (found.kind, found.sent_bytes) == ("reduce-scatter", P * 3 // 4)
 
 
-def test_sorts_and_kernels_without_an_estimate_are_counted_and_what_takes_no_time_is_not() -> None:
-    text = program(
-        "  %sort.1 = (f32[8,128]{1,0}, s32[8,128]{1,0}) sort(%p, %q), dimensions={1}, to_apply=%inner",
-        '  %c.1 = f32[8,128]{1,0} custom-call(%p), custom_call_target="tpu_custom_call"',
-        '  %c.2 = f32[8,128]{1,0} custom-call(%p), custom_call_target="ConcatBitcast"',
-    )
-    assert hlo.summary(text, ONE_HOST).without_estimate == {"sort": 1, "tpu_custom_call": 1}
-
-
 @pytest.mark.parametrize(
     ("message", "found"),
     [
@@ -310,16 +290,3 @@ def test_a_program_that_is_too_large_is_told_from_one_that_cannot_be_compiled(
     message: str, found: tuple[int, int] | None
 ) -> None:
     assert hlo.out_of_memory(message) == found
-
-
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        ("bf16[64,128]{1,0:T(8,128)(2,1)S(1)}", 64 * 128 * 2),
-        ("(f32[]{:T(128)}, /*index=1*/pred[3], s4[8])", 4 + 3 + 4),
-        ("token[]", 0),
-        ("f8e4m3fn[10]", 10),
-    ],
-)
-def test_a_shapes_bytes_are_those_of_all_its_parts(shape: str, size: int) -> None:
-    assert hlo.bytes_of(shape) == size

@@ -39,10 +39,6 @@ def test_days_of_samples_stay_small_keep_their_extremes_and_cover_all_of_the_tim
     assert found.latest["time"] == times[-1] and found.capacity == {"memory_mib": 16000}
 
 
-def test_a_value_that_came_late_is_absent_before_and_not_zero() -> None:
-    assert sampled(7).points["duty_pct"] == [None] * 5 + [50.0, 50.0]
-
-
 def test_the_file_of_an_earlier_attempt_goes_on_where_it_was() -> None:
     whole = sampled(1000)
     again = read(json.loads(json.dumps(vars(sampled(700)))))
@@ -146,8 +142,3 @@ def test_each_thing_that_is_wrong_is_found_once_with_its_hosts_and_value(
     found = findings(hosts, metrics)
     assert [(each.kind, each.hosts) for each in found] == [(kind, who) for kind, who, _ in wanted]
     assert all(words in each.text for each, (_, _, words) in zip(found, wanted, strict=True))
-
-
-def test_what_was_wrong_before_is_not_wrong_now() -> None:
-    early = host(0, points=10, memory_mib=15_900)
-    assert findings([early], lines(0.5)) and not findings([early], lines(0.5), since_s=2000)

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from jobs.flax_mlm import METRICS
 from jobs.runtime.monitoring.host_samples import read
 from jobs.runtime.monitoring.metric_definitions import Metric, Metrics, as_json
-from jobs.runtime.report.page import number
 from jobs.runtime.report.render import read_and_render, render, spent
 
 RUN: dict[str, Any] = {
@@ -122,8 +121,6 @@ WARNED = {"warnings": ["step 97: <leapt>"]}
 REWARD = Metrics(
     headline="reward", metrics=(Metric(name="reward", title="mean reward", unit="points", better="higher"),)
 )
-REWARDS = [{"step": step, "reward": step / 10, "games_per_s": 5.0, "time": STARTED_S} for step in range(1, 6)]
-TIME_S = {"start": 20.0, "compute": 970.0, "input_wait": 0.0, "evaluation": 10.0}
 ONE = {
     "before": "Return the",
     "after": " of <b>x</b>",
@@ -165,14 +162,6 @@ def test_the_page_says_what_was_measured_and_what_ran() -> None:
     assert "learning_rate 0.003" in decided and "dtype bfloat16" in decided and "model small" in decided
 
 
-def test_a_job_of_other_metrics_has_a_report_in_its_own_words() -> None:
-    run = {**RUN, "metric_definitions": as_json(REWARD), "job": "game", "run_id": "game-1"}
-    page = text_of(content(render(run, REWARDS, {"outcome": "done", "steps": 5, "games": 1200}, [])))
-    for part in ("Mean reward 0.500 points at step 5", "Games 1,200"):
-        assert part in page
-    assert not re.search("token|nats|unigram|eval", page, re.IGNORECASE)
-
-
 def test_a_failure_names_the_host_the_error_the_log_and_the_way_on_and_warnings_are_told_once() -> None:
     page = words(
         training(20), outcome="failed", failed_host=1, error="out of memory", beats=[{"rank": 0, **WARNED}]
@@ -187,28 +176,6 @@ def test_a_failure_names_the_host_the_error_the_log_and_the_way_on_and_warnings_
         assert part in page
     assert words(beats=[{"rank": 0, **WARNED}], **WARNED).count("step 97: <leapt>") == 1
     assert "--resume" in words(outcome="preempted")
-
-
-def test_what_the_run_has_learned_is_shown_and_the_parts_of_its_time_with_their_shares_the_largest_first() -> (
-    None
-):
-    page = render(
-        RUN,
-        [],
-        {**RESULT, "pseudo_perplexity": 41.26, "fillings": [ONE], "time_s": TIME_S, "wall_s": 1000.0},
-        [],
-    )
-    assert ["Pseudo-perplexity", "41.3", ""] in content(page)["tiles"]
-    ((text, guesses),) = section(page, "What it has learned")["rows"]
-    assert text == ["Return the ", ["length", "mark"], " of <b>x</b>"]
-    assert " ".join(text_of(guesses).split()) == "size 52 % · length 30 % · “,” 10 % · “” 5 % · v2 1 %"
-    assert ["length", "strong"] in guesses
-    # A column that no row has is left out.
-    assert section(page, "Attempts")["head"] == ["attempt", "started", "processes", "outcome"]
-    parts = section(page, "Where the time went")["rows"]
-    assert [(name, share) for name, _, share, _ in parts] == [
-        ("steps that lasted", "97.0%"), ("starting", "2.0%"), ("evaluation", "1.0%"),
-    ]  # fmt: skip
 
 
 PNG = b"\x89PNG\r\n\x1a\n<b>"
@@ -258,57 +225,6 @@ def test_what_the_model_says_of_held_out_rows_is_shown() -> None:
     assert mistakes[:2] == [["class 38", "class 39", "38"], ["class 37", "class 38", "37"]]
 
 
-def test_samples_that_are_torn_or_not_as_they_should_be_are_said_and_left_out(tmp_path: Path) -> None:
-    for file in ('{"confusion": {"lab', "[1]", "[" * 100_000):
-        assert "samples.json is torn, or no JSON object" in render(RUN, [], RESULT, [], samples_file=file)
-    foreign: list[dict[str, Any]] = [
-        {"confusion": {"labels": ["a", "b"], "counts": [[1, 2]]}},
-        {"confusion": {"labels": ["a"], "counts": [["<b>"]]}},
-        {"confusion": {"labels": ["a"], "counts": [[-1]]}},
-        {"texts": {"a": 1}},
-        {"questions": [{"question": "Who?"}]},
-        {"pictures": [{"png": "aGVsbG8=", "truth": "a", "prediction": "b"}]},
-    ]
-    for changed in foreign:
-        (name,) = changed
-        assert f"samples.json: {name} cannot be understood and is not shown." in sampled(**changed)
-    (tmp_path / "run.json").write_text(json.dumps(RUN))
-    (tmp_path / "samples.json").write_text(json.dumps(SAMPLES))
-    assert "Confusion matrix" in read_and_render(tmp_path)
-
-
-def test_hosts_have_curves_over_the_time_that_the_run_ran_and_what_is_wrong_with_them_is_said(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "hosts").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps(RUN))
-    for host, duty in ((0, 96.0), (1, 60.0)):
-        times = [
-            1e9 + 10 * index + (86_400 if index >= 30 else 0) for index in range(60)
-        ]  # resumed a day later
-        points = {"time": times, "cpu_pct": [50.0] * 60, "duty_pct": [duty] * 60, "memory_mib": [3072] * 60}
-        file = {
-            "host": host,
-            "interval_s": 10.0,
-            "capacity": {"memory_mib": 4096},
-            "latest": {},
-            "points": points,
-        }
-        (tmp_path / "hosts" / f"host-{host}.json").write_text(json.dumps(file))
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": n, "step_s": 1.0, "time": 1e9 + 1000 * n}) + "\n" for n in range(100))
-    )
-    page = read_and_render(tmp_path)
-    series = content(page)["hosts"]["series"]
-    assert [(each["name"], each["title"]) for each in series] == [
-        (name, f"host {host}") for name in ("cpu_pct", "memory_mib", "duty_pct") for host in (0, 1)
-    ]
-    assert series[2]["level"] == {"title": "4.0 GiB", "value": 4.0} and set(series[2]["y"]) == {3.0}
-    assert max(series[0]["x"]) == 58 * 10
-    (finding,) = section(page, "What holds it up")["items"]
-    assert "host 1 (60 % busy, the others 96): slower than the other hosts" in finding.lower()
-
-
 def test_markup_in_any_field_is_shown_and_not_obeyed_and_the_page_loads_nothing_and_forbids_loading() -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' onload='x"
     run = json.loads(
@@ -336,13 +252,6 @@ def test_markup_in_any_field_is_shown_and_not_obeyed_and_the_page_loads_nothing_
     assert all(f"'sha256-{each}'" in policy for each in hashes) and "unsafe" not in policy
     assert "Copyright (c)" in page
     render({**RUN, "name": "half \ud800 pair"}, [], None, []).encode("utf-8")
-
-
-def test_a_page_with_many_long_curves_and_pictures_has_less_than_a_megabyte() -> None:
-    lines = [{**line, **{f"own_{n}": line["loss"] + n for n in range(30)}} for line in training(5_000)]
-    picture = {**SAMPLES["pictures"][0], "png": base64.b64encode(PNG + bytes(12_000)).decode()}
-    files = json.dumps({"pictures": [picture] * 24})
-    assert 300_000 < len(render(RUN, lines, RESULT, [], samples_file=files).encode()) < 1_000_000
 
 
 def test_a_run_directory_is_read_with_a_torn_last_line_and_the_failed_hosts_log(tmp_path: Path) -> None:
@@ -457,12 +366,6 @@ def test_no_input_stops_the_page(
         assert part["title"] and part["kind"] in KINDS
     for series in [*page["curves"]["step"]["series"], *page["hosts"]["series"]]:
         assert len(series["x"]) == len(series["y"]) and None not in series["x"]
-
-
-def test_numbers_that_no_run_can_have_measured_are_none() -> None:
-    nothing: list[object] = [True, "1", None, math.nan, math.inf, 10**400, 1e101, [1]]
-    assert [number(value) for value in nothing] == [None] * len(nothing)
-    assert number(5e-324) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from contracts.files import DiskFiles, Piece
 from jobs.flax_mlm import METRICS
-from jobs.runtime.monitoring.metric_definitions import Metric, Metrics
 from jobs.runtime.report import curves
-from jobs.runtime.report.curves import History, smooth, thin
+from jobs.runtime.report.curves import History, thin
 from jobs.runtime.report.render import render
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400)
@@ -46,16 +45,6 @@ def test_a_thinned_curve_has_the_ends_the_extremes_and_every_gap_of_the_whole(
     if not np.isnan(y).all():
         assert (np.nanmin(y[kept]), np.nanmax(y[kept])) == (np.nanmin(y), np.nanmax(y))
     assert bool(np.isnan(y).any()) == bool(np.isnan(y[kept]).any())
-
-
-@given(VALUES)
-def test_a_smoothed_curve_stays_between_the_lowest_and_the_highest_value(values: list[float]) -> None:
-    y = np.array(values)
-    course = smooth(y, np.arange(len(y)))
-    if course is not None and not np.isnan(y).all():
-        known = course[~np.isnan(course)]
-        assert len(course) == len(y)
-        assert (known >= np.nanmin(y) - 1e-3).all() and (known <= np.nanmax(y) + 1e-3).all()
 
 
 def test_a_file_that_grows_in_pieces_is_read_once_and_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -117,20 +106,6 @@ def test_what_is_no_line_of_metrics_is_counted_and_the_others_are_drawn(
     ]
 
 
-def test_a_line_without_an_end_is_said_and_not_kept_and_steps_out_of_order_are_put_in_order(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    lines = [f'{{"step": {step}, "loss": {step}.5}}' for step in (30, 10, 20)]
-    path.write_text("\n".join([*lines, "x" * (curves.LONGEST_LINE_BYTES + 1)]))
-    read = history(path)
-    assert points(read, "loss") == [(10, 10.5), (20, 20.5), (30, 30.5)]
-    assert read.problems == ["metrics.jsonl: 1 line too long, left out"]
-    with path.open("a") as file:
-        file.write('x\n{"step": 40, "loss": 40.5}\n')
-    assert len(points(read, "loss")) == 4
-
-
 def test_of_steps_that_a_resumed_script_takes_again_the_curves_and_the_report_show_the_later_attempt(
     tmp_path: Path,
 ) -> None:
@@ -162,57 +137,3 @@ def test_a_million_names_of_metrics_do_not_become_a_million_charts(tmp_path: Pat
     read.read_on(9.0)
     assert len(read.curves(METRICS, "step", 100)["series"]) == curves.MOST_METRICS
     assert read.problems == [f"metrics.jsonl: of its metrics, {curves.MOST_METRICS} are shown"]
-
-
-def test_the_third_axis_counts_what_was_done_and_a_clock_that_is_set_back_stands_still(
-    tmp_path: Path,
-) -> None:
-    lines = [
-        {"step": 10, "loss": 5.0, "tokens_per_s": 100.0, "step_s": 2.0, "time": 1.8e9},
-        {"step": 20, "loss": 4.0, "tokens_per_s": 200.0, "step_s": 1.0, "time": 1.8e9 + 20},
-        {"step": 20, "eval_loss": 4.5, "time": 1.8e9 + 10},
-        {"step": 40, "loss": 3.0, "tokens_per_s": 50.0, "step_s": 4.0, "time": 1.8e9 + 40},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    read = history(tmp_path / "metrics.jsonl")
-    assert points(read, "loss", "units") == [(2000, 5), (4000, 4), (8000, 3)]
-    assert points(read, "loss", "time") == [(0, 5), (20, 4), (40, 3)]
-    assert points(read, "eval_loss", "time") == [(20, 4.5)]
-    assert read.curves(METRICS, "units", 10)["axes"] == {"step": "step", "time": "time", "units": "tokens"}
-
-
-def test_a_part_of_the_axis_is_as_fine_as_the_whole_was_and_reaches_its_edges(tmp_path: Path) -> None:
-    lines = (f'{{"step": {step}, "loss": {step % 7}}}\n' for step in range(50_000))
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    read = history(tmp_path / "metrics.jsonl")
-    read.read_on(9.0)
-    (series,) = read.curves(METRICS, "step", 200, (1000.0, 1100.0))["series"]
-    assert series["x"] == list(range(999, 1102))
-
-
-def test_a_further_attempt_is_marked_where_it_went_on() -> None:
-    read = History(lambda _offset, _limit: None)
-    steps = [*range(1, 9), *range(5, 12)]  # an attempt that goes on at step 5
-    read.add(
-        {"step": step, "loss": float(index), "time": 1e9 + 10 * index} for index, step in enumerate(steps)
-    )
-    for axis, x in (("step", [*range(1, 12)]), ("time", [0, 10, 20, 30, *range(80, 150, 10)])):
-        curve = read.curves(METRICS, axis, 1000, starts_s=[1e9 + 75])
-        (loss,) = curve["series"]
-        assert loss["x"] == x and loss["y"] == [0, 1, 2, 3, *range(8, 15)]
-        assert curve["marks"] == [[5 if axis == "step" else 80, "attempt 1"]]
-
-
-def test_all_curves_of_a_chart_and_its_baseline_have_the_scale_of_the_metric_that_it_is_of() -> None:
-    for unit, label, values in (("", "guess 0.1", [0.5, 0.5, 0.25]), ("%", "guess 10", [50, 50, 25])):
-        metrics = (
-            Metric(name="score", title="score", unit=unit, baseline="guess"),
-            Metric(name="right", title="right", unit="%", chart="score"),
-            Metric(name="sure", title="sure", chart="score"),
-        )
-        read = History(lambda _offset, _limit: None)
-        read.add([{"step": 1, "score": 0.5, "right": 0.5, "sure": 0.25, "guess": 0.1}])
-        definitions = Metrics(headline="score", metrics=metrics)
-        series = read.curves(definitions, "step", 1000, baselines={"guess": 0.1})["series"]
-        assert [y for each in series for y in each["y"]] == values
-        assert series[0]["level"]["title"] == label

@@ -24,7 +24,7 @@ import pytest
 from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory, host_samples
 from jobs.runtime.monitoring import sampler
-from jobs.runtime.monitoring.host_samples import HostSamples, read
+from jobs.runtime.monitoring.host_samples import read
 from jobs.runtime.storage.bucket_files import BucketFiles
 from tests.waiting import until
 
@@ -99,19 +99,6 @@ def test_a_host_is_sampled_from_attempt_to_attempt_until_the_process_that_starte
         "host/memory_mib",
     }
     assert {event.step for event in events} == {7}
-
-
-def test_where_nothing_can_be_written_the_sampler_goes_on_and_writes_when_it_can(
-    environment: ProcessEnvironment, tmp_path: Path
-) -> None:
-    directory = RunDirectory(environment.run_dir)
-    directory.write_text("hosts", "in the way")
-    with parent(dataclasses.replace(environment, control_dir=str(tmp_path))) as process:
-        log = tmp_path / sampler.LOG
-        until(lambda: log.exists() and log.read_bytes().count(b"hosts") >= 3)
-        assert process.poll() is None
-        directory.remove("hosts")
-        until(lambda: len(points(directory, environment.host)) >= 1)
 
 
 def test_a_sampler_that_cannot_be_started_is_said_and_changes_nothing(
@@ -330,11 +317,3 @@ def test_an_older_tpu_is_asked_at_libtpus_port_and_a_chip_that_is_two_devices_is
     assert [each["duty_pct"] for each in found] == [0.0, 0.0, 99.5, 99.5]
     assert [each["hbm_mib"] for each in found] == [0.0, 1.0, 2.0, 3.0]
     assert {each["hbm_total_mib"] for each in found} == {16_384.0} and "tensorcore_pct" not in found[0]
-
-
-def test_a_tpu_that_runs_no_program_has_no_values(libtpu: dict[str, list[str]]) -> None:
-    libtpu |= {"tensorcore_util": [], "duty_cycle_pct": []}
-    assert sampler.tpu_reader()() == []
-    assert HostSamples(host=0, interval_s=1.0).added(1.0, *sampler.summary([])[:1], capacity={}).points == {
-        "time": [1.0]
-    }

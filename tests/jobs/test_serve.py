@@ -286,16 +286,6 @@ def test_a_server_whose_batcher_ends_is_a_failed_run_with_the_reason(environment
     assert said.endswith("error: what forms batches has ended: Panic: a library's panic\n"), said
 
 
-def test_a_request_of_another_kind_path_or_method_is_refused(start: Start) -> None:
-    client, _, _ = start()
-    assert client.request("POST", "/v1/predict", GOOD, {"content-type": "text/plain"})[0] == 415
-    assert client.request("GET", "/v1/predict")[0] == 405
-    assert client.request("GET", "/v2")[:2] == (404, {"error": "Not Found"})
-    # A page that had its site's name lead to this machine names that site.
-    assert client.send(json.loads(GOOD), {"host": "evil.example:80"})[0] == 400
-    assert client.send(json.loads(GOOD), {"host": "[::1]:80"})[0] == 200
-
-
 def test_with_a_token_only_who_names_it_is_answered_but_for_the_health(start: Start) -> None:
     client, _, _ = start(token="correct-horse-battery")
     for value in ("", "Bearer", "Bearer wrong", "Basic correct-horse-battery", "Bearer \xff"):
@@ -341,13 +331,6 @@ def is_refused(client: Client) -> bool:
     except ConnectionError:
         return True
     return False
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # uvicorn exits in it
-def test_an_address_that_is_in_use_is_refused(start: Start) -> None:
-    client, _, _ = start()
-    with pytest.raises(RequestError, match=f"--port {client.port}: cannot be listened on"):
-        start(port=client.port)
 
 
 VALUES = st.recursive(

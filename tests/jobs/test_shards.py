@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +111,6 @@ def test_values_of_no_known_depth_are_left_out_with_what_they_are() -> None:
             ValueError, match=r"its values, -?\d to \w+, are of no depth that is known; bring them"
         ):
             shards.encoded(file.getvalue())
-
-
-def test_a_tiff_says_how_many_bits_it_has() -> None:
-    shades = "".join(f"{round(shade / 255 * 4095):012b}" for shade in range(256))
-    data = int(shades, 2).to_bytes(384)
-    tags = {
-        256: 16,
-        257: 16,
-        258: 12,
-        259: 1,
-        262: 1,
-        273: 8 + 2 + 12 * 9 + 4,
-        277: 1,
-        278: 16,
-        279: len(data),
-    }
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    file = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + data
-    with Image.open(io.BytesIO(shards.encoded(file)[0])) as found:
-        assert np.array_equal(np.asarray(found), SHADES)
 
 
 def test_hidden_folders_and_those_without_a_picture_are_no_classes(folder: Path, tmp_path: Path) -> None:

@@ -145,15 +145,3 @@ def test_a_given_tokenizer_that_cuts_and_pads_does_neither_to_the_data(trained: 
         open_tokenizer(tmp_path / "tokenizer.json").encode(text).ids
         == Tokenizer.from_file(str(trained)).encode(text).ids
     )
-
-
-def test_the_export_says_what_hugging_face_needs_to_know(trained: Path, tmp_path: Path) -> None:
-    export_tokenizer(trained, tmp_path / "new", 128)
-    config = json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "RobertaTokenizerFast"
-    assert config["model_max_length"] == 128
-    assert config["added_tokens_decoder"]["319"]["lstrip"] is True
-    special = json.loads((tmp_path / "new" / "special_tokens_map.json").read_text())
-    assert special["mask_token"]["content"] == "<mask>"
-    roles = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
-    assert {role: special[f"{role}_token"] for role in roles} == roles

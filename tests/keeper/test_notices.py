@@ -109,13 +109,3 @@ def test_what_is_not_taken_for_hours_is_dropped_and_of_a_stop_nobody_is_told(
     channels.away = ""
     assert channels.after_a_pass(lab, end=None, desired="stopped") == []
     assert lab.run.end is not None and lab.run.end.outcome == "stopped"
-
-
-def test_hosts_that_cannot_be_prepared_are_told_of(lab: Lab, channels: Channels) -> None:
-    lab.broken = "no room"
-    lab.set_capacity(64)
-    for _ in range(14):
-        channels.after_a_pass(lab)
-        lab.cloud.control.advance(3600.0)
-    text = "It is given up: its hosts could not be prepared 12 times: no room."
-    assert ("slack", "failed", text) in channels.got and lab.states() == {}

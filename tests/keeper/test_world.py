@@ -105,20 +105,6 @@ def test_a_multislice_of_which_a_node_is_gone_is_made_again(lab: Lab) -> None:
     assert lab.states() == {ZONE: ACTIVE}
 
 
-def test_in_a_zone_that_cannot_be_asked_nothing_is_known_and_nothing_done(lab: Lab) -> None:
-    lab.up()
-    lab.train()
-    lab.preempt()
-    lab.cloud.control.cut_off(ZONE)
-    before = len(lab.cloud.control.journal())
-    for _ in range(2):
-        lab.later()
-    assert len(lab.cloud.control.journal()) == before and lab.run.end is None and lab.prepared == 0
-    lab.cloud.control.clear_faults()
-    lab.later()
-    assert lab.is_running
-
-
 @pytest.mark.parametrize("how", ["stop", "unkeep", "cancel"])
 def test_what_was_asked_for_is_given_back_once_no_run_wants_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, how: str

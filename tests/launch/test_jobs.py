@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError
-from jobs import jax_hello
 from jobs.flax_mlm.config import GROUPS, Config
 from launch import jobs
 from launch.jobs import CHECKOUT
@@ -41,12 +40,6 @@ def test_a_job_is_a_package_that_can_be_started_and_another_name_is_answered_wit
     with pytest.raises(RequestError) as error:
         jobs.find(name)
     assert str(error.value).startswith(f'--job: "{name}" is not a job; choose one of flax_mlm')
-
-
-def test_a_job_that_still_calls_its_framework_a_stack_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(jax_hello, "FRAMEWORK")
-    monkeypatch.setattr(jax_hello, "STACK", "torch", raising=False)
-    assert jobs.find("jax_hello").framework == "torch"
 
 
 @pytest.mark.parametrize(

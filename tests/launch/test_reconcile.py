@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -74,54 +73,6 @@ def test_a_run_that_gets_new_limits_while_its_end_is_decided_goes_on() -> None:
     )
     lab.world.one_pass()
     assert lab.run.end is None and lab.world.is_living("r")
-
-
-def test_a_slice_that_pulumi_is_destroying_is_not_requested() -> None:
-    lab = Lab()
-    with lab.world.hold("a") as mine:
-        mine.mark(removed=True)
-    lab.world.cloud.delete("a")
-    lab.world.one_pass()
-    assert lab.world.cloud.states == {}
-    assert lab.run.end is None and "pulumi up" in lab.run.reason
-
-
-def test_whoever_froze_as_he_started_a_run_starts_nothing_that_was_stopped_meanwhile() -> None:
-    lab = Lab()
-    fail(lab)
-
-    def stop_meanwhile() -> None:
-        held, lab.world.held = lab.world.held, []
-        lab.desire("stopped")
-        lab.world.sleep(200.0)
-        lab.world.one_pass()
-        assert lab.run.end is None, "its processes may begin yet, and nobody would look after them"
-        lab.world.held = held
-
-    lab.at["begin"] = stop_meanwhile
-    for _ in range(3):
-        lab.world.one_pass()
-    assert lab.process.attempt == 1
-    assert not lab.world.is_living("r") and lab.run.end is not None
-
-
-def test_an_attempt_whose_launcher_died_is_begun_again_and_counted() -> None:
-    lab = Lab()
-    fail(lab)
-
-    class Died(BaseException):
-        pass
-
-    def die() -> None:
-        raise Died
-
-    lab.at["stage"] = die
-    with contextlib.suppress(Died):
-        lab.world.one_pass()
-    lab.world.held.clear()
-    lab.world.sleep(120.0)
-    lab.world.one_pass()
-    assert lab.world.is_living("r") and lab.run.limits.attempts == 18
 
 
 def test_a_quiet_look_writes_nothing() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import re
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -214,34 +213,6 @@ def test_a_run_that_finds_everything_in_place_changes_nothing_and_says_so(gatewa
 
 
 @pytest.mark.nightly
-def test_two_runs_at_once_do_one_work(gateway: Gateway) -> None:
-    gateway.guest.read("rm", "-f", "/etc/exports.d/tpu-stack.exports")
-    at_once = (
-        "/opt/startup/gateway & first=$!; /opt/startup/gateway; second=$?; wait $first; exit $(($? + second))"
-    )
-    ended = gateway.guest.run("sh", "-c", at_once, GCE_METADATA_HOST=gateway.metadata)
-    assert ended.status == 0
-    wrote = "tpu-stack: wrote /etc/exports.d/tpu-stack.exports"
-    assert ended.output.splitlines() == [wrote, READY, *NOTHING_TO_DO]
-
-
-@pytest.mark.nightly
-def test_a_disk_that_was_enlarged_is_used_whole(gateway: Gateway) -> None:
-    gateway.guest.read("sh", "-c", f"echo kept >{MOUNT}/small")
-    now_mib = gateway.share.file.stat().st_size >> 20
-    gateway.guest.enlarge(gateway.share, now_mib + 128)
-    ended = gateway.start_up()
-    assert "tpu-stack: the disk was enlarged" in ended.output
-    blocks = gateway.guest.read("dumpe2fs", "-h", "/dev/disk/by-id/google-share")
-    count, size = (
-        int(re.findall(rf"^Block {each}: +(\d+)$", blocks, re.MULTILINE)[0]) for each in ("count", "size")
-    )
-    assert count * size == (now_mib + 128) << 20
-    assert gateway.guest.read("cat", f"{MOUNT}/small") == "kept"
-    assert gateway.start_up().output.splitlines() == NOTHING_TO_DO
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "reason"), [("swap", "TYPE=swap"), ("scribbled", "is not empty")])
 def test_a_disk_with_somebody_else_s_data_is_left_alone(gateway: Gateway, name: str, reason: str) -> None:
     disk = {each.name: each for each in (gateway.swap, gateway.scribbled)}[name]
@@ -253,28 +224,6 @@ def test_a_disk_with_somebody_else_s_data_is_left_alone(gateway: Gateway, name: 
     assert reason in line
     assert hashlib.sha256(disk.file.read_bytes()).hexdigest() == before
     assert gateway.attributes[-1].value.startswith("no: the disk ")
-
-
-@pytest.mark.nightly
-def test_a_missing_disk_fails_after_the_wait_with_its_name(gateway: Gateway) -> None:
-    ended = gateway.with_disk("absent")
-    assert ended.status != 0
-    assert "no disk /dev/disk/by-id/google-absent after 2 s" in ended.output
-    assert gateway.guest.run("test", "-e", "/srv/other").status != 0
-
-
-@pytest.mark.nightly
-def test_a_full_share_still_starts_and_warns(gateway: Gateway) -> None:
-    free = "$(($(stat --file-system --format '%a * %S' /srv/share)))"
-    gateway.guest.read(
-        "sh", "-c", f"fallocate --length {free} {EXPORT}/fills; dd if=/dev/zero of={EXPORT}/rest || :"
-    )
-    try:
-        ended = gateway.start_up()
-    finally:
-        gateway.guest.read("rm", "-f", f"{EXPORT}/fills", f"{EXPORT}/rest")
-    assert ended.status == 0
-    assert "tpu-stack: WARNING: the share is 100 % full" in ended.output
 
 
 @pytest.mark.nightly

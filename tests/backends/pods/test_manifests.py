@@ -126,22 +126,6 @@ def test_a_run_on_one_host_is_this_job() -> None:
     }  # fmt: skip
 
 
-def test_a_pod_is_told_the_start_request_of_process_0_with_the_pods_names_as_hosts() -> None:
-    found = told(made("four hosts"))
-    start = found.pop("start")
-    host = "flax-mlm-20261123-120000-abcd-0.flax-mlm-20261123-120000-abcd"
-    limits = {"restarts": 10, "budget_s": None, "budget_reason": None, "begin_by_s": None}
-    assert found == {"ranks": None, "nodes": 4, "port": 8578, "limits": limits}
-    assert start["argv"] == ["python", "-P", "-u", "-m", "jobs.flax_mlm", "--steps", "5"]
-    assert (start["container"], start["run_dir"], start["root"]) == (None, None, "/tpu-stack/agent")
-    assert (start["liveness_host"], start["liveness_port"], start["cwd"]) == (host, 8577, "/tpu-stack/cache")
-    assert start["env"]["RUN_COORDINATOR"] == f"{host}:8576"
-    assert start["env"]["RUN_NUM_PROCESSES"] == "4"
-    assert start["env"]["PYTHONPATH"] == f"/tpu-stack/agent/bundles/{CODE}"
-    assert start["env"]["RUN_CACHE_DIR"] == "/tpu-stack/cache"
-    assert start["env"]["RUN_SHARED_CACHE"] == "file:///proc/no/bucket/cache"
-
-
 @pytest.mark.parametrize(
     ("name", "selector"),
     [

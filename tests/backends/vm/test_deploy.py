@@ -246,21 +246,6 @@ def of_hosts(agents: list[Agent], *hosts: Booting) -> Target:
     return make_target(agents, given)
 
 
-def test_a_host_that_boots_is_waited_for_and_said_once(
-    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deploy, "AGAIN_S", 0.01)
-    told: list[str] = []
-    refused = HostError(host="", reason="10.0.0.0:22 refuses the connection")
-    first, second = Booting(refused, refused, OSError("closed")), Booting()
-    assert deploy.reach(of_hosts(agents, first, second), told.append, limit_s=30) == [None, None]
-    assert (first.tries, second.tries) == (4, 1)
-    assert [text.partition(" s for ")[2] for text in told] == [
-        "w-0: 10.0.0.0:22 refuses the connection",
-        "w-0: closed",
-    ]
-
-
 ACCESS = Access(name="w-0", address="10.0.0.2", user="u", os_login=True, host_keys=(), made_by_pulumi=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
@@ -18,7 +17,6 @@ import pytest
 from backends.local.local_backend import local
 from console.dashboard import dashboard_server
 from contracts.errors import RequestError
-from jobs.runtime.report import page
 from launch.jobs import CHECKOUT
 from tests.console.dashboard.conftest import Serve
 from tests.console.dashboard.run_directories import make_run, run_id
@@ -130,17 +128,6 @@ def test_a_log_is_told_from_its_end_in_whole_lines_and_read_on_and_back_without_
     assert "is not there" in told(base, f"/api/run/here/{run.name}/log?host=7")["error"]
 
 
-def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, serve: Serve) -> None:
-    run = make_run(tmp_path / "here", run_id(0))
-    base = serve(tmp_path / "here")
-    tag = ask(base, "/api/runs")[1]["etag"]
-    assert ask(base, "/api/runs", **{"If-None-Match": tag})[0] == 304
-    (run / "result.json").unlink()
-    make_run(tmp_path / "here", run_id(1))
-    while ask(base, "/api/runs", **{"If-None-Match": tag})[0] != 200:
-        pass
-
-
 def test_the_command_prints_its_address_says_what_port_is_taken_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     make_run(tmp_path / "here", run_id(0))
     places = f"{tmp_path / 'here'},{tmp_path / 'none'}"
@@ -163,9 +150,3 @@ def test_the_command_prints_its_address_says_what_port_is_taken_and_ends_with_ct
         fab.send_signal(signal.SIGINT)
         _, errors = fab.communicate(timeout=20)
     assert (fab.returncode, errors) == (0, "")
-
-
-def test_the_chart_library_is_the_one_that_its_page_names() -> None:
-    named = dict(SHA256.findall((page.STATIC / "README.md").read_text()))
-    there = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in page.STATIC.glob("uPlot*")}
-    assert there == named

@@ -98,29 +98,6 @@ def test_what_cannot_be_read_is_said_and_keeps_nothing_else_from_being_shown(tmp
     assert found.error is None
 
 
-def test_a_run_lives_while_its_heartbeats_are_fresh_and_is_lost_when_they_are_not(tmp_path: Path) -> None:
-    run = make_run(tmp_path, run_id(0), state="stepping")
-    seen = place(tmp_path)
-    assert seen.look(30.0).runs[run.name].state == "running"
-    for host in range(2):
-        changed(run, f"heartbeats/host-{host}.json", time=time.time() - 300)
-    assert next_look(seen).runs[run.name].state == "lost"
-
-
-def test_a_run_that_goes_or_is_resumed_while_it_is_shown_is_seen_at_the_next_look(tmp_path: Path) -> None:
-    run, other = make_run(tmp_path, run_id(0)), make_run(tmp_path, run_id(1))
-    seen = place(tmp_path)
-    assert {*seen.look(30.0).runs} == {run.name, other.name}
-    for path in sorted(other.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    other.rmdir()
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    changed(
-        run, "run.json", attempts=[{"attempt": attempt, "started": now, "processes": 2} for attempt in (0, 1)]
-    )
-    assert {name: each.state for name, each in next_look(seen).runs.items()} == {run.name: "starting"}
-
-
 def test_a_place_that_refuses_is_said_and_what_was_seen_before_stays(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", run_id(0))
     seen = place(tmp_path / "runs")

@@ -54,10 +54,6 @@ def rows(page: Page) -> list[str]:
     return page.locator("table.runs td.run a").all_inner_texts()
 
 
-def is_too_wide(page: Page) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
-
-
 def test_all_runs_are_listed_filtered_and_sorted_and_two_are_compared_by_keyboard_only(
     tmp_path: Path, serve: Serve, open_page: Open
 ) -> None:
@@ -181,61 +177,3 @@ def test_nothing_that_a_run_says_becomes_markup_on_any_page(
         if url != f"{base}/":
             expect(page.locator(".u-legend").first).to_be_visible()
         assert page.locator("main script, main img, main b:has-text('no run')").count() == 0
-
-
-def test_a_report_is_read_by_keyboard_without_a_server(tmp_path: Path, open_page: Open) -> None:
-    attempts = [{"attempt": n, "started": f"2027-01-15T08:0{n}:00Z", "processes": 2} for n in range(2)]
-    run = make_run(tmp_path, run_id(0), points=400, more={"attempts": attempts})
-    png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-    samples = {
-        "confusion": {"labels": ["cat", "dog"], "counts": [[3, 1], [0, 2]]},
-        "pictures": [{"png": png, "truth": "cat", "prediction": "dog", "probability": 0.6}],
-    }
-    (run / "samples.json").write_text(json.dumps(samples))
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1000, "eval_loss": 4.1}\n{"step": 4000, "eval_loss": 3.2}\n')
-    report = tmp_path / "report.html"
-    report.write_text(read_and_render(run))
-    page = open_page(f"file://{report}")
-    expect(page.locator("h1")).to_have_text(re.compile("done"))
-    first = page.locator(".charts figure").first
-    expect(first.locator(".u-legend")).to_contain_text("unigram baseline 6.1")
-    page.locator(".plot").first.focus()
-    page.keyboard.press("Home")
-    expect(first.locator(".u-legend")).to_contain_text("10")
-    whole = page.evaluate(PICTURE)
-    page.keyboard.press("+")
-    page.wait_for_function(f"before => {PICTURE} !== before", arg=whole)
-    page.get_by_role("button", name="Show all").first.click()
-    page.get_by_role("button", name="time").first.click()
-    expect(first.locator(".u-legend")).to_contain_text(re.compile("^(s|min)"))
-    expect(page.locator(".matrix td.right")).to_have_text(["3", "2"])
-    assert page.locator(".pictures img").evaluate("picture => picture.naturalWidth") == 1
-    assert not is_too_wide(page)
-
-
-def test_what_could_not_be_read_is_said_on_the_page_and_a_server_that_is_gone_too(
-    tmp_path: Path, serve: Serve, open_page: Open
-) -> None:
-    folder = tmp_path / "here"
-    make_run(folder, run_id(0))
-    (make_run(folder, run_id(1)) / "run.json").write_text("{")
-    (make_run(folder, run_id(2)) / "result.json").write_text("{")
-    base = serve(folder)
-    page = open_page(base)
-    expect(page.locator("details.unread li")).to_have_text(
-        [
-            f"{run_id(1)}: run.json: is torn, or no JSON object",
-            f"{run_id(2)}: result.json: is torn, or no JSON object",
-        ]
-    )
-    assert len(rows(page)) == 2
-    page.goto(f"{base}/run/here/{run_id(1)}")
-    expect(page.get_by_text("run.json: is torn").first).to_be_visible()
-    page.goto(f"{base}/run/here/none")
-    expect(page.locator("#notice")).to_have_text(re.compile("there is no run here/none"))
-    page.goto(base)
-    expect(page.locator("td.run a")).to_have_count(2)
-    page.route("**/api/**", lambda route: route.abort())
-    expect(page.locator("#notice")).to_have_text(re.compile("does not answer"))
-    assert len(rows(page)) == 2

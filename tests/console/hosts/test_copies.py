@@ -111,23 +111,6 @@ def test_a_folder_goes_to_all_hosts_at_once_and_comes_back_from_each_apart(
     assert "/disk/new/deep from 3 hosts: " in capsys.readouterr().out
 
 
-def test_a_file_arrives_under_its_own_name_whatever_that_is_and_of_one_host_where_it_was_asked_for(
-    disks: list[Disk], tree: Path, tmp_path: Path
-) -> None:
-    target = target_of(disks[0])
-    for name in HARD_NAMES:
-        assert copies.put(target, str(tree / name / name), "/disk/home", force=False) == 0
-        assert (tmp_path / "disk0/home" / name).read_bytes() == (tree / name / name).read_bytes()
-    (tmp_path / "there").mkdir()
-    for wanted, copy in (("there", "there/plain"), ("mine", "mine")):
-        assert copies.get(target, "/disk/home/plain", str(tmp_path / wanted), force=False) == 0
-        assert (tmp_path / copy).read_bytes() == (tree / "plain/plain").read_bytes()
-    here = local(3, "cpu", [0])  # hosts that are this machine are copied to once
-    assert copies.put(here, str(tree), str(tmp_path / "new"), force=False) == 0
-    assert copies.get(here, str(tmp_path / "new"), str(tmp_path / "back"), force=False) == 0
-    assert contents(tmp_path / "back") == contents(tree)
-
-
 def test_a_folder_that_is_there_is_replaced_as_a_whole_and_only_by_force(
     disks: list[Disk], tree: Path, tmp_path: Path
 ) -> None:

@@ -155,15 +155,3 @@ def test_lines_come_behind_their_hosts_index_each_on_its_own_stream(capsys: Capt
     assert capsys.readouterr() == ("[0] bc\n[3] ␛[2J no newline\n", "")
     Output([3]).show(3)("out", b"a\n")  # of a single host as it is
     assert capsys.readouterr().out == "a\n"
-
-
-def test_hosts_that_said_the_same_are_shown_once(capsys: Captured) -> None:
-    shown = Output(range(4), grouped=True)
-    for host in range(4):
-        show = shown.show(host)
-        show("out", b"Lin")
-        show("out", b"ux\n" if host != 2 else b"e\n")
-        show("err", b"warn\n")
-    assert capsys.readouterr() == ("", "")
-    shown.end()
-    assert capsys.readouterr() == ("[0-1,3] Linux\n[2] Line\n", "[0-1,3] warn\n[2] warn\n")

@@ -98,28 +98,6 @@ def test_the_card_says_what_the_run_directory_says_and_keeps_what_the_job_says_o
     assert cost == f"| cost | {listed}, for the wall time (spot, us-central1-a) |"
 
 
-def test_what_is_not_known_is_left_out_of_the_card(write_run: WriteRun, tmp_path: Path) -> None:
-    attempt = {"attempt": 0, "started": "2020-11-20T20:45:00Z", "processes": 2}
-    unknown: list[dict[str, Any]] = [{"platform": "tpu", "slice": {**SLICE, "zone": "mars-north1-a"}}]
-    unknown += [{"platform": "tpu", "slice": SLICE, "attempts": [attempt, {**attempt, "attempt": 1}]}]
-    for number, changed in enumerate([{}, *unknown]):
-        run = exported(
-            write_run(**changed, result={**RESULT, "attempt": len(changed.get("attempts", [0])) - 1})
-        )
-        assert export(run.run_id, tmp_path / str(number)) == 0
-        _, text = parts((tmp_path / str(number) / "README.md").read_text())
-        assert "cost" not in text, changed
-    own = write_run(
-        job="command", args=["python", "train.py"], config={"words": ["python"]}, result={"outcome": "done"}
-    )
-    own.directory.write_text("export/model.bin", "x")
-    own.directory.remove("settings.json")
-    assert export(own.run_id, tmp_path / "own") == 0
-    front, text = parts((tmp_path / "own" / "README.md").read_text())
-    assert front == {"license": None, "datasets": None, "tags": ["tpu-stack", "train.py"]}
-    assert "of the command `train.py`." in text and "## Results\n\nNot known." in text
-
-
 def test_a_folder_that_is_not_empty_is_replaced_only_by_force_and_only_where_it_is_an_export(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,15 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from backends.local import environments
 from console.models import prediction as predicting
 from contracts.errors import RequestError
-from contracts.run_directory import RunDirectory
-from jobs import flax_mlm
-from jobs.runtime.storage.bucket_files import BucketFiles
 from launch import jobs
 from launch.hosts import HostError
 from launch.jobs import Job
@@ -100,26 +96,6 @@ def test_from_a_share_the_export_is_copied_once_and_again_when_the_run_has_gone_
     run.directory.write_json("result.json", {"outcome": "done", "attempt": 0, "time": 9.0})
     predict(elsewhere, run.run_id, "a")
     assert (Path(asked[2][0]) / "config.json").read_text() == "changed behind its back"
-
-
-def test_from_a_bucket_the_export_of_a_job_that_names_no_files_is_copied_with_its_folders(
-    write_run: WriteRun,
-    asked: list[tuple[str, dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = write_run()
-    root = f"memory://runs-{run.run_id}"
-    bucket = RunDirectory(f"{root}/{run.run_id}", BucketFiles())
-    bucket.write_json("run.json", run.described)
-    for name in ("saved/variables/data", "labels.json"):
-        bucket.write_text(f"export/{name}", name)
-    monkeypatch.setattr(flax_mlm, "PREDICTS_FROM", ())
-    there = dataclasses.replace(here(), runs_url=root, files=BucketFiles())
-    predict(there, run.run_id, "a")
-    copied = Path(asked[0][0])
-    assert (copied / "saved/variables/data").read_text() == "saved/variables/data"
-    assert sorted(path.name for path in copied.iterdir()) == ["labels.json", "saved"]
-    fsspec.filesystem("memory").rm(root, recursive=True)
 
 
 @pytest.mark.parametrize(

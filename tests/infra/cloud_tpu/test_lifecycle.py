@@ -149,73 +149,7 @@ def test_a_waiting_one_of_ours_that_asks_for_something_else_is_replaced_and_an_a
     assert cloud.state() == "ACTIVE"
 
 
-@pytest.mark.parametrize(
-    ("lose", "later_s"),
-    [
-        (lambda cloud: cloud.control.preempt(QR), 0),
-        (lambda cloud: cloud.control.preempt(QR, leave_nodes=True), 60),
-        (lambda cloud: cloud.client.delete_queued_resource(QR), 0),
-    ],
-    ids=["preempted", "with nodes left", "being deleted"],
-)
-def test_a_dead_one_of_ours_is_removed_and_made_again(
-    cloud: Cloud, lose: Callable[[Cloud], None], later_s: float
-) -> None:
-    cloud.create()
-    lose(cloud)
-    cloud.control.advance(later_s)
-    assert cloud.create()["state"] == "ACTIVE"
-    assert cloud.history().count("ACTIVE") == 2
-
-
-@pytest.mark.parametrize(
-    ("put", "said", "left"),
-    [
-        (lambda cloud: cloud.put(), "belongs to another stack; it is left alone", [NODE, QR]),
-        (
-            lambda cloud: cloud.put(owner="someone-else"),
-            "belongs to another stack; it is left alone",
-            [NODE, QR],
-        ),
-        (lambda cloud: cloud.put_node(OWNER), "there is a node of this name already (READY)", [NODE]),
-    ],
-    ids=["nobody's", "someone else's", "a node"],
-)
-def test_what_is_not_this_queued_resource_of_ours_is_refused_and_left_alone(
-    cloud: Cloud, put: Callable[[Cloud], None], said: str, left: list[str]
-) -> None:
-    put(cloud)
-    cloud.control.advance(60)
-    with pytest.raises(CloudTpuError) as caught:
-        cloud.create()
-    assert said in str(caught.value)
-    assert cloud.alive() == left
-
-
-def test_a_node_name_that_someone_elses_request_waits_for_is_refused(sold_out: Cloud) -> None:
-    sold_out.put("other", node_id="main")
-    with pytest.raises(CloudTpuError, match="the name is taken, and shows nothing of that name"):
-        sold_out.create()
-    assert sold_out.alive() == [f"{PARENT}/queuedResources/other"]
-
-
 # --- errors -----------------------------------------------------------------------------------------------------
-
-
-def test_what_goes_wrong_for_a_while_is_not_seen(cloud: Cloud) -> None:
-    for number, kind in enumerate(("cut-before", "cut-after", "unavailable", "too-many-requests"), start=1):
-        for method in (
-            "queuedResources.create",
-            "queuedResources.get",
-            "nodes.get",
-            "queuedResources.delete",
-        ):
-            cloud.control.inject(kind, method, 3)  # type: ignore[arg-type]
-        outputs = cloud.create()
-        assert outputs["state"] == "ACTIVE"
-        assert cloud.history().count("ACCEPTED") == number
-        cloud.delete(outputs)
-        assert cloud.alive() == []
 
 
 @pytest.mark.parametrize(
@@ -354,20 +288,6 @@ def test_an_update_makes_again_what_was_suspended_meanwhile_and_deletes_no_node_
 # --- read -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leave_nodes", [False, True])
-def test_a_preempted_one_is_made_again_after_a_refresh(stack: Stack, leave_nodes: bool) -> None:
-    stack.up(labels={"team": "nlp"})
-    stack.cloud.control.preempt(QR, leave_nodes)
-    stack.cloud.control.advance(60)
-    stack.refresh()
-    assert stack.state is not None
-    assert (stack.state["state"], stack.state["nodes"]) == ("SUSPENDED", [])
-    assert stack.cloud.alive() == ([NODE, QR] if leave_nodes else [QR])  # a refresh deletes nothing
-    stack.up(labels={"team": "nlp"})
-    assert is_active(stack)
-    assert stack.cloud.history().count("ACTIVE") == 2
-
-
 def test_one_that_vanished_leaves_the_state_and_a_missing_node_is_a_loss_only_if_it_stays_away(
     stack: Stack,
 ) -> None:
@@ -399,37 +319,6 @@ def test_a_refresh_that_gets_no_answer_is_an_error_and_no_loss(stack: Stack, kin
 
 
 # --- delete -----------------------------------------------------------------------------------------------------
-
-
-def test_one_that_someone_is_deleting_is_waited_for_and_one_that_is_gone_is_deleted_at_once(
-    stack: Stack,
-) -> None:
-    stack.up()
-    stack.cloud.client.delete_queued_resource(QR)
-    again = Stack(cloud=stack.cloud, state=stack.state)
-    stack.destroy()
-    assert stack.cloud.alive() == []
-    before = stack.cloud.clock.now()
-    again.destroy()
-    assert stack.cloud.clock.now() == before
-
-
-@pytest.mark.parametrize("meanwhile", [False, True])
-def test_what_someone_else_has_made_under_the_name_is_left_alone(stack: Stack, meanwhile: bool) -> None:
-    def taken() -> None:
-        stack.cloud.control.vanish(QR)
-        stack.cloud.put(owner="someone-else")
-
-    stack.up()
-    if meanwhile:
-        stack.cloud.at_sleep(1, taken)
-    else:
-        taken()
-        stack.cloud.control.advance(60)
-    stack.destroy()
-    stack.cloud.control.advance(60)
-    assert stack.cloud.state() == "ACTIVE"
-    assert ("does not belong to this stack any more; it is left alone" in stack.cloud.said) != meanwhile
 
 
 def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:

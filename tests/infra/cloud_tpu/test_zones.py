@@ -111,24 +111,6 @@ def test_a_race_asks_everywhere_at_once_and_keeps_the_first_that_comes(sold_out:
     assert sold_out.alive() == []
 
 
-def test_of_two_that_come_at_once_the_one_that_the_state_knows_is_kept_and_the_other_goes(
-    cloud: Cloud,
-) -> None:
-    stack = Stack(cloud=cloud)
-    stack.up(**ANYWHERE | {"strategy": "race"}, wait_s=600)
-    cloud.control.advance(60)
-    assert stack.state is not None and list(ours(cloud).values()) == ["ACTIVE"]
-    here = stack.state["zone"]
-    # Another of ours that is ACTIVE, as an interrupted race can leave it.
-    Stack(cloud=cloud).up(zone=B if here == A else A, wait_s=600)
-    cloud.control.inject("unavailable", "queuedResources.delete", times=3)
-    stack.refresh()
-    assert (stack.state["zone"], stack.state["others"]) == (here, [B if here == A else A])
-    stack.up(**ANYWHERE | {"strategy": "race"}, wait_s=600)
-    cloud.control.advance(60)
-    assert ours(cloud) == {here: "ACTIVE"} and stack.state["others"] == []
-
-
 @pytest.mark.parametrize(("refusals", "others"), [(20, []), (1000, [B])])
 def test_a_zone_that_does_not_let_go_of_a_slice_is_given_time_after_the_slice_is_there(
     cloud: Cloud, refusals: int, others: list[str]
@@ -226,29 +208,6 @@ def test_one_look_without_waiting_gives_each_zone_its_time_by_googles_clock(sold
     assert sold_out.create(**ANYWHERE, wait_s=0)["state"] == "ACTIVE"
 
 
-def test_a_slice_that_is_preempted_is_found_where_it_was_and_made_again_in_another_zone(cloud: Cloud) -> None:
-    stack = Stack(cloud=cloud)
-    stack.up(**ANYWHERE, wait_s=600)
-    cloud.control.set_capacity(pool(A), 0)
-    cloud.control.preempt(name(A))
-    cloud.control.advance(60)
-    stack.refresh()
-    assert stack.state is not None and (stack.state["zone"], stack.state["state"]) == (A, "SUSPENDED")
-    stack.up(**ANYWHERE, wait_s=7200)
-    assert (stack.state["zone"], stack.state["state"]) == (B, "ACTIVE")
-    # Somebody else, such as a keeper, has made it again in a third zone: a refresh finds it there.
-    cloud.control.vanish(name(B))
-    cloud.control.set_capacity(pool(B), 0)
-    Stack(cloud=cloud).up(**ANYWHERE | {"zones": [C]}, zone=C, wait_s=600)
-    stack.refresh()
-    assert (stack.state["zone"], stack.state["state"]) == (C, "ACTIVE")
-    before = len(cloud.control.journal())
-    stack.up(**ANYWHERE, wait_s=600)
-    assert len(cloud.control.journal()) == before
-    stack.destroy()
-    assert cloud.alive() == []
-
-
 def test_a_change_of_zones_moves_a_slice_only_from_a_zone_that_is_none_of_them_any_more() -> None:
     def found(before: Json, now: Json) -> tuple[bool, list[str]]:
         result = changes_between({"state": "ACTIVE", **before}, now)
@@ -269,49 +228,6 @@ def test_a_change_of_zones_moves_a_slice_only_from_a_zone_that_is_none_of_them_a
         ["subnetwork"],
     )
     assert found({**two, "others": [B]}, two) == (True, [])
-
-
-@pytest.mark.parametrize("strategy", ["first", "race"])
-def test_what_an_up_that_was_cut_off_has_left_in_zones_that_are_none_any_more_is_found_too(
-    sold_out: Cloud, strategy: str
-) -> None:
-    def cut() -> None:
-        raise PowerCut
-
-    props = {**ANYWHERE, "strategy": strategy}
-    stack = Stack(cloud=sold_out)
-    sold_out.at_sleep(2, cut)
-    with pytest.raises(PowerCut):
-        stack.up(**props, wait_s=3600)
-    sold_out.while_sleeping = lambda: None
-    left = dict.fromkeys(ZONES if strategy == "race" else [A], "WAITING_FOR_RESOURCES")
-    assert ours(sold_out) == left
-    fewer = props | {"zones": [B, C], "zone": B}
-    stack.up(**fewer, wait_s=0)
-    sold_out.control.advance(60)
-    assert set(ours(sold_out)) == ({B, C} if strategy == "race" else {B})
-
-    again = Stack(cloud=sold_out)
-    stack.destroy()
-    sold_out.at_sleep(2, cut)
-    with pytest.raises(PowerCut):
-        again.up(**props, wait_s=3600)
-    sold_out.while_sleeping = lambda: None
-    sold_out.control.set_capacity(pool(A), 16)  # served, and nobody is there
-    sold_out.control.advance(600)
-    with pytest.raises(
-        CloudTpuError, match=r"no longer one of its zones, and it is ACTIVE[\s\S]*add us-central1-a"
-    ):
-        again.up(**fewer, wait_s=3600)
-    assert ours(sold_out)[A] == "ACTIVE"
-
-
-def test_of_two_that_a_cut_has_left_the_one_stays_in_which_the_caller_knows_of_hosts(cloud: Cloud) -> None:
-    for zone in (A, C):
-        Stack(cloud=cloud).up(zone=zone, wait_s=600)
-    assert cloud.create(**ANYWHERE, zone=C, wait_s=0)["zone"] == C
-    cloud.control.advance(60)
-    assert ours(cloud) == {C: "ACTIVE"}
 
 
 @pytest.mark.parametrize("strategy", ["first", "race"])
@@ -378,15 +294,6 @@ def test_a_zone_that_the_project_may_not_use_keeps_nothing_from_going(
     cloud.control.clear_faults()
     stack.destroy()
     assert ours(cloud) == {}
-
-
-def test_what_is_nobodys_or_anothers_is_passed_over_and_left_alone(cloud: Cloud) -> None:
-    cloud.put(owner="someone-else")  # in A
-    cloud.control.advance(60)
-    outputs = cloud.create(**ANYWHERE, wait_s=600)
-    assert outputs["zone"] == B
-    cloud.delete(outputs)
-    assert cloud.state() == "ACTIVE"
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
