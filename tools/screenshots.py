@@ -43,7 +43,6 @@ def _take_all(base: str) -> None:
     _take(base, "runs", width=1060, height=400, scheme="light")
     _take(f"{base}run/{(active or done)[0]}", "run", width=1060, height=1240, scheme="dark")
     _take(f"{base}compare?{compared}", "compare", width=1060, height=1180, scheme="light")
-    _take(f"{base}run/{(active or done)[0]}", "narrow", width=500, height=900, scheme="light")
 
 
 def _take(url: str, name: str, *, width: int, height: int, scheme: str) -> None:
