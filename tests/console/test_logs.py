@@ -140,26 +140,6 @@ def test_lines_are_shown_as_they_come_none_twice_made_safe_and_with_pauses_betwe
     assert time.monotonic() - began_s > 0.02 * 3, "waiting for lines costs no questions without pause"
 
 
-def test_a_host_that_is_slow_to_answer_holds_up_no_other(
-    make_agent: MakeAgent, agent: Agent, run: Run, shown: Shown, hasty: None
-) -> None:
-    other_is_read = threading.Event()
-
-    def slow(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        assert other_is_read.wait(20)
-        return logs_of("slow\n", request)
-
-    logs = logs_on([make_agent(slow), agent], run)
-
-    def show(host: int, line: str) -> None:
-        shown.show(host, line)
-        if line == LINES[-1]:
-            other_is_read.set()
-
-    assert log_command.show_logs(logs, lines=0, follow=True, show=show, tell=shown.messages.append)
-    assert shown.lines[-1] == (0, "slow")
-
-
 def test_a_host_that_does_not_answer_is_told_of_once_and_asked_again(
     make_agent: MakeAgent, run: Run, shown: Shown, hasty: None
 ) -> None:

@@ -175,19 +175,6 @@ def test_an_end_is_told_once_by_whoever_sees_it_first_and_a_stop_that_was_asked_
     assert said == ["not notified by webhook: 127.0.0.1 answers HTTP 500"]
 
 
-def test_only_what_did_not_take_an_event_gets_it_again(
-    write_run: Callable[..., Run], web: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, said = write_run(), list[str]()
-    monkeypatch.setenv("TPU_STACK_SLACK_WEBHOOK", f"{web[0]}/slack")
-    for path in ("503", "json", "json"):
-        monkeypatch.setenv("TPU_STACK_WEBHOOK", f"{web[0]}/{path}")
-        notify.about(run, "preempted", said.append)
-    last = [path.rpartition("/")[2] for path, _ in web[1]]
-    assert sorted(last) == ["503", "json", "slack"] and last[-1] == "json"
-    assert said == ["not notified by webhook: 127.0.0.1 answers HTTP 503"]
-
-
 def test_fab_notify_says_what_is_set_and_tries_it(
     web: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import pytest
 
 from console.summary import exit_code, summary
-from contracts.files import DiskFiles
 from contracts.run_directory import State
-from launch import runs
 from launch.launching import finalize
 from tests.launch.slices import WriteRun
 
@@ -77,22 +74,6 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
         f"  curves       tensorboard --logdir {place}/out/runs",
         f"  report       {place}/report.html",
     ]
-
-
-def test_a_run_that_ended_early_says_of_how_many_steps_and_of_which_the_export_is(
-    write_run: WriteRun,
-) -> None:
-    result = {"outcome": "done", "steps": 55, "wall_s": 1.0, "best_step": 44, "exported_step": 44}
-    known = write_run(result=result, config={"epochs": 30.0, "steps": None})
-    known.directory.write_text("export/config.json", "{}")
-    known.directory.write_json("settings.json", {"epochs": 30.0, "steps": 330})
-    run = runs.read(known.directory)
-    assert run is not None
-    lines = summary(run, "done")[1:]
-    assert lines[0] == "  wall time    0:01 for 55 of 330 steps"
-    assert lines[1] == f"  export       {run.directory.url}/export (step 44, the best)"
-    (listed,) = runs.list_runs(runs.RunsFolder(url=os.path.dirname(run.directory.url), files=DiskFiles()))
-    assert listed.total_steps == 330
 
 
 @pytest.mark.parametrize(

@@ -80,22 +80,6 @@ def test_of_a_line_of_metrics_is_taken_what_is_a_number_and_said_what_is_not(
     assert problem is None or problem in texts[0]
 
 
-def test_each_kind_of_what_cannot_be_read_is_said_once_and_counted() -> None:
-    unread = Unread("result.json: is empty")
-    for _ in range(3):
-        run_records.metrics([b'{"step": 1, "phase": "train"}', b"torn {", b"\xff\xfe"], unread)
-    news = [
-        "result.json: is empty",
-        'metrics.jsonl: phase is "train", which is no number and is left out (3 times)',
-        'metrics.jsonl: a line is torn, or no JSON object, and is left out: "torn {" (the first of 6)',
-    ]
-    assert unread.unannounced() == news
-    run_records.metrics([b"torn {"], unread)
-    assert unread.unannounced() == []
-    run_records.metrics([json.dumps({f"name {index}": "x"}).encode() for index in range(1000)], unread)
-    assert len(unread.texts()) == run_records.MOST_KINDS
-
-
 @given(
     st.dictionaries(st.sampled_from(["step", "time", "loss", "acc", "note"]), ANYTHING),
     st.integers(0, 10**6),
@@ -113,12 +97,6 @@ def test_whatever_a_line_has_its_good_values_are_kept_and_all_are_of_one_kind(
         assert all(value is None or math.isfinite(value) for value in line.values())
         assert line.get("step", 0) >= 0
         assert run_records.FIRST_MOMENT_S <= line.get("time", MOMENT_S) < run_records.LAST_MOMENT_S
-
-
-@given(st.binary(max_size=60), st.lists(st.binary(max_size=20), max_size=3))
-def test_bytes_that_are_no_text_hide_no_line(before: bytes, more: list[bytes]) -> None:
-    lines = [*before.split(b"\n"), b'{"step": 7, "loss": 1.5}', *b"\n".join(more).split(b"\n")]
-    assert {"step": 7, "loss": 1.5} in run_records.metrics(lines, Unread())
 
 
 BEAT = {"rank": 0, "attempt": 0, "state": "stepping", "step": 3, "time": 5.0, "message": None, "pid": 7}

@@ -206,14 +206,6 @@ def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
     assert "--batch-sizes STR" in fab("serve", "latest", "--", "--help").out
 
 
-def test_each_job_has_a_line_that_says_what_it_does_and_on_what(fab: Fab) -> None:
-    listed = fab("jobs").out.partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in listed] == job_names()
-    (torch,) = (line for line in listed if line.startswith("torch_glue "))
-    assert "  pytorch or pytorch_xla  Fine-tuning of RoBERTa or BERT in PyTorch: " in torch
-    assert all(len(line) <= 160 for line in listed)
-
-
 JOB_X = {"job": {"x": ["--anything"]}, "server": {"the server": ["--lengths"]}}
 
 

@@ -21,7 +21,6 @@ from images.docker_client import ImageError, buildkit
 from images.local_images import BuildResult
 from images.recipe import Recipe
 from launch.jobs import CHECKOUT
-from tests import waiting
 
 slow = pytest.mark.slow
 FAILS = "def main():\n    print('FAIL step  loss is nan')\n    raise SystemExit(1)\n"
@@ -206,19 +205,6 @@ def start(tmp_path: Path, environ: Mapping[str, str]) -> Iterator[Callable[..., 
 
 
 @slow
-def test_of_two_builds_of_the_same_image_at_once_one_builds_and_both_have_it(
-    make_lab: MakeLab, start: Callable[..., subprocess.Popen[str]]
-) -> None:
-    make_lab("twice").recipe(body="sleep 3")
-    both = [start("twice"), start("twice")]
-    said = [each.communicate(timeout=LIMIT_S)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    assert sum("RUN echo twice; sleep" in text for text in said) == 1
-    assert any("another process builds it; waits" in text for text in said)
-    assert all("tpu-stack/twice:cpu-" in text for text in said)
-
-
-@slow
 @pytest.mark.parametrize(
     ("number", "when"), [(signal.SIGINT, "ok   imports"), (signal.SIGTERM, "RUN echo cut; sleep")]
 )
@@ -236,35 +222,12 @@ def test_a_build_that_is_interrupted_leaves_no_container_and_no_image(
     assert lab.left() == []
 
 
-DEAF = """
-trap 'touch $0.told' TERM
-echo $$ > $0.pid
-echo builds
-while true; do sleep 0.1; done
-"""
 BUILDS = """
 import os, signal, sys
 from images.docker_client import shown
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 shown(["sh", sys.argv[1]], 0, os.environ)
 """
-
-
-def test_a_second_signal_leaves_no_build_behind(tmp_path: Path) -> None:
-    client = tmp_path / "docker"
-    client.write_text(DEAF)
-
-    words = [sys.executable, "-c", BUILDS, str(client)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT) as process:
-        assert process.stderr is not None
-        until(process.stderr, "builds")
-        process.send_signal(signal.SIGTERM)
-        waiting.until((tmp_path / "docker.told").exists, LIMIT_S)
-        process.send_signal(signal.SIGTERM)
-        process.stderr.read()
-    assert process.wait(LIMIT_S) != 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "docker.pid").read_text()), 0)
 
 
 def until(lines: Iterable[str], words: str) -> str:

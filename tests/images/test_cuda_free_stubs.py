@@ -12,24 +12,6 @@ import pytest
 from images.cuda_free import stubs
 from images.cuda_free.stubs import Library, Stub, StubsError
 
-HEADERS = """
-Dynamic Section:
-  NEEDED               libcudart.so.12
-  NEEDED               libm.so.6
-  SONAME               libtorch_cuda.so
-
-Version References:
-  required from libm.so.6:
-    0x09691a75 0x00 16 GLIBC_2.2.5
-  required from libcudart.so.12:
-    0x0ff3db22 0x00 02 libcudart.so.12
-"""
-SYMBOLS = """
-                 U cudaMalloc@libcudart.so.12
-                 U ncclSend
-                 w __gmon_start__
-                 U exp@GLIBC_2.2.5
-"""
 TRY = """
 import ctypes
 library = ctypes.CDLL({path!r})
@@ -60,13 +42,6 @@ def library(needs: str = "", asks: str = "", owner: str = "") -> Library:
         owners={version: owner for _, _, version in pairs if version},
         asks=frozenset((name, version) for name, _, version in pairs),
     )
-
-
-def test_what_a_library_asks_for_is_read_with_version_and_owner_and_weak_symbols_are_not_asked_for() -> None:
-    read = stubs.parse(HEADERS, SYMBOLS)
-    assert read.needs == {"libcudart.so.12", "libm.so.6"}
-    assert read.asks == {("cudaMalloc", "libcudart.so.12"), ("ncclSend", ""), ("exp", "GLIBC_2.2.5")}
-    assert read.owners == {"GLIBC_2.2.5": "libm.so.6", "libcudart.so.12": "libcudart.so.12"}
 
 
 VERSIONED = library("libcupti.so.12 libcudart.so.12", "cudaFree@V1", owner="libcudart.so.12")

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import docker.errors
 import pytest
 
 from contracts.errors import RequestError
@@ -43,17 +42,6 @@ def test_a_socket_that_nobody_answers_on_is_an_error_and_no_traceback(tmp_path: 
     with pytest.raises(RequestError, match="Docker does not answer at unix://.*DOCKER_HOST names"):
         docker_client.connect({**os.environ, "DOCKER_HOST": f"unix://{path}"})
     gc.collect()
-
-
-def test_what_keeps_dockers_passwords_is_named_when_it_is_that_which_fails() -> None:
-    error = docker.errors.DockerException(
-        "Credentials store error: StoreError('docker-credential-gcloud not installed or not available in PATH')"
-    )
-    with (
-        pytest.raises(RequestError, match="asks docker-credential-gcloud for passwords"),
-        docker_client.asking("pushing"),
-    ):
-        raise error
 
 
 def docker_of(folder: Path, version: str, *, buildx: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,19 +110,6 @@ def test_the_tag_is_a_hash_of_everything_that_goes_in_and_of_nothing_else(folder
         assert {*wheels.items()} <= {*read(folder, "two").arguments(wheels).items()}
     assert read(folder, "two", **{TORCH_BACKEND: "auto"}).tag == read(folder, "two").tag
     assert TORCH_BACKEND not in read(folder, "two").arguments({TORCH_BACKEND: "auto"})
-
-
-def test_a_file_that_is_missing_or_there_twice_is_named(folder: Path) -> None:
-    taken = folder / "smoke" / "framework.py"
-    taken.touch()
-    with pytest.raises(RequestError, match="give it another"):
-        read(folder)
-    taken.unlink()
-    for name in ("one/smoke.py", "uv.txt"):
-        (folder / name).rename(folder / "away")
-        with pytest.raises(RequestError, match=re.escape(f"{folder / name} is not there")):
-            read(folder)
-        (folder / "away").rename(folder / name)
 
 
 # --- what Docker is given ---------------------------------------------------------------------------------------

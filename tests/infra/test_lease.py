@@ -83,24 +83,6 @@ def test_one_whose_holder_is_dead_changes_hands_after_a_minute_and_the_dead_one_
     assert heir.require(), "whoever has lost a lease does not give that of another back"
 
 
-def test_of_two_heirs_one_gets_it(make: Callable[..., Lease], time: Time) -> None:
-    make("dead").take()
-    first, second = make("first"), make("second")
-    began_s = time.now_s
-    taken: list[bool] = []
-
-    def race() -> None:
-        if not taken and time.now_s - began_s >= STALE_S - lease.LOOK_S:
-            taken.append(True)
-            second.take()
-            time.others = second.renew
-
-    time.others = race
-    with pytest.raises(LeaseHeldError, match="second is changing"):
-        first.take()
-    assert second.require()
-
-
 def test_an_answer_that_is_lost_does_not_lose_the_lease(
     make: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,17 +147,6 @@ def test_what_is_temporary_is_deleted_and_what_is_deleted_can_be_had_back(declar
     assert deletes["condition"] == {"age": 3, "matchesPrefixes": ["tmp/"]}
 
 
-def test_the_newest_images_outlive_the_clean_up(declare: Declare) -> None:
-    policies = declare(images={"keep": 4}).one("Repository").inputs["cleanupPolicies"]
-    by_id = {each["id"]: each for each in policies}
-    assert list(by_id) == sorted(by_id)  # as Google gives them back: another order would show as drift
-    assert by_id["keep-newest"] == {
-        "id": "keep-newest", "action": "KEEP", "mostRecentVersions": {"keepCount": 4}
-    }  # fmt: skip
-    deleted = {(each["condition"]["tagState"], each["condition"]["olderThan"]) for each in policies[:2]}
-    assert deleted == {("UNTAGGED", "604800s"), ("ANY", "2592000s")}
-
-
 def test_the_file_servers_data_outlives_the_machine_and_a_region_that_joins_needs_no_new_export(
     declare: Declare,
 ) -> None:

@@ -82,19 +82,6 @@ def test_columns_have_usual_names_or_those_that_are_asked_for(tmp_path: Path) ->
     )
 
 
-def test_blank_lines_blanks_in_the_first_line_and_columns_without_a_name_do_not_matter(
-    tmp_path: Path,
-) -> None:
-    content = many("text {0}, {1},,", head="\n text , label,,\n\n")
-    for name, comma in (("a.csv", ","), ("b.tsv", "\t")):
-        path = write(tmp_path / name, content.replace(",", comma))
-        found = read(Options(data=path, eval_data=path))
-        assert (found.train.texts_a[39], found.labels) == ("text 39", (" 0", " 1"))
-    assert said(data=write(tmp_path / "c.csv", content + "x\n"))[0].startswith(
-        f"--data {tmp_path}/c.csv:44: 1 col"
-    )
-
-
 @pytest.mark.parametrize(
     ("labels", "task", "names", "values"),
     [

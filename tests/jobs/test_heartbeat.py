@@ -81,21 +81,6 @@ def test_the_first_heartbeat_is_there_when_start_returns_and_nothing_is_written_
     assert directory.list("heartbeats") == []
 
 
-def test_a_change_of_state_is_written_at_once_and_the_same_state_not_again(
-    directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states: list[tuple[str, str | None]] = []
-    monkeypatch.setattr(
-        RunDirectory, "write_json", lambda _, name, value: states.append((value["state"], value["message"]))
-    )
-    for state in ("joined", "joined", "stepping"):
-        heartbeat.state(state)
-    heartbeat.say("tokenising")
-    heartbeat.say("tokenising")
-    heartbeat.state("stepping")
-    assert states == [("joined", None), ("stepping", None), ("stepping", "tokenising"), ("stepping", None)]
-
-
 def test_a_run_directory_that_cannot_be_written_is_told_at_the_start(
     environment: ProcessEnvironment, tmp_path: Any
 ) -> None:

@@ -350,21 +350,6 @@ def test_each_device_has_its_own_rows_and_what_a_function_makes_is_whole_on_each
         devices.rows(np.zeros(3, np.float32))
 
 
-EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16 amx\n\nprocessor\t: 1\n"
-
-
-def test_the_instructions_are_looked_for_among_the_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    able = processor.multiplies_bfloat16.__wrapped__
-    assert able() is False
-    arm = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
-    for cpuinfo in (EPYC, EPYC.replace("avx512_bf16", "avx512_bf160"), arm):
-        (tmp_path / "cpuinfo").write_text(cpuinfo)
-        assert able() is (cpuinfo == EPYC)
-
-
 def run_of(environment: ProcessEnvironment, url: str, rank: int = 0) -> Run:
     mine = dataclasses.replace(environment, process_id=rank)
     directory = RunDirectory(url, files_of(url))
@@ -474,12 +459,6 @@ def test_of_a_run_that_does_not_take_all_of_the_steps_those_are_traced_that_it_t
 def test_steps_that_cannot_be_traced_are_refused_with_the_rule(said: str, steps: int, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         read_steps(said, steps=steps)
-
-
-def test_one_step_is_enough_and_nothing_said_is_nothing_traced() -> None:
-    assert read_steps(None, steps=10) is None
-    assert read_steps("10:10", steps=10) == Steps(first=10, last=10)
-    assert read_steps("10:109", steps=1000) == Steps(first=10, last=109)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import METRICS, RunDirectory
 from jobs.runtime import preemption
-from jobs.runtime.monitoring import metric_definitions as definitions
 from jobs.runtime.monitoring import metrics as metrics_module
 from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.monitoring.metrics import Metrics, Part, Rates, TimeSplit
@@ -219,12 +218,3 @@ def test_of_parts_within_parts_the_inner_one_counts_and_one_that_ends_by_an_erro
     parts = {"start": 3.0, "compute": 16.0, "evaluation": 5.0, "logging": 2.0, "checkpoint": 1.0}
     assert split.seconds() == {**parts, "input_wait": 0.0, "profile": 1.0, "finish": 8.0}
     assert split.wall_s() == sum(split.seconds().values())
-
-
-def test_a_share_is_compared_with_its_baseline_in_points() -> None:
-    score = definitions.Metric(name="f1", title="F1", unit="% of the words", baseline="chance")
-    declared = definitions.Metrics(
-        headline="f1", metrics=(score, definitions.Metric(name="chance", title="chance"))
-    )
-    said = declared.compared(score, {"f1": 0.339, "chance": 0.077})
-    assert said == "33.9% of the words, 26.2 points above the chance of 7.7%"

@@ -25,19 +25,13 @@ from jobs.flax_mlm.hugging_face import Pretrained, export, open_pretrained
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.predict import (
     BEST,
-    CONTEXT_CHARACTERS,
     MOST_ROWS,
-    SHOWN,
     MaskFiller,
-    filling,
     final_eval,
-    hidden_places,
     load,
     make_predict,
     make_sharded_predict,
-    readable,
     sample,
-    shown,
 )
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
 from jobs.runtime.jax.distributed import Devices
@@ -218,30 +212,6 @@ def test_it_never_costs_more_rows_than_its_bounds_but_one_sequence_at_least() ->
     assert sample(sequences=1000, length=64, trained_rows=20 * 64 * 3).tolist() == [0, 500, 999]
     assert sample(sequences=1000, length=512, trained_rows=10).tolist() == [0]
     assert sample(sequences=2, length=8, trained_rows=10**9).tolist() == [0, 1]
-
-
-def test_what_is_shown_begins_a_word_in_the_middle_of_its_text_and_is_spread_over_the_sample() -> None:
-    rows_NS = np.arange(400).reshape(20, 20)
-    chosen = readable(hidden_places(rows_NS, ()), rows_NS, words)
-    assert len(chosen) == SHOWN
-    assert all(5 <= place.position < 15 and rows_NS[place.row, place.position] % 2 == 0 for place in chosen)
-    assert (chosen[0].row, chosen[-1].row) == (0, 19)
-
-
-def test_a_filling_is_cut_at_the_ends_of_its_document_or_where_it_is_long() -> None:
-    tokens_S = np.array([4, 2, 0, 6, 8, 5, 4, 2, 6])
-    made = filling(tokens_S, 4, [(10, 0.75), (3, 0.123456)], words, (0, 2))
-    assert made == {
-        "before": "wordaaaaaa",
-        "after": "x wordaaaa",
-        "truth": "wordaaaaaaaa",
-        "guesses": [["wordaaaaaaaaaa", 0.75], ["x", 0.1235]],
-    }
-    made = filling(np.array([50] * 20), 10, [], words, ())
-    assert len(made["before"]) == len(made["after"]) == CONTEXT_CHARACTERS + 1
-    assert made["before"].startswith("…") and made["after"].endswith("…")
-    seen = {" word": "word", "\n  ": "\\n", " ": "", "é": "é"}
-    assert {token: shown(token) for token in seen} == seen
 
 
 def test_devices_that_hold_parts_of_the_model_guess_what_one_with_all_of_it_does(

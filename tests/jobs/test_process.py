@@ -80,17 +80,6 @@ def test_a_failure_has_a_code_and_a_sentence(
     assert "\n" not in message
 
 
-def test_a_full_disk_is_told_with_what_is_free_and_how_to_go_on(
-    environment: ProcessEnvironment, tmp_path: Path
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "cache").mkdir()
-    _, message = explain(OSError(errno.ENOSPC, "full"), environment)
-    assert f"{tmp_path}/run has " in message
-    assert f"{tmp_path}/cache" not in message, "it is on the same disk"
-    assert f"`fab train --resume {environment.run_id}`" in message
-
-
 @pytest.fixture
 def first(environment: ProcessEnvironment) -> Run:
     """Of rank 0."""

@@ -261,18 +261,6 @@ def test_a_slice_with_a_host_that_does_not_answer_is_given_back_after_as_long(la
     assert not lab.after(18.25)
 
 
-def test_a_run_on_it_is_use(lab: Lab) -> None:
-    run_id = "flax_mlm-20261120-214500-abcd"
-    directory = lab.folder.directory(run_id)
-    attempt = {"attempt": 0, "started": "2020-11-20T21:45:00Z", "processes": 1}
-    described = {"version": 1, "run_id": run_id, "job": "flax_mlm", "args": [], "hosts": []}
-    more = {"slice": {"name": "main"}, "attempts": [attempt], "created": attempt["started"]}
-    directory.write_json("run.json", {**described, **more})
-    directory.write_json("result.json", {"attempt": 0, "outcome": "done", "time": NOW_S + 2 * HOUR_S})
-    assert lab.after(7)
-    assert not lab.after(8.5)
-
-
 def test_a_program_that_has_a_device_open_holds_the_slice_and_the_time_counts_from_its_end(
     lab: Lab, tmp_path: Path
 ) -> None:

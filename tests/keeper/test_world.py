@@ -16,7 +16,6 @@ from infra.cloud_tpu.queued_resources import QueuedResources
 from infra.cloud_tpu.request import SliceSpec
 from infra.cloud_tpu.retry import Backoff
 from infra.documents import Documents
-from infra.documents.lease import Lease, held
 from infra.google_api import Listing
 from keeper import keep_commands, queue_commands
 from keeper.world import World, observed_slice
@@ -133,25 +132,6 @@ def test_what_was_asked_for_is_given_back_once_no_run_wants_it(
     assert lab.states() == {} and lab.run.end is not None
     assert lab.run.end.outcome == {"stop": "stopped", "unkeep": "unmanaged", "cancel": "stopped"}[how]
     assert [*lab.store.read().slices] == []
-
-
-def test_a_slice_that_is_destroyed_meanwhile_is_not_asked_for_and_its_run_waits(lab: Lab) -> None:
-    lab.up()
-    lab.train()
-    lab.preempt()
-    mark = Lease(lab.documents, "main", "`pulumi`")
-    mark.take()
-    mark.mark(removed=True)
-    mark.release()
-    lab.cloud.delete({**wanted_props(), "node_count": 1})
-    lab.one_pass()
-    lab.later()
-    assert lab.states() == {}
-    assert lab.run.end is None and "`pulumi up` makes it again" in lab.run.reason
-    with held(Lease(lab.documents, "main", "`pulumi`")) as again:
-        again.mark(removed=False)
-    lab.later()
-    assert lab.is_running
 
 
 def test_hosts_that_cannot_be_prepared_are_tried_twelve_times_and_the_slice_is_given_back(lab: Lab) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import calendar
-import io
-import json
-import subprocess
-import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contracts import fencing, run_directory
+from contracts import fencing
 from contracts.errors import Superseded
 from contracts.run_directory import RunDirectory
-from launch import jobs
 from launch.attempts import End, Limits, begin, cause_of, end_of_run
 
 STARTED = "2026-11-23T12:00:00Z"
@@ -267,23 +261,6 @@ def test_a_run_that_is_given_up_says_why_and_a_new_launch_counts_its_own_attempt
 def test_a_run_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
     found = begin(RunDirectory(str(tmp_path / "no")), REQUEST, START_S)
     assert found == {"over": 1, "reason": f"{tmp_path}/no/run.json is not there"}
-
-
-def test_it_is_a_program_of_the_code_bundle_and_answers_in_json(tmp_path: Path) -> None:
-    directory = a_run(tmp_path / "run", made_ready(0))
-    with tarfile.open(fileobj=io.BytesIO(jobs.bundle(jobs.CHECKOUT).archive)) as packed:
-        packed.extractall(tmp_path / "code", filter="data")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "launch.attempts", directory.url],
-        input=json.dumps(REQUEST),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "code")},
-    )
-    assert json.loads(done.stdout) == {"attempt": 0, "budget_s": None}
-    assert directory.list("") == [run_directory.UNFINISHED, run_directory.ATTEMPTS, run_directory.RUN]
 
 
 def test_of_two_pods_that_begin_at_once_one_does_and_the_next_to_come_goes_on_from_there(

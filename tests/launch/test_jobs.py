@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -144,13 +143,6 @@ def test_a_run_of_an_older_checkout_is_resumed_where_its_options_are_still_known
     assert job.changes_on_resume(stored, job.stored_config("r", stored)) == []
 
 
-def test_a_job_need_not_check_its_data_nor_name_options_that_are_free_on_resume(tmp_path: Path) -> None:
-    job = jobs.find("jax_hello")
-    assert job.data_problems(job.parse([]), tmp_path) == []
-    (change,) = job.changes_on_resume(dataclasses.asdict(job.parse([])), job.parse(["--save-every", "7"]))
-    assert change.startswith("--save-every: the run has")
-
-
 FILES = {
     "jobs/__init__.py": b"",
     "jobs/one/__main__.py": b"print(1)\n",
@@ -215,22 +207,3 @@ def test_this_checkouts_bundle_holds_every_job_and_of_the_launching_side_the_pol
     assert {"jobs/flax_mlm/__main__.py", "jobs/runtime/process.py", "contracts/errors.py"} <= names.keys()
     others = {name for name in names if name.partition("/")[0] not in ("contracts", "host", "jobs")}
     assert others == set(jobs.POLICY)
-
-
-def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
-    assert jobs.git_commit(tmp_path) is None
-
-    def git(*arguments: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
-
-    git("init", "-q")
-    assert jobs.git_commit(tmp_path) is None
-    (tmp_path / "a").write_text("1")
-    git("add", "a")
-    git("commit", "-q", "-m", "a")
-    head = git("rev-parse", "HEAD").strip()
-    assert jobs.git_commit(tmp_path) == jobs.Commit(hash=head, is_dirty=False)
-    (tmp_path / "a").write_text("2")
-    assert jobs.git_commit(tmp_path) == jobs.Commit(hash=head, is_dirty=True)

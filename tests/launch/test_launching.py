@@ -307,23 +307,6 @@ def test_a_launcher_that_is_frozen_after_it_took_an_attempt_neither_records_nor_
     assert run.directory.read_text("run.json") == "the next one's"
 
 
-def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
-    earlier: Callable[..., Run], beat: Callable[..., dict[str, Any]]
-) -> None:
-    started_s = runs.parse_time("2020-11-20T21:45:00Z")
-    beats = [beat("stepping", rank=rank, time=started_s + 60 * rank) for rank in range(2)]
-    for result, ended in (
-        ({"outcome": "stopped", "wall_s": 12.5}, ("stopped", 12.5)),
-        (None, ("lost", 60.0)),
-    ):
-        run = earlier(result=result, beats=beats)
-        number, before = launching._next_attempt(run, here("2"))
-        (attempt,) = (before or {})["attempts"]
-        assert number == 1
-        assert (attempt["outcome"], attempt["wall_s"]) == ended
-        run.directory.remove("result.json")
-
-
 def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     runs_dir: Path, earlier: Callable[..., Run], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,20 +356,6 @@ class Hosts:
 
     def verbs(self) -> list[str]:
         return [verb for verb, _ in self.asked]
-
-
-def test_hosts_clocks_are_compared_with_the_one_that_is_given(make_agent: MakeAgent) -> None:
-    """The keeper's own may be off by an hour; it gives its store's."""
-    asked: list[float] = []
-
-    def answer(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        asked.append(request["time"])
-        return {"checks": [check(True)], "facts": {}}
-
-    host_backend.preflight(
-        PLAN, [make_agent(answer, host=f"w-{number}") for number in range(3)], lambda: 12.5
-    )
-    assert asked == [12.5] * 3
 
 
 def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgent) -> None:
@@ -483,14 +452,6 @@ def join(make_agent: MakeAgent, *answers: Any, limit_s: float = 9) -> list[dict[
     plan = dataclasses.replace(PLAN, target=target)
     launching.join(plan, host_backend.HostLauncher(), limit_s=limit_s)
     return sorted(asked, key=lambda request: int(request["process_id"]))
-
-
-def test_a_run_has_joined_when_every_process_has(make_agent: MakeAgent) -> None:
-    done = joined("done", "exited")  # a run of no steps may be over already
-    asked = join(make_agent, joined("joined"), joined("stepping"), done)
-    assert [(each["verb"], each["process_id"], each["limit_s"]) for each in asked] == [
-        ("join", 0, 9), ("join", 1, 9), ("join", 2, 9),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

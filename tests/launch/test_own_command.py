@@ -292,14 +292,6 @@ def test_each_host_is_told_the_same_ranks_and_its_own_folder(folder: Path) -> No
     assert "GLIBC_TUNABLES" not in told[1]["env"]
 
 
-def test_hosts_of_this_machine_have_ports_that_differ(folder: Path) -> None:
-    here = on_this_machine(hosts="2", platform="cpu")
-    made = planned(command(folder, "python", "train.py", processes_per_host="2"), here)
-    count = plan.preflight(made, 0, now_s=1.0)["free_ports"]
-    facts = [{"free_ports": list(range(100, 100 + count)), "home": "/root"}] * 2
-    assert plan.settled(made, facts, token="t").rank_ports == ((102, 103), (104, 105))
-
-
 def test_a_dry_run_shows_what_each_rank_finds_what_is_sent_and_what_it_costs(folder: Path) -> None:
     wanted = command(folder, "python", "train.py", processes_per_host="per-chip", framework="pytorch")
     made = planned(wanted, STACK, Container(image="sha256:" + "0" * 64))
@@ -332,24 +324,6 @@ def test_an_environment_is_made_once_and_a_step_that_fails_leaves_none(tmp_path:
     version = [str(home / "bin" / "python"), "-c", "import sys; print(sys.version_info[:2])"]
     said = subprocess.run(version, capture_output=True, text=True, check=True).stdout
     assert said.strip() == str(tuple(sys.version_info[:2]))
-
-
-def test_pytorch_s_wheel_for_cpus_comes_from_its_index_where_that_can_be_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    monkeypatch.delenv(environments.TORCH_INDEX, raising=False)
-    monkeypatch.setenv(environments.TORCH_BACKEND, "auto")
-    assert environments.cpu_wheel("torch==9.9+cpu") == []
-    # PyTorch's own index, which is not on every machine: uv's exit codes are those of an index that is.
-    uv = tmp_path / "uv"
-    monkeypatch.setattr(environments, "_uv", lambda: str(uv))
-    monkeypatch.setenv(environments.TORCH_BACKEND, "cpu")
-    for code, words in ((0, ["--torch-backend", "cpu", "torch==9.9+cpu"]), (2, [])):
-        uv.write_text(f'#!/bin/sh\n[ "$7 $8" = "--torch-backend cpu" ] || exit 1\nexit {code}\n')
-        uv.chmod(0o755)
-        assert environments.cpu_wheel("torch==9.9+cpu") == words
-    monkeypatch.undo()
 
 
 def test_an_index_of_the_user_s_has_the_wheel_or_not_or_cannot_be_reached(

@@ -82,17 +82,6 @@ def test_the_start_request_of_a_process_is_this() -> None:
     }
 
 
-def test_processes_differ_in_their_rank_their_log_and_their_processors_alone() -> None:
-    first, second = plan.start(PLAN, 0), plan.start(PLAN, 1)
-    assert second == {
-        **first,
-        "process_id": 1,
-        "env": {**ENVIRONMENT, "RUN_PROCESS_ID": "1"},
-        "log_path": "/runs/one/logs/1/host-1.log",
-        "cpus": None,
-    }
-
-
 @pytest.mark.parametrize("origin", ["queued-resource q", "group q", "instance q"])
 def test_hosts_that_compute_engine_made_are_told_their_place_and_their_group(origin: str) -> None:
     hosts = [make_host(index, internal_address=f"10.0.0.{index}") for index in range(4)]
@@ -111,15 +100,6 @@ def test_hosts_that_compute_engine_made_are_told_their_place_and_their_group(ori
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
     }
-
-
-def test_a_run_in_a_bucket_keeps_its_logs_with_the_agent() -> None:
-    there = dataclasses.replace(PLAN, run_dir="gs://bucket/runs/one")
-    request = plan.start(there, 1)
-    assert request["run_dir"] is None
-    assert request["log_path"] == f"/cache/agent/runs/{PLAN.run_id}/logs/1/host-1.log"
-    assert request["env"]["RUN_DIR"] == "gs://bucket/runs/one"
-    assert plan.preflight(there, 0, now_s=1.0)["run_dir"] is None
 
 
 def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> None:
@@ -179,13 +159,6 @@ def test_what_the_preflight_found_is_settled_and_paths_below_a_home_are_written_
         assert request["argv"][0] == f"{home}/venv/bin/python"
         assert request["env"]["RUN_CACHE_DIR"] == f"{home}/.cache/x"
         assert request["env"]["PYTHONPATH"] == f"{home}/agent/bundles/{'ab' * 32}"
-
-
-def test_the_environment_has_only_what_is_known_of_the_devices() -> None:
-    tpu = dataclasses.replace(PLAN, target=dataclasses.replace(TARGET, platform="tpu"))
-    told = plan.environment(tpu, 0)
-    assert (told["RUN_PLATFORM"], told["RUN_PEAK_FLOPS_PER_S"]) == ("tpu", "1576000000000000")
-    assert not {"RUN_LOCAL_DEVICES", "GLIBC_TUNABLES"} & told.keys(), "large pages are for CPUs"
 
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64

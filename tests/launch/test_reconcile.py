@@ -83,3 +83,13 @@ def test_a_quiet_look_writes_nothing() -> None:
         lab.world.sleep(60.0)
         lab.world.one_pass()
     assert lab.world.memory.count == count
+
+
+def test_a_slice_that_pulumi_is_destroying_is_not_requested() -> None:
+    lab = Lab()
+    with lab.world.hold("a") as mine:
+        mine.mark(removed=True)
+    lab.world.cloud.delete("a")
+    lab.world.one_pass()
+    assert lab.world.cloud.states == {}
+    assert lab.run.end is None and "pulumi up" in lab.run.reason

@@ -168,29 +168,6 @@ def test_a_run_is_found_by_its_id_a_part_of_it_its_name_or_as_the_latest(
         runs.find(folder(three / "notes"), "latest")
 
 
-def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: WriteRun, beat: Beat) -> None:
-    metrics = [{"step": 40, "loss": 2.0}, {"step": 60, "loss": None}, {"step": 60, "eval_loss": 1.0}]
-    run = write_run(beats=[beat("stepping", step=55), None], metrics=metrics)
-    assert runs.progress(run) == (60, {"step": 60, "loss": None, "eval_loss": 1.0})
-    assert runs.progress(write_run("flax_mlm-20261120-214500-bbbb")) == (0, {})
-
-
-@pytest.mark.parametrize(
-    ("result", "latest", "said"),
-    [
-        (None, {"loss": 5.5, "eval_loss": 6.0}, "loss 5.500 nats"),
-        (None, {"loss": None, "eval_loss": 6.0}, "eval loss 6.000 nats"),
-        ({"outcome": "done", "eval_loss": 3.5}, {"loss": 5.5, "eval_loss": 6.0}, "eval loss 3.500 nats"),
-        ({"outcome": "failed", "eval_loss": None}, {"loss": 5.5}, "loss 5.500 nats"),
-        (None, {}, ""),
-    ],
-)
-def test_the_figure_of_a_run_is_its_headline_when_it_has_ended_and_what_it_trains_on_until_then(
-    write_run: WriteRun, result: dict[str, Any] | None, latest: dict[str, Any], said: str
-) -> None:
-    assert runs.figure(write_run(result=result), latest) == said
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

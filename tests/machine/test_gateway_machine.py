@@ -253,28 +253,6 @@ def test_without_the_share_only_root_may_write_where_it_would_be(gateway: Gatewa
 
 
 @pytest.mark.nightly
-def test_another_share_takes_the_place_of_the_first_and_is_opened_where_its_root_is_kept(
-    gateway: Gateway,
-) -> None:
-    """As Filestore's is, the folder is root's at first, and root of a host is root there."""
-    gateway.guest.read("install", "--directory", "--mode=0755", "/srv/kept")
-    line = "/srv/kept 10.0.2.0/24(rw,no_root_squash,no_subtree_check,fsid=7)"
-    gateway.guest.read("sh", "-c", f"echo '{line}' >/etc/exports.d/kept.exports && exportfs -ra")
-    kept = startup.TpuHost(server=ADDRESS, export="/srv/kept", mount="/mnt/kept", root="kept")
-    gateway.guest.put("/root/kept", startup.tpu_host_script(kept))
-    try:
-        assert gateway.start_up("/root/kept").status == 0
-        gateway.guest.until("sh", "-c", "systemctl is-active tpu-stack-share", limit_s=60)
-        gateway.guest.read(*ANYBODY, "touch", "/mnt/kept/mine")
-        assert gateway.guest.read("stat", "--format", "%u:%g", "/srv/kept/mine") == "123456:654321"
-        assert gateway.guest.run("findmnt", MOUNT).status != 0
-    finally:
-        gateway.start_up("/opt/startup/tpu-host")
-        gateway.guest.read("sh", "-c", "rm /etc/exports.d/kept.exports && exportfs -ra")
-        gateway.guest.until("findmnt", MOUNT, limit_s=60)
-
-
-@pytest.mark.nightly
 def test_after_a_reboot_the_share_is_served_and_mounted_with_its_data(gateway: Gateway) -> None:
     gateway.guest.read(*ANYBODY, "sh", "-c", f"echo kept >{MOUNT}/across")
     gateway.guest.reboot()

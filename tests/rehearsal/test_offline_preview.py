@@ -7,7 +7,7 @@ import pytest
 
 from rehearsal import offline_preview
 from rehearsal.engine import Step
-from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, stack_name, tree
+from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, stack_name
 
 
 def written(folder: Path, text: str) -> Path:
@@ -89,15 +89,3 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
 
 def step(name: str, parent: str = "", op: str = "create", type_token: str = "a:b/c:C") -> Step:
     return Step(op=op, type=type_token, name=name, urn=name, parent=parent)
-
-
-def test_resources_stand_below_what_they_belong_to_whatever_the_order_without_providers() -> None:
-    steps = [step("leaf", "branch"), step("other", "root"), step("branch", "root", "update"), step("root")]
-    steps += [step("orphan", "gone"), step("gcp", type_token="pulumi:providers:gcp")]
-    lines = [
-        (line.split()[-2], len(line) - len(line.lstrip(" +~")), line.split()[-1]) for line in tree(steps)
-    ]
-    assert lines == [
-        ("root", 4, "create"), ("other", 7, "create"), ("branch", 7, "update"), ("leaf", 10, "create"),
-        ("orphan", 4, "create"),
-    ]  # fmt: skip

@@ -87,19 +87,6 @@ def test_a_run_in_containers_is_stopped_and_resumed_with_the_losses_of_a_bare_on
     assert owners == {os.getuid()}
 
 
-@pytest.mark.usefixtures("base_image")
-def test_an_image_that_is_not_built_is_asked_for_with_the_command_that_builds_it(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(stand_in_base.VARIABLE, "no/such-base:at-all")
-    ended = lab.fab(
-        "train", "--job", "flax_mlm", "--runtime", "docker", "--args", " ".join(lab.options())
-    ).ended()
-    assert ended.code == 2
-    assert "`fab build --framework jax --platform cpu`" in ended.said
-    assert lab.all_runs() == []
-
-
 @pytest.mark.usefixtures("jax_image")
 def test_a_project_s_packages_are_a_layer_over_the_image(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, index = lab.runs_dir.parent / "needy", lab.runs_dir.parent / "index"

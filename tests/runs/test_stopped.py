@@ -146,19 +146,3 @@ def test_a_run_outlives_its_launcher_and_status_and_logs_pick_it_up(
     assert lab.state(done) == "done"
     assert losses(done) == right_losses
     assert "done" in lab.fab("status", "--run", run.run_id).ended().said
-
-
-@pytest.mark.nightly
-def test_of_two_who_resume_a_run_at_once_one_is_refused(
-    lab: Lab, lost_run: Run, right_losses: Losses
-) -> None:
-    run = lab.copy_of(lost_run)
-    commands = [lab.fab("train", "--resume", run.run_id, "--detach") for _ in range(2)]
-    refused, accepted = sorted((command.ended() for command in commands), key=lambda ended: -ended.code)
-    assert (accepted.code, refused.code) == (0, 2), (accepted, refused)
-    assert "being launched by another process" in refused.said or "the run is " in refused.said
-    assert "Traceback" not in refused.said
-
-    done = lab.finish(run)
-    assert [attempt["attempt"] for attempt in done.described["attempts"]] == [0, 1]
-    assert losses(done) == right_losses

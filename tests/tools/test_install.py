@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -191,31 +190,6 @@ def test_an_environment_stays_on_its_lock_until_another_is_asked_for(root: Path,
     (root / "requirements" / "dev.txt").unlink()
     with pytest.raises(InstallError, match="`git checkout -- requirements/dev.txt`"):
         make(root)
-
-
-def test_of_two_makes_at_once_one_waits(root: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    installing, waiting = threading.Event(), threading.Event()
-
-    def slow_step(argv: Sequence[str], purpose: str, environ: Mapping[str, str]) -> None:
-        installing.set()
-        waiting.wait(5)
-        steps(argv, purpose, environ)
-
-    def heard(line: str, **_: object) -> None:
-        if line.startswith("another make is installing"):
-            waiting.set()
-
-    monkeypatch.setattr(install, "carry_out", slow_step)
-    monkeypatch.setattr(install, "print", heard, raising=False)
-    # Locks of two open files exclude each other whether or not the files are one process's.
-    makes = [threading.Thread(target=make, args=(root,)) for _ in range(2)]
-    makes[0].start()
-    assert installing.wait(30)
-    makes[1].start()
-    for thread in makes:
-        thread.join(60)
-    assert waiting.is_set()
-    assert steps.done == ALL
 
 
 @pytest.mark.parametrize(

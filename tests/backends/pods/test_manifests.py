@@ -150,15 +150,6 @@ def test_a_cluster_that_is_not_ours_promises_no_names_of_node_pools() -> None:
     assert f"{NODE}gke-nodepool" not in pod_of(job)["nodeSelector"]
 
 
-def test_one_pod_of_several_slices_is_a_job() -> None:
-    plan = TABLE["two slices"][0]
-    target = dataclasses.replace(plan.target, hosts=plan.target.hosts[:1])
-    one = manifests.placed(dataclasses.replace(plan, target=target, job="serve"))
-    job, service, _ = manifests.manifests(one, Options())
-    assert (job["kind"], job["spec"]["completions"], service["kind"]) == ("Job", 1, "Service")
-    assert [host.name for host in one.target.hosts] == ["flax-mlm-20261123-120000-abcd-0"]
-
-
 def test_a_pod_without_a_tpu_has_no_rights() -> None:
     plan, options = TABLE["one host"]
     on_cpus = dataclasses.replace(plan, target=dataclasses.replace(plan.target, platform="cpu"))
@@ -227,12 +218,6 @@ def test_what_kubernetes_takes_for_a_variable_reaches_the_pod_as_it_was_typed() 
     ]
     assert "$(HOME)" not in variable.replace("$$", "")
     assert decoded(told(job)["start"]["argv"][-1]).words == words
-
-
-def test_a_queue_is_a_label_and_admits_the_run_itself() -> None:
-    job = made("queued")
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    assert job["spec"]["suspend"] is True
 
 
 def test_names_that_are_no_dns_label_stay_apart_and_short() -> None:

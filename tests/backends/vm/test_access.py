@@ -7,7 +7,6 @@ import pytest
 from backends.vm.access import Access, routes
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Host, Reach
-from launch.hosts import address_and_port
 from tests.launch.slices import make_host, make_inventory, make_slice
 
 
@@ -52,16 +51,6 @@ def test_a_direct_host_is_reached_at_its_outer_address_where_it_has_one() -> Non
     # OS Login gives the user on hosts of a project only.
     [theirs] = the_routes(make_host(0))
     assert (inner.os_login, theirs.os_login) == (False, True)
-
-
-def test_ports_are_told_from_addresses() -> None:
-    assert [address_and_port(text) for text in ("::1", "[::1]", "[::1]:7", "h:7", "10.0.0.1")] == [
-        ("::1", 22),
-        ("::1", 22),
-        ("::1", 7),
-        ("h", 7),
-        ("10.0.0.1", 22),
-    ]
 
 
 @pytest.mark.parametrize(

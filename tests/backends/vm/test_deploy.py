@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from backends.local.local_backend import local
@@ -25,7 +23,7 @@ from backends.vm.access import Access
 from backends.vm.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Reader, State, parse
 from backends.vm.python_environment import Lock
 from backends.vm.steps import Step, to_json
-from launch.hosts import Agent, Completed, HostError, HostsError, Show
+from launch.hosts import Agent, HostError, Show
 from launch.targets import Target
 from tests.launch.slices import NO_STORAGE, MakeAgent, make_target
 from tests.processes import all_end
@@ -162,16 +160,6 @@ def test_breaking_off_ends_what_is_under_way_on_the_host(tmp_path: Path) -> None
 LINE = json.dumps({"step": "s", "state": "ok", "message": "m", "remedy": "", "took_s": 1}).encode()
 
 
-@given(st.lists(st.integers(1, 40)))
-def test_answers_are_the_same_however_the_output_is_cut(cuts: list[int]) -> None:
-    data, reader, at = (b"welcome\n" + LINE + b"\n") * 3, Reader(), 0
-    found: list[Answer] = []
-    for size in [*cuts, len(data)]:
-        found += reader.take("out", data[at : at + size])
-        at += size
-    assert found == [Answer(step="s", state="ok", message="m", took_s=1.0)] * 3
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -225,27 +213,6 @@ def test_hosts_are_told_of_together_where_the_same_happened_and_one_that_failed_
 # --- hosts that boot are waited for, and what waiting does not mend is not ------------------------------------------
 
 
-class Booting:
-    """A host that refuses as often as it is told to, then lets in."""
-
-    def __init__(self, *refusals: HostError | OSError) -> None:
-        self.refusals, self.tries = list(refusals), 0
-
-    def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
-        future: Future[Completed] = Future()
-        self.tries += 1
-        if self.refusals:
-            future.set_exception(self.refusals.pop(0))
-        else:
-            future.set_result(Completed(exit_code=0, stdout="", stderr=""))
-        return future
-
-
-def of_hosts(agents: list[Agent], *hosts: Booting) -> Target:
-    given: Any = hosts
-    return make_target(agents, given)
-
-
 ACCESS = Access(name="w-0", address="10.0.0.2", user="u", os_login=True, host_keys=(), made_by_pulumi=True)
 
 
@@ -270,21 +237,3 @@ def test_only_what_a_booting_host_does_is_waited_for(error: HostError, passes: b
     with pytest.raises(HostError) as no_user:  # nor is a machine that cannot log in anywhere
         login.user_of_profile("{}")
     assert not deploy.may_pass(no_user.value)
-
-
-def test_where_no_host_answers_all_are_listed(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy, "AGAIN_S", 0.01)
-    refused = HostError(host="", reason="refused", remedy="r")
-    closed = [Booting(*[refused] * 99) for _ in range(2)]
-    with pytest.raises(HostsError) as error:
-        deploy.reach(of_hosts(agents, *closed), lambda text: None, limit_s=0.05)
-    assert str(error.value).splitlines() == [
-        "no host could be reached, nothing was changed:",
-        "  w-0: refused → r",
-        "  w-1: refused → r",
-    ]
-    # What time does not mend is not waited for, and the others go on.
-    refusing = Booting(*[ACCESS.host_key_changed(["SHA256:a"], "SHA256:b")] * 2)
-    first, none = deploy.reach(of_hosts(agents, refusing, Booting()), lambda text: None, limit_s=600)
-    assert isinstance(first, HostError) and first.host == "w-0" and none is None
-    assert refusing.tries == 1

@@ -125,15 +125,6 @@ def test_only_the_lost_slice_is_made_again_and_every_command_knows_its_hosts(sta
     assert stack.cloud.history("tpu-a") == history
 
 
-def test_a_multislice_of_which_a_node_is_gone_is_lost_and_made_again(stack: Stack) -> None:
-    stack.up(node_count=2)
-    stack.cloud.control.vanish("tpu-a-1")
-    stack.restore()
-    assert "the slice a is lost (node tpu-a-1 is gone); it alone is made again" in stack.said
-    assert [bool(stack.cloud.node(f"tpu-a-{number}")) for number in (0, 1)] == [True, True]
-    assert len(stack.recorded()["a"].hosts) == 8
-
-
 def test_a_slice_that_waits_for_capacity_or_was_removed_by_pulumi_is_told_so(stack: Stack) -> None:
     stack.up(wait_s=600)
     stack.cloud.control.preempt(f"{PARENT}/queuedResources/tpu-a")

@@ -58,16 +58,6 @@ def agent(
     process.wait(30)
 
 
-def test_files_come_before_the_agents_keys_and_each_key_once(
-    agent: Callable[[Path], None], user_home: Path, tmp_path: Path
-) -> None:
-    write_key(tmp_path / "held")
-    agent(tmp_path / "held")
-    agent(user_home / ".ssh" / "id_ed25519")
-    write_key(user_home / ".ssh" / "google_compute_engine")
-    assert loaded(user_home).names == ("google_compute_engine", "id_ed25519", "held")
-
-
 def test_a_key_with_a_passphrase_is_used_through_the_agent_alone(
     agent: Callable[[Path], None], user_home: Path, serve: Callable[..., Server], ssh: Ssh
 ) -> None:

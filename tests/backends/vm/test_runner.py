@@ -103,15 +103,6 @@ def test_a_change_that_does_not_end_is_ended_with_all_that_it_started(
     assert all_end([int(pid) for pid in children.read_text().split()])
 
 
-def test_only_the_end_of_an_endless_line_and_of_many_lines_is_kept() -> None:
-    said: list[str] = []
-    status, lines = runner.run(
-        "seq 1000; head -c 3000000 /dev/zero | tr '\\0' x; exit 4", 30, False, said.append
-    )
-    assert status == 4 and said == []
-    assert len(lines) == runner.MOST_LINES and max(map(len, lines)) == runner.LONGEST_LINE
-
-
 def test_a_host_without_sudo_says_so_only_where_something_has_to_be_changed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ import pytest
 from backends.local.local_backend import local
 from backends.vm import ssh_config
 from backends.vm.access import Access
-from backends.vm.ssh_config import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
+from backends.vm.ssh_config import Entry, Keys, config, host_alias, known_hosts
 from contracts.errors import RequestError
 from contracts.inventory import Gateway
 from launch.hosts import HostError
@@ -157,33 +157,12 @@ def test_what_cannot_be_gone_to_is_refused_in_words(monkeypatch: pytest.MonkeyPa
 
 
 NO_KEYS = Keys(files=(), only=False)
-HARD_PATHS = ["/a b/c", "/%h/%%/x", '/q"uote', "/it's", "/back\\slash", "/#hash", "/é/key", "/=equals,comma"]
 
 
 def entry(**changed: Any) -> Entry:
     given = {"host_keys": (KEY,), "os_login": False, "made_by_pulumi": False}
     access = Access(**{"name": "host-0", "address": "10.0.0.2", "port": 22, "user": None, **given, **changed})
     return Entry(alias="tpu-dev-main-0", access=access, user="me_x", jump=None)
-
-
-@pytest.mark.parametrize("path", HARD_PATHS)
-def test_a_path_reaches_ssh_as_it_is_whatever_is_in_it(tmp_path: Path, path: str) -> None:
-    (tmp_path / "config").write_text(config([entry()], path, Keys(files=(path,), only=False)))
-    found = settings(tmp_path / "config", "tpu-dev-main-0")
-    assert found["userknownhostsfile"] == path
-    # Of this one `ssh -G` shows what it read, before it puts anything in place of %.
-    assert found["identityfile"] == path.replace("%", "%%")
-
-
-def test_the_words_of_a_proxy_command_arrive_as_themselves(tmp_path: Path) -> None:
-    words = ["a b", "'", '"', "$HOME", "`id`", "%h", "%%", "é", "", "*", "\\", "#", ";", "${USER}"]
-    script = tmp_path / "proxy"
-    script.write_text(f'#!/bin/sh\nfor each; do printf "%s\\n" "$each"; done > {tmp_path}/words\n')
-    script.chmod(0o755)
-    path = tmp_path / "config"
-    path.write_text(config([entry(proxy_command=(str(script), *words))], "/dev/null", NO_KEYS))
-    subprocess.run(["ssh", "-F", str(path), "tpu-dev-main-0"], capture_output=True, timeout=30, check=False)
-    assert (tmp_path / "words").read_text().splitlines() == words
 
 
 @pytest.mark.parametrize(
@@ -221,22 +200,6 @@ def test_keys_are_pinned_under_an_alias_of_plain_letters_and_a_host_without_one_
         known_hosts([entry(host_keys=())])
     with pytest.raises(HostError, match="cannot be read"):
         known_hosts([entry(host_keys=("ssh-ed25519 AAAA\n* ssh-ed25519 BBBB",))])
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", f"{INCLUDE}\n"),
-        ("Host a\n  User b\n", f"{INCLUDE}\n\nHost a\n  User b\n"),
-        (f"Host a\n  {INCLUDE}\n", f"{INCLUDE}\n\nHost a\n  {INCLUDE}\n"),
-        (f"match all\n{INCLUDE}\n", f"{INCLUDE}\n\nmatch all\n{INCLUDE}\n"),
-        ("User b\r\n", f"{INCLUDE}\r\n\r\nUser b\r\n"),
-        (f"# mine\n{INCLUDE}\nHost a\n", f"# mine\n{INCLUDE}\nHost a\n"),
-        ("  include other.conf tpu-stack/*.conf\n", "  include other.conf tpu-stack/*.conf\n"),
-    ],
-)
-def test_our_line_comes_before_every_host_and_only_once(before: str, after: str) -> None:
-    assert with_include(before) == after
 
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")

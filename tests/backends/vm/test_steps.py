@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import subprocess
@@ -120,24 +119,6 @@ def test_only_what_is_missing_is_installed_and_a_broken_dpkg_is_mended_first(
         (bare / program).symlink_to(f"/usr/bin/{program}")
     skipped = ("skipped", "this host has no apt")
     assert result(carry_out([steps.comforts()], environ={"PATH": str(bare)})) == skipped
-
-
-def test_whoever_holds_apt_is_named(tmp_path: Path) -> None:
-    lock = tmp_path / "lock-frontend"
-    text = steps.APT_IS_FREE.replace("/var/lib/dpkg/lock-frontend", str(lock))
-    text = text.replace("/var/lib/dpkg/lock ", "").replace("/var/lib/apt/lists/lock", "")
-
-    def holder() -> str:
-        return subprocess.run(
-            ["sh", "-c", f"{text}\napt_holder"], capture_output=True, text=True, timeout=20, check=True
-        ).stdout.strip()
-
-    assert holder() == ""
-    with open(lock, "w") as file:
-        assert holder() == ""
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        assert holder().endswith(f"(pid {os.getpid()})")
-    assert holder() == ""
 
 
 @pytest.mark.parametrize(

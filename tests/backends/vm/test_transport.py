@@ -15,7 +15,6 @@ import asyncssh
 import pytest
 
 from backends.local.processes import LocalTransport
-from backends.vm import transport
 from backends.vm.connection import Ssh
 from backends.vm.transport import SshTransport
 from launch.hosts import Completed, HostError, Stream, Transport
@@ -74,19 +73,6 @@ def run(host: Transport, *argv: str, stdin: str = "", timeout_s: float = 60) -> 
     return host.begin(argv, stdin, timeout_s=timeout_s).result(90)
 
 
-def test_words_and_input_arrive_as_themselves_and_the_answer_comes_back_whole(host: Transport) -> None:
-    words = ["", " ", "a b", "line\nline\n", "ä€😀", "-n", "--", SHELLS_OWN, "'" * 20_000, "x" * 100_000]
-    done = run(host, "printf", "%s\\0", *words)
-    assert done.stdout.split("\0")[:-1] == words
-    assert (done.exit_code, done.stderr) == (0, "")
-    text = "ä\n\n" + "x" * 200_000 + "\n"
-    done = run(host, "sh", "-c", "cat; echo e >&2; exit 3", stdin=text)
-    assert done == Completed(exit_code=3, stdout=text, stderr="e\n")
-    assert run(host, "true", stdin="x" * 300_000).exit_code == 0, "what is not read is no error"
-    assert run(host, "cat").stdout == ""
-    assert run(host, "printf", "a\\377b").stdout == "a\ufffdb"  # what is no text does not break the answer
-
-
 def test_a_command_whose_time_is_over_or_that_is_cancelled_leaves_nothing_on_the_host(
     host: Transport, tmp_path: Path
 ) -> None:
@@ -108,32 +94,6 @@ def test_a_command_whose_time_is_over_or_that_is_cancelled_leaves_nothing_on_the
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_stream_that_is_not_taken_is_held_back_on_the_host_and_an_error_of_who_takes_it_ends_it(
-    host: Transport, tmp_path: Path
-) -> None:
-    may_go_on, taken, said = threading.Event(), [0], tmp_path / "said"
-
-    def take(stream: Stream, data: bytes) -> None:
-        assert may_go_on.wait(60)
-        taken[0] += len(data)
-
-    future = host.stream(["sh", "-c", f"head -c 50000000 /dev/zero; touch {said}"], take, timeout_s=60)
-    assert run(host, "sleep", "0.5").exit_code == 0
-    assert not said.exists()
-    may_go_on.set()
-    assert future.result(60) == 0
-    assert taken[0] == 50_000_000
-    pids: list[int] = []
-
-    def refuse(stream: Stream, data: bytes) -> None:
-        pids.extend(int(word) for word in data.split())
-        raise BrokenPipeError("the terminal is gone")
-
-    with pytest.raises(BrokenPipeError, match="terminal"):
-        host.stream(["sh", "-c", STARTS_A_CHILD], refuse, timeout_s=None).result(60)
-    assert all_end(pids)
-
-
 def test_how_a_command_ended_is_told_as_this_machine_or_a_hosts_shell_tells_it(
     serve: Callable[..., Server], ssh: Ssh
 ) -> None:
@@ -150,32 +110,6 @@ def test_how_a_command_ended_is_told_as_this_machine_or_a_hosts_shell_tells_it(
     assert done.exit_code == 127 and "no-such-command" in done.stderr
     assert run(host, "sh", "-c", "kill -KILL $$").exit_code == 137
     assert run(host, "sh", "-c", "kill -INT $$; echo not reached").stdout == ""
-
-
-def test_a_stream_that_is_cancelled_or_whose_launcher_is_gone_leaves_nothing_on_the_host(
-    serve: Callable[..., Server], user_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport, "KEEPER", transport.KEEPER.replace("sleep 5", "sleep 0.5"))
-    access, stubborn = serve().access, f'trap "" TERM HUP; {STARTS_A_CHILD}'
-    cancelled, lost = Shown(), Shown()
-    with Ssh() as ssh:
-        host = SshTransport(access, ssh)
-        future = host.stream(["sh", "-c", stubborn], cancelled, timeout_s=None)
-        host.stream(["sh", "-c", STARTS_A_CHILD], lost, timeout_s=None)
-        pids = lost.pids()
-        assert len(cancelled.pids()) == 2
-        assert future.cancel()
-    assert all_end([*cancelled.pids(), *pids])
-
-
-def test_a_host_that_ends_a_command_before_it_has_come_is_heard_out(ssh: Ssh, user_home: Path) -> None:
-    def refuse(process: asyncssh.SSHServerProcess[str]) -> None:
-        process.stderr.write("this account is closed")
-        process.exit(3)
-
-    with stand_in(ssh, user_home, process_factory=refuse) as access:
-        done = run(SshTransport(access, ssh), "true", stdin="x")
-    assert done == Completed(exit_code=3, stdout="", stderr="this account is closed")
 
 
 def test_a_connection_that_is_lost_in_the_middle_is_an_error_and_the_command_is_not_sent_again(
@@ -228,20 +162,6 @@ def listed(folder: Path) -> str:
     program = 'cd "$1" && find . -printf "%p %y %m %l\\n" | LC_ALL=C sort && find . -type f -exec sha256sum {} + | sort'
     done = subprocess.run(["sh", "-c", program, "sh", str(folder)], check=True, capture_output=True)
     return done.stdout.decode(errors="surrogateescape")
-
-
-def test_a_folder_is_the_same_there_and_back(
-    remote: SshTransport, server: Server, tree: Path, tmp_path: Path
-) -> None:
-    sent, received = [0], [0]
-    there = server.home / "a" / "b"
-    remote.put(tree, str(there), lambda count: sent.__setitem__(0, sent[0] + count))
-    assert listed(there) == listed(tree)
-    remote.get(str(there), tmp_path / "back", lambda count: received.__setitem__(0, received[0] + count))
-    assert listed(tmp_path / "back") == listed(tree)
-    size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
-    assert sent == received == [size]
-    assert os.listdir(there.parent) == ["b"]
 
 
 def test_only_a_file_takes_the_place_of_a_file_and_what_cannot_be_copied_is_said(
@@ -346,3 +266,17 @@ def test_a_host_that_lies_about_its_files_writes_nothing_outside_the_target(
         SshTransport(access, ssh).get("/folder", tmp_path / "target")
     assert (tmp_path / "victim").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_folder_is_the_same_there_and_back(
+    remote: SshTransport, server: Server, tree: Path, tmp_path: Path
+) -> None:
+    sent, received = [0], [0]
+    there = server.home / "a" / "b"
+    remote.put(tree, str(there), lambda count: sent.__setitem__(0, sent[0] + count))
+    assert listed(there) == listed(tree)
+    remote.get(str(there), tmp_path / "back", lambda count: received.__setitem__(0, received[0] + count))
+    assert listed(tmp_path / "back") == listed(tree)
+    size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    assert sent == received == [size]
+    assert os.listdir(there.parent) == ["b"]

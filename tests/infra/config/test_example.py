@@ -234,22 +234,6 @@ def paths(value: object, at: str = "") -> Iterator[str]:
             yield from paths(each, inner)
 
 
-def test_a_line_to_be_uncommented_keeps_its_place_when_pulumi_writes_the_file_anew() -> None:
-    # Pulumi keeps a comment's indentation only where a key of the same depth follows.
-    lines = EXAMPLE.splitlines()
-    for number, line in enumerate(lines):
-        if line.lstrip().startswith("#:"):
-            following = next(each for each in lines[number:] if each and not each.lstrip().startswith("#"))
-            assert len(following) - len(following.lstrip()) == len(line) - len(line.lstrip()), line
-
-
-# --- Pulumi.yaml --------------------------------------------------------------------------------------------
-
-
-def test_pulumi_checks_no_key_itself_since_it_would_name_one_mistake_and_not_its_value() -> None:
-    assert "config" not in PROJECT
-
-
 # --- the documentation --------------------------------------------------------------------------------------
 
 

@@ -176,11 +176,3 @@ def test_direct_under_a_grant_warns_that_grants_are_for_queued_resources() -> No
     finding = only(found(a_stack(a_slice(provisioning="direct"), grant=(a_grant(64),))))
     assert (finding.severity, finding.path) == ("warning", "tpu-stack:slices[0].provisioning")
     assert "queued" in finding.message
-
-
-def test_the_table_says_what_is_used_of_every_line() -> None:
-    config = a_stack(a_slice(), grant=(a_grant(64), a_grant(8, "v6e", EUROPE, until=YESTERDAY)))
-    assert grant.table(grant.cover(config, TODAY).use).splitlines() == [
-        "grant: 16 of 64 v5e spot chips in us-central1-a used, until 2027-01-20",
-        "grant: 0 of 8 v6e spot chips in europe-west4-b used, ended 2026-11-20",
-    ]

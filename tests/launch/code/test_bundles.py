@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import stat
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, RunDirectory
@@ -22,13 +19,11 @@ from infra.documents import ABSENT, Documents
 from launch import jobs
 from launch.code.bundles import (
     FOLDER_SECRET,
-    MOST_NAMED,
     Bundle,
     archive,
     bundle_folder,
     is_secret,
     left_out_lines,
-    listing,
     named_in,
 )
 
@@ -261,24 +256,6 @@ def _repository(folder: Path) -> Path:
     return folder
 
 
-def test_a_checked_out_submodule_is_sent_and_a_folder_that_git_ignores_is_looked_at_by_itself(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "project"
-    write(folder, **{"train.py": b"", "scratch/deep/try.py": b"", ".gitignore": b"scratch/\n"})
-    write(folder, **{"scratch/.gitignore": b"*.log\n", "scratch/a.log": b""})
-    git(folder, "init", "-q")
-    git(folder, "submodule", "--quiet", "add", str(_repository(tmp_path / "library")), "vendor")
-    write(folder, **{"forced/kept": b"", "forced/other": b""})
-    git(folder, "add", "-f", "forced/kept")
-    write(folder, **{".gitignore": b"scratch/\nforced/\n"})
-    sent = bundle_folder(folder)
-    assert sent.names == {"train.py", ".gitignore", ".gitmodules", "vendor/library.py", "forced/kept"}
-    assert sent.left_out == {}
-    assert bundle_folder(folder / "scratch").names == {".gitignore", "deep/try.py"}
-    assert bundle_folder(folder / "scratch" / "deep").names == {"try.py"}
-
-
 def test_a_fabignore_leaves_out_tracked_files_and_those_of_submodules_and_of_repositories_inside(
     tmp_path: Path,
 ) -> None:
@@ -329,30 +306,6 @@ def test_a_fabignore_leaves_out_tracked_files_and_those_of_submodules_and_of_rep
     sent = bundle_folder(folder, ["docs/**", ".env"])
     assert sent.names > {"docs/a.md", "docs/b/c.md", ".env"}
     assert {"docs/", ".env"} & sent.fab_ignored.keys() == set()
-
-
-@given(
-    st.dictionaries(
-        st.binary(min_size=1, max_size=300).filter(lambda name: not {0, 47} & {*name}), st.binary()
-    )
-)
-def test_a_tar_gives_back_every_name_and_content(files: dict[bytes, bytes]) -> None:
-    import tarfile
-
-    contents = {os.fsdecode(name): content for name, content in files.items()}
-    with tarfile.open(fileobj=io.BytesIO(archive(contents).archive)) as packed:
-        found = {member.name: packed.extractfile(member).read() for member in packed}  # type: ignore[union-attr]
-    assert found == contents
-
-
-def test_a_long_list_of_what_is_left_out_is_cut_and_odd_names_are_written_out(tmp_path: Path) -> None:
-    for number in range(MOST_NAMED + 3):
-        (tmp_path / f"{number:02}").symlink_to("nowhere")
-    (tmp_path / os.fsdecode(b"\xe9\n\x1b")).symlink_to("..")
-    bundle = listing(tmp_path).bundle("")
-    first, second = left_out_lines([bundle])
-    assert first.endswith("18, 19 and 3 more (a link to nothing)")
-    assert second == r"not sent of our code: '\udce9\n\x1b' (a link to a folder)"
 
 
 def test_others_cannot_read_a_bundle_on_a_host_in_a_run_directory_or_in_a_queue(tmp_path: Path) -> None:
