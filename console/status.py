@@ -82,7 +82,9 @@ def _print_run(console: Console, run: Run, state: State, look: runs.Look) -> Non
         + f"  attempt {run.attempt}  {runs.age(run)} old"
         + (f"  {cost.text()}" if (cost := pricing.run_cost(run)) else "")
     )
-    if (spent := run.goodput) and spent.is_known:
+    if (spent := run.goodput) and spent.share is None and run.is_own_command:
+        tell("goodput not known: the command writes no steps to $RUN_DIR/metrics.jsonl (docs/scripts.md)")
+    elif spent and spent.is_known:
         tell(f"goodput {spent.text()}")
     sampled = overview.samples(run, unread)
     console.print(_hosts_table(run, look, state))

@@ -18,6 +18,8 @@ VFIO_CONTAINER = "/dev/vfio/vfio"
 
 SECRETS_FILE, SECRET_NAMES = "RUN_SECRETS_FILE", "RUN_SECRETS"
 """Variables about secrets: of a rank supervisor, the file in memory that has their values; of a rank, their names."""
+SECRET_MANAGER = "SECRET_MANAGER_EMULATOR_HOST"
+"""Names what stands for Secret Manager, by its URL."""
 SHORTEST_SECRET = 6
 """Characters. A shorter one cannot be masked: it stands in other words too."""
 SET_BY_IMAGE = re.compile("HOME|PATH|LD_.*|DOCKER_.*")

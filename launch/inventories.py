@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from contracts.files import is_url
 from contracts.inventory import RECORDED, Host, Inventory, InventoryError, Slice, from_json, slices_from_json
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
+from launch.programs import run_program
 
 
 def read(stack: str) -> Inventory:
@@ -126,25 +126,15 @@ def ask(words: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[st
         RequestError: Pulumi is not installed, does not answer, or refuses.
     """
     command = f"pulumi {' '.join(words[:2])}"
-    try:
-        done = subprocess.run(
-            ["pulumi", *words, "--stack", stack],
-            cwd=CHECKOUT,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise RequestError(f"--stack {stack}: `pulumi` is not on PATH; install it, {otherwise}") from None
-    except subprocess.TimeoutExpired:
-        raise RequestError(
-            f"--stack {stack}: `{command}` gave no answer within {LIMIT_S:.0f} s; "
-            "see that its backend can be reached (`pulumi whoami -v`)"
-        ) from None
+    done = run_program(
+        ["pulumi", *words, "--stack", stack],
+        cwd=CHECKOUT,
+        environ=environ,
+        limit_s=LIMIT_S,
+        missing=f"--stack {stack}: `pulumi` is not on PATH; install it, {otherwise}",
+        late=f"--stack {stack}: `{command}` gave no answer within {LIMIT_S:.0f} s; "
+        "see that its backend can be reached (`pulumi whoami -v`)",
+    )
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise RequestError(

@@ -40,6 +40,7 @@ from launch.jobs import Submitted
 from launch.output import printable
 from launch.policy import ENDING_S, Action, Presence, RunObserved
 from launch.pricing import list_price
+from launch.request.run_environment import check_references
 from launch.request.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Launcher, Plan, Require, Target
@@ -93,6 +94,7 @@ def launch(
     with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
+        check_references(plan.secrets, os.environ)
         for line in (*planned.notes, *left_out_lines(planned.bundles)):
             say(line)
         if plan.budget is not None:

@@ -23,6 +23,8 @@ VERSION = 1
 FOLDER_VARIABLE = "TPU_STACK_REHEARSAL"
 FILE = "state.json"
 LOCK = "lock"
+SECRETS = "secrets"
+"""A folder: what Secret Manager has, as files PROJECT/SECRET."""
 STAND_INS = Path(__file__).resolve().parent / "bin"
 STACK = "rehearsal"
 SLICE = "main"

@@ -80,6 +80,7 @@ NOT_RUN = {
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
     "fab zombies": FORM + "tests/keeper/test_zombies.py",
+    "fab costs": FORM + "tests/launch/test_pricing.py",
     "fab fit --job flax_mlm --accelerator v5litepod-4 -- --model base --batch-size 256 --sequence-length 128 "
     "--dropout 0.1": "compiles for minutes; tests/bench/test_tpu.py, nightly",
     "fab capacity": "of a stack on Google Cloud; tests/keeper/test_capacity_history.py",
@@ -93,7 +94,7 @@ NOT_RUN = {
     "fab queue work": "wants a queue; tests/keeper/test_queue.py",
     "fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3": "takes ten minutes on two cores; "
     "tests/keeper/test_queue.py",
-    "fab compare RUN RUN": FORM + "tests/console/test_status.py",
+    "fab compare RUN RUN": FORM + "tests/launch/test_pricing.py",
     "fab stacks": "wants a run that is active; tests/runs/test_live.py",
     "fab profile": "wants a run that is active; tests/runs/test_live.py",
     "fab dashboard": "runs until a person ends it; tests/console/dashboard/test_dashboard_server.py",

@@ -33,6 +33,7 @@ from launch.code.bundles import Bundle
 from launch.code.requirement_files import NAME, Source, masked, normal
 from launch.jobs import CHECKOUT
 from launch.output import counted, printable
+from launch.programs import run_program
 
 LARGEST_BYTES = 2**30
 """Of the files of all packages: they are sent to every host."""
@@ -507,19 +508,12 @@ def uv() -> str:
 def _uv(
     words: Sequence[str], cwd: Path, variables: Mapping[str, str], text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            [uv(), *words, "--quiet", "--color", "never", "--no-progress"],
-            cwd=cwd,
-            env={**variables, "UV_PYTHON_DOWNLOADS": "never"},
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise RequestError(f"{uv()} is not there; `make install` installs it, or add --no-install") from None
-    except subprocess.TimeoutExpired:
-        raise RequestError(f"uv {words[0]}: took longer than {spoken(LIMIT_S)}; check the network") from None
+    return run_program(
+        [uv(), *words, "--quiet", "--color", "never", "--no-progress"],
+        cwd=cwd,
+        environ={**variables, "UV_PYTHON_DOWNLOADS": "never"},
+        limit_s=LIMIT_S,
+        missing=f"{uv()} is not there; `make install` installs it, or add --no-install",
+        late=f"uv {words[0]}: took longer than {spoken(LIMIT_S)}; check the network",
+        text=text,
+    )

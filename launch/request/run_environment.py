@@ -9,6 +9,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.host_interface import SET_BY_IMAGE, SHORTEST_SECRET
+from jobs.runtime.ranks.secret_values import is_missing
 from launch.plan import launcher_names
 from launch.targets import Plan, Secret
 
@@ -143,6 +144,23 @@ def require_references(sources: Mapping[str, str], wanted: str) -> None:
         raise RequestError(
             f"--secret {', '.join(own)}: {wanted} starts the run without you, and reads secrets from Secret Manager "
             "only; write --secret NAME=sm://PROJECT/SECRET"
+        )
+
+
+def check_references(secrets: Mapping[str, Secret], environ: Mapping[str, str]) -> None:
+    """Make sure that the secrets that hosts read themselves exist, as far as this machine can ask.
+
+    Raises:
+        RequestError: with every one that Secret Manager does not have.
+    """
+    missing = [name for name, one in secrets.items() if one.value is None and is_missing(one.source, environ)]
+    if missing:
+        raise RequestError(
+            "\n".join(
+                f"--secret {name}={secrets[name].source}: Secret Manager has no such secret or version; "
+                f"`gcloud secrets list --project {secrets[name].source.split('/')[2]}` lists them"
+                for name in missing
+            )
         )
 
 

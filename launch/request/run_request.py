@@ -188,7 +188,7 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
         folder, note = command.folder_again(resume) if resume else (command.folder(), command.note)
         command, packages, line = command.with_packages(target, resume, say, in_container=box is not None)
         config = command.config
-        notes += [note, line]
+        notes += [note, line, command.note if resume else None]
         bundles += [folder, *([packages] if packages else [])]
     now = datetime.datetime.now(datetime.UTC)
     run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
@@ -252,8 +252,6 @@ def _config(request: Request, job: Job | Command | Submitted, target: Target) ->
     if isinstance(job, Job):
         base = job.stored_config(resume.run_id, resume.described["config"]) if resume else None
         return _with_exports(job, job.parse(request.arguments, base=base), target)
-    if isinstance(job, Command) and resume is not None:
-        job.require_same(request.arguments)
     return job.config
 
 
@@ -273,7 +271,8 @@ def _own_command(request: Request) -> Command | None:
     job = submitted.name if submitted else resume.described["job"] if resume else request.job
     if config is None or job != run_directory.OWN_COMMAND:
         return request.command
-    return of_run(config, submitted.bundles[1:] if submitted else ())
+    command = of_run(config, submitted.bundles[1:] if submitted else ())
+    return command.with_words(request.arguments) if resume else command
 
 
 def _container(
@@ -522,13 +521,18 @@ class Command:
     def arguments(self) -> tuple[str, ...]:
         return self.config.words
 
-    def require_same(self, words: Sequence[str]) -> None:
-        """Raises RequestError: the run, which is resumed, is given other words than those that it began with."""
-        if words and tuple(words) != self.config.words:
-            raise RequestError(
-                f"-- {shlex.join(words)}: the run goes on as it began, with {shlex.join(self.config.words)}; leave the "
-                "words out, or start a new run"
-            )
+    def with_words(self, words: Sequence[str]) -> Command:
+        """Return the command of a resumed run with the words that it is given now, if there are any."""
+        if not words or tuple(words) == self.config.words:
+            return self
+        unwrapped = unwrap(words)
+        config = dataclasses.replace(
+            self.config, words=tuple(words if unwrapped is None else unwrapped.words)
+        )
+        note = (
+            f"the command is {shlex.join(config.words)} from now on, and was {shlex.join(self.config.words)}"
+        )
+        return dataclasses.replace(self, config=config, note=note)
 
 
 def of_run(config: Mapping[str, Any], kept: Sequence[Bundle] = ()) -> Command:

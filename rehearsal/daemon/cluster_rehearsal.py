@@ -24,7 +24,7 @@ from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, RehearsalCl
 from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT, ProgramName, find_or_build
 from rehearsal.kubernetes.nodes import ClusterNode
 from rehearsal.machines.machines import Machines
-from rehearsal.state import SLICE, STACK, RehearsalError, rehearsal_name
+from rehearsal.state import SECRETS, SLICE, STACK, RehearsalError, rehearsal_name
 
 CLUSTER = "rehearsal"
 ANSWER_LIMIT_S = 30
@@ -132,7 +132,12 @@ class ClusterRehearsal:
         programs = find_or_build(os.environ, self._say, programs_for(slices, queue))
         self._setup.require_going_on()
         machines = self._exits.enter_context(
-            Machines(name=rehearsal_name(self._folder), say=self._say, kind=self._setup.request.kind)
+            Machines(
+                name=rehearsal_name(self._folder),
+                say=self._say,
+                kind=self._setup.request.kind,
+                secrets=self._folder / SECRETS,
+            )
         )
         self._setup.require_going_on()
         accelerator = self._setup.accelerator
@@ -152,9 +157,9 @@ class ClusterRehearsal:
         machines.storage.make_bucket(BUCKET)
         self.faults = ClusterFaults(cluster=cluster, machines=machines, say=self._say)
         self._exits.callback(self.faults.close)
-        self.inventory = inventory(accelerator, slices, BUCKET, cluster, machines.storage.environment)
+        self.inventory = inventory(accelerator, slices, BUCKET, cluster, machines.environment)
         self.environment = {
-            **machines.storage.environment,
+            **machines.environment,
             "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
             "KUBECONFIG": str(cluster.kubeconfig),
         }

@@ -26,7 +26,7 @@ from rehearsal.gcp_stand_in import bucket_server
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines
-from rehearsal.state import RehearsalError
+from rehearsal.state import SECRETS, RehearsalError
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
 
@@ -99,11 +99,16 @@ class HostRehearsal:
 
     def _open_machines(self) -> None:
         self._machines = self._exits.enter_context(
-            Machines(name=state.rehearsal_name(self._folder), say=self._say, kind=self._setup.request.kind)
+            Machines(
+                name=state.rehearsal_name(self._folder),
+                say=self._say,
+                kind=self._setup.request.kind,
+                secrets=self._folder / SECRETS,
+            )
         )
         public = new_identity(self._folder / "ssh")
         self.environment = {
-            **self._machines.storage.environment,
+            **self._machines.environment,
             "TPU_STACK_SSH_KEY": str(self._folder / "ssh" / "id_ed25519"),
             "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
         }
@@ -147,7 +152,7 @@ class HostRehearsal:
             keeper=self._gateway is not None,
             provisioning=self._setup.request.provisioning,
             variables={
-                **machines.storage.environment,
+                **machines.environment,
                 bucket_server.HOSTS: json.dumps(
                     {"platform": "cpu", "python": PYTHON, "stand_in_devices": [DEVICE], "reach": "iap"}
                 ),

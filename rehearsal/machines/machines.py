@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import docker.errors
@@ -51,6 +52,7 @@ from rehearsal.machines.servers import (
     start_registry,
     start_storage,
 )
+from rehearsal.secret_manager import SecretManager
 
 # Enough for a small job and what it writes to home and share; what runs away ends itself and not this computer.
 MEMORY_MIB = 4096
@@ -142,11 +144,20 @@ class Machines:
     storage: StorageServer
     registry: RegistryServer | None = None  # where the hosts have Docker
     faults: Faults
+    environment: dict[str, str]
+    """Of hosts and of this machine: where the simulated services are."""
 
     def __init__(
-        self, *, name: str, say: Say, environ: Mapping[str, str] = os.environ, kind: HostKind = "plain"
+        self,
+        *,
+        name: str,
+        say: Say,
+        environ: Mapping[str, str] = os.environ,
+        kind: HostKind = "plain",
+        secrets: Path | None = None,
     ) -> None:
-        """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts.
+        """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts. secrets: the
+        folder of those in Secret Manager; None: there is no Secret Manager.
 
         Raises MachinesError where Docker is not there. Entering the context does where something of that name is.
         """
@@ -154,6 +165,8 @@ class Machines:
         self._say = say
         self._environ = environ
         self._kind = kind
+        self._secrets = secrets
+        self._exits = contextlib.ExitStack()
         self._client = docker_engine.connect()
         self._guardian: guardian.Guardian | None = None
 
@@ -186,12 +199,17 @@ class Machines:
         if registry_server is not None:
             self.registry = start_registry(client, name, self.network, self.image, registry_server)
         self.faults = Faults(client, self.find, self.image)
+        self.environment = dict(self.storage.environment)
+        if self._secrets is not None:
+            secret_manager = SecretManager(self.network.laptop_address, self._secrets)
+            self.environment |= self._exits.enter_context(secret_manager).environment
 
     def freeze_bucket(self, *, frozen: bool) -> None:
         """Let the bucket server answer nobody, or everybody again. Raises MachinesError."""
         self.storage.freeze(self._client, self.name, frozen=frozen)
 
     def __exit__(self, *_: object) -> None:
+        self._exits.close()
         watcher, self._guardian = self._guardian, None
         try:
             self.remove_everything()
@@ -214,7 +232,7 @@ class Machines:
                 **container_options(self.name, machine, self.registry),
             )  # fmt: skip
             try:
-                container.put_archive("/", files(machine, self.storage.environment))
+                container.put_archive("/", files(machine, self.environment))
                 container.start()
                 _wait_for_ssh(container, name, machine.address)
             except BaseException:

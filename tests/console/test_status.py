@@ -32,6 +32,20 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch, runs_dir: Path) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+def test_of_a_command_without_steps_status_says_what_would_make_its_goodput_known(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timing = {"parts": {"start": 1.0, "command": 99.0}, "open": "command"}
+    write_run(
+        "command-20261120-214500-aaaa", job="command", args=["python"], beats=[beat("done", timing=timing)]
+    )
+    assert status_command.status(here(), None) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "goodput" in line]
+    assert lines == [
+        "goodput not known: the command writes no steps to $RUN_DIR/metrics.jsonl (docs/scripts.md)"
+    ]
+
+
 def test_runs_are_listed_by_the_names_that_they_were_given_and_a_list_that_is_cut_says_so(
     write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

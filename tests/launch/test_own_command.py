@@ -208,16 +208,17 @@ def test_packages_that_are_gone_or_for_another_python_are_not_left_out_of_a_resu
         of_run(config).with_packages(STACK, None, pytest.fail, in_container=True)
 
 
-def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
+def test_a_resumed_command_goes_on_with_its_own_words_or_with_those_that_it_is_given(folder: Path) -> None:
     first = command(folder, "python", "train.py")
     config = dataclasses.asdict(first.config)
     again = of_run({**config, "words": list(config["words"])})
     assert again.config == first.config
-    again.require_same(())
-    with pytest.raises(
-        RequestError, match=r"-- python other.py: the run goes on as it began, with python train.py"
-    ):
-        again.require_same(("python", "other.py"))
+    assert again.with_words(()) is again.with_words(("python", "train.py")) is again
+    other = again.with_words(("torchrun", "--nproc_per_node=1", "train.py", "--init_from=resume"))
+    assert other.config == replace(again.config, words=("python", "train.py", "--init_from=resume"))
+    assert (
+        other.note == "the command is python train.py --init_from=resume from now on, and was python train.py"
+    )
 
 
 def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(

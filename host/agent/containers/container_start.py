@@ -200,7 +200,7 @@ CID = "container.id"
 """The file, in the control directory, that is there once Docker has made the container."""
 # Of the host's environment: how a job gets out, where its buckets are, and what its framework is set to.
 PASSED_ON = re.compile(
-    "STORAGE_EMULATOR_HOST|TENSORSTORE_GCS_HTTP_URL|GCSFS_.+|NO_GCE_CHECK|(HTTPS?|NO)_PROXY|(https?|no)_proxy|(JAX|XLA|LIBTPU|TPU|TF|PJRT|TORCH|NCCL|GLOO)_.+"
+    "(STORAGE|SECRET_MANAGER)_EMULATOR_HOST|TENSORSTORE_GCS_HTTP_URL|GCSFS_.+|NO_GCE_CHECK|(HTTPS?|NO)_PROXY|(https?|no)_proxy|(JAX|XLA|LIBTPU|TPU|TF|PJRT|TORCH|NCCL|GLOO)_.+"
 )
 NETWORK = ["--network", "host", "--log-driver", "none", "--pull", "never"]
 

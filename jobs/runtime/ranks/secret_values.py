@@ -9,12 +9,15 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from contracts.errors import RequestError, Unreachable, first_line
-from contracts.host_interface import SECRET_NAMES, SECRETS_FILE, SHORTEST_SECRET
+from contracts.host_interface import SECRET_MANAGER, SECRET_NAMES, SECRETS_FILE, SHORTEST_SECRET
 
 MASK = b"***"
 ANSWER_LIMIT_S = 20.0
+GOOGLE = "https://secretmanager.googleapis.com"
+NOT_FOUND = 404
 
 
 def take(references: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -33,43 +36,73 @@ def take(references: Mapping[str, str], environ: Mapping[str, str]) -> dict[str,
         with contextlib.suppress(OSError):  # that of a pod is read-only, and in its memory
             os.remove(path)
     for name, reference in references.items():
-        values[name] = _of_secret_manager(name, reference)
+        values[name] = _of_secret_manager(name, reference, environ)
     return values
 
 
-def _of_secret_manager(name: str, reference: str) -> str:
-    """https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access"""
+def is_missing(reference: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether Secret Manager says that there is no such version of a secret; False too where it does not say.
+
+    The caller's account need not be able to read the secret.
+    """
+    try:
+        response, _ = _ask(reference, "", environ)
+    except (RequestError, Unreachable):
+        return False
+    return bool(response.status_code == NOT_FOUND)
+
+
+def _ask(reference: str, method: str, environ: Mapping[str, str]) -> tuple[Any, str]:
+    """Return the response of Secret Manager, and the account that asked.
+    https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions
+
+    Raises:
+        RequestError: this machine has no account. Unreachable: Secret Manager does not answer.
+    """
     import google.auth
     import google.auth.exceptions
     import google.auth.transport.requests
+    import requests
 
     project, secret, version = (*reference.removeprefix("sm://").split("/"), "latest")[:3]
-    url = f"https://secretmanager.googleapis.com/v1/projects/{project}/secrets/{secret}/versions/{version}:access"
+    stand_in = environ.get(SECRET_MANAGER)
+    url = f"{stand_in or GOOGLE}/v1/projects/{project}/secrets/{secret}/versions/{version}{method}"
     try:
+        if stand_in:
+            session = requests.Session()
+            session.trust_env = False  # it is on this machine, whatever proxy leads to the world
+            return session.get(url, timeout=ANSWER_LIMIT_S), "the host's account"
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-        session = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        response = session.get(url, timeout=ANSWER_LIMIT_S)
+        authorized = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        account = getattr(credentials, "service_account_email", "this host's account")
+        return authorized.get(url, timeout=ANSWER_LIMIT_S), account
     except google.auth.exceptions.DefaultCredentialsError:
         raise RequestError(
-            f"--secret {name}={reference}: this host has no Google account; `gcloud auth application-default login`"
+            "this host has no Google account; `gcloud auth application-default login`"
         ) from None
     except (google.auth.exceptions.GoogleAuthError, OSError) as error:  # as which requests has its own errors
-        raise Unreachable(f"--secret {name}={reference}: {first_line(error)}") from None
+        raise Unreachable(first_line(error)) from None
+
+
+def _of_secret_manager(name: str, reference: str, environ: Mapping[str, str]) -> str:
+    given = f"--secret {name}={reference}"
+    try:
+        response, account = _ask(reference, ":access", environ)
+    except (RequestError, Unreachable) as error:
+        raise type(error)(f"{given}: {error}") from None
     if response.status_code >= 500 or response.status_code == 429:
-        raise Unreachable(
-            f"--secret {name}={reference}: Secret Manager answers {response.status_code}; try again"
-        )
+        raise Unreachable(f"{given}: Secret Manager answers {response.status_code}; try again")
     if response.status_code != 200:
-        account = getattr(credentials, "service_account_email", "this host's account")
+        project, secret = reference.removeprefix("sm://").split("/")[:2]
         raise RequestError(
-            f"--secret {name}={reference}: Secret Manager answers {response.status_code}; let {account} read it: "
+            f"{given}: Secret Manager answers {response.status_code}; let {account} read it: "
             f"gcloud secrets add-iam-policy-binding {secret} --project {project} "
             f"--member serviceAccount:{account} --role roles/secretmanager.secretAccessor"
         )
     value = base64.b64decode(response.json()["payload"]["data"]).decode().rstrip("\n")
     if len(value) < SHORTEST_SECRET:
         raise RequestError(
-            f"--secret {name}={reference}: has fewer than {SHORTEST_SECRET} characters, which cannot be masked in logs"
+            f"{given}: has fewer than {SHORTEST_SECRET} characters, which cannot be masked in logs"
         )
     return value
 
