@@ -124,12 +124,13 @@ class ComputeKind:
     """The hosts of a generation as instances of Compute Engine; their machine types and disks are those of its nodes.
 
     image: of a host. quota, spot_quota: the ids of its quotas in chips; spot_quota counts flex-start too; empty: not
-    known.
+    known. on_request: capacities that Google opens to a project that has asked for them.
     """
 
     image: str
     quota: str
     spot_quota: str = ""
+    on_request: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,7 +236,7 @@ def read(table: Mapping[str, Any], name: str) -> Generation:
     if (nodes := values.pop("nodes", None)) is not None:
         values["nodes"] = NodeKind(**_with_tuples(nodes))
     if (compute := values.pop("compute", None)) is not None:
-        values["compute"] = ComputeKind(**compute)
+        values["compute"] = ComputeKind(**_with_tuples(compute))
     return Generation(name=name, **values)
 
 

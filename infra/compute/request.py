@@ -23,8 +23,6 @@ from infra.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
 LATE_S = 60.0
 """A group that was made just now may not yet say what it is about to do."""
-LONGEST_REQUEST_S = 7200
-"""Of an instance, Google takes no longer deadline for capacity."""
 DEAD = frozenset({"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"})
 RUNNING = frozenset({"RUNNING", "REPAIRING", "PENDING_STOP"})
 """An instance that is repaired may come back; nothing is deleted for it."""
@@ -170,8 +168,7 @@ def instance(spec: GroupSpec, name: str) -> Json:
     """The body of instances.insert, beside the template."""
     body: Json = {"name": name, "labels": dict(spec.labels)}
     if spec.capacity == "flex-start" and spec.valid_until_s:
-        valid_s = min(spec.valid_until_s, LONGEST_REQUEST_S)
-        body["params"] = {"requestValidForDuration": {"seconds": str(valid_s)}}
+        body["params"] = {"requestValidForDuration": {"seconds": str(spec.valid_until_s)}}
     return body
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from contracts.durations import DAY_S, spoken
+from contracts.durations import DAY_S, HOUR_S, spoken
 from contracts.inventory import Capacity
 from infra import naming
 from infra.catalogue import GENERATIONS, Accelerator
@@ -23,6 +23,8 @@ ANY = "-"
 """In place of a reservation's name: any in that zone of the project, folder or organisation, as gcloud's --reserved."""
 MOST_FLEX_S = 7 * DAY_S
 """https://cloud.google.com/tpu/docs/request-using-flex-start, November 2026."""
+MOST_HELD_S = 2 * HOUR_S
+"""params.requestValidForDuration of instances.insert, as Compute Engine answers to a longer one."""
 QUEUED_FLEX = ", ".join(tpu.name for tpu in GENERATIONS if tpu.queued_flex_start)
 
 
@@ -116,7 +118,26 @@ def _check_compute(section: Section, slice_config: SliceConfig) -> None:
         )
     if section.has("reservation-bound") and slice_config.capacity != "reserved":
         section.say("reservation-bound", "is only for capacity reserved; write that, or remove it")
+    _check_image(section, slice_config)
+    is_held = slice_config.capacity == "flex-start" and slice_config.accelerator.hosts == 1
+    if is_held and (slice_config.valid_until_s or 0) > MOST_HELD_S:
+        section.refuse(
+            "valid-until",
+            f"is longer than {spoken(MOST_HELD_S)}, for which Google keeps a request for one flex-start instance; "
+            "shorten it, or remove it",
+        )
     _check_named_reservation(section, slice_config, "Compute Engine")
+
+
+def _check_image(section: Section, slice_config: SliceConfig) -> None:
+    """Refuse Google's image for another generation, which has another kernel and driver."""
+    own = slice_config.accelerator.generation.compute
+    families = {each.compute.image: each.name for each in GENERATIONS if each.compute}
+    if own and slice_config.image in families and slice_config.image != own.image:
+        generation = slice_config.accelerator.generation.name
+        section.refuse(
+            "image", f"is Google's for {families[slice_config.image]}, not for {generation}; remove it"
+        )
 
 
 def _check_named_reservation(section: Section, slice_config: SliceConfig, user: str) -> None:

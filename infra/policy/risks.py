@@ -134,6 +134,16 @@ def _api(index: int, slice_config: SliceConfig) -> Iterator[Finding]:
             f'"{slice_config.name}" needs {slice_config.chips} chips of a quota of Compute Engine in {regions}, not of '
             f"the Cloud TPU API's{f': {quota}' if quota else ''}",
         )
+    if (
+        slice_config.on_compute
+        and generation.compute
+        and slice_config.capacity in generation.compute.on_request
+    ):
+        yield warning(
+            slice_path(index, "capacity"),
+            f"Google gives {slice_config.capacity} {generation.name} only to projects that have asked for it; ask your "
+            "account team, or take on-demand or reserved",
+        )
 
 
 def _flex_start(index: int, slice_config: SliceConfig) -> Iterator[Finding]:

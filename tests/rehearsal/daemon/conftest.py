@@ -63,9 +63,14 @@ class Person:
         control = from_json(opened.inventory_json).control
         if control is None or "STORAGE_EMULATOR_HOST" not in opened.environment:
             return None
-        bucket, _, folder = control.removeprefix("gs://").partition("/")
-        name = urllib.parse.quote(f"{folder}/{RECORDED}", safe="")
-        url = f"{opened.environment['STORAGE_EMULATOR_HOST']}/storage/v1/b/{bucket}/o/{name}?alt=media"
+        return self.object(f"{control}/{RECORDED}")
+
+    def object(self, url: str) -> bytes | None:
+        """Of the bucket, by its gs:// URL; None: there is none."""
+        bucket, _, path = url.removeprefix("gs://").partition("/")
+        name = urllib.parse.quote(path, safe="")
+        server = state.open_rehearsal(self.environ).environment["STORAGE_EMULATOR_HOST"]
+        url = f"{server}/storage/v1/b/{bucket}/o/{name}?alt=media"
         try:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10) as answer:
                 return bytes(answer.read())
