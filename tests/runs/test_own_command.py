@@ -3,7 +3,9 @@ of this repository."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -17,11 +19,13 @@ import pytest
 
 from backends.local import environments
 from backends.local.local_backend import on_this_machine
+from console import notify
 from contracts.errors import RequestError
+from jobs.runtime.ranks.secret_values import _forms
 from launch import launching
 from launch.request.run_request import Request, asked_for
 from launch.runs import Run
-from launch.targets import Secret
+from launch.targets import HANG_FLOOR_S, Secret
 from tests.launch.code.package_index import add_wheel
 from tests.runs.lab import Lab, losses, result
 
@@ -36,6 +40,7 @@ def launch(
     resume: Run | None = None,
     env: Mapping[str, str] | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    hang_floor_s: float = HANG_FLOOR_S,
     **named: str,
 ) -> Run:
     options: dict[str, Any] = {
@@ -54,6 +59,7 @@ def launch(
         resume=resume,
         env=env or {},
         secrets=secrets or {},
+        hang_floor_s=hang_floor_s,
     )
     with mock.patch.dict(os.environ, lab.environ):
         return launching.launch(request, on_this_machine(hosts="2", platform="cpu"), lab.said.append)
@@ -120,6 +126,7 @@ def test_what_a_project_needs_is_there_beside_the_framework_and_the_same_when_it
     assert f"greet 1.0 beside jax {importlib.metadata.version('jax')}" in log
 
 
+FOR_DRY_RUN = ("--dry-run", "--hosts", "2", "--secret", "TOKEN", "--secret", "KEY")
 LOUD = """
 import json, os, pathlib, sys, time
 secret = os.environ["TOKEN"]
@@ -129,6 +136,10 @@ for letter in secret:
     time.sleep(0.01)
 print(json.dumps(secret), os.environ["KEY"])
 pathlib.Path("went-on").write_text("yes")
+def hangs(token):
+    time.sleep(600)
+if "HANGS" in os.environ:
+    hangs(secret)
 raise SystemExit(f"https://me:{secret}@host refuses")
 """
 
@@ -179,11 +190,47 @@ def test_a_secret_reaches_the_ranks_and_nothing_else_that_a_run_leaves(lab: Lab,
         resumed = lab.finish(launch(lab, resume=lab.read(run)))
     assert result(resumed)["attempt"] == 1
     assert [*lab.cache_home.rglob("went-on")], "the ranks did not get them"
-    traces = [value.encode() for value in ("zq4hunter", "mb7-first", "mb7-second")]
+    with mock.patch.dict(os.environ, values):
+        dry = lab.fab("train", *FOR_DRY_RUN, "--workdir", str(folder), "--", "python", "loud.py").ended()
+    assert dry.code == 0, dry.said
+    hanging = launch(
+        lab,
+        ["python", "loud.py"],
+        processes_per_host=per_host,
+        workdir=str(folder),
+        secrets=secrets,
+        env={"HANGS": "yes"},
+        hang_floor_s=3.0,
+    )
+    lab.until(
+        lambda: "***" in (hanging.directory.read_text("logs/0/host-0.log") or ""), "it prints the secret"
+    )
+    places = {**_processes(), "--dry-run": dry.said.encode(), "what was said": "\n".join(lab.said).encode()}
+    hung = lab.finish(hanging)
+    assert lab.state(hanging) == "hung"
+    for ended in (run, resumed, hung):
+        event = notify.run_event(lab.read(ended), "failed")
+        places[f"notice of {ended.run_id}"] = json.dumps(notify.message(event)).encode()
+        places[f"mail about {ended.run_id}"] = notify.plain(event).encode()
     memory = [path for path in Path("/dev/shm").rglob("*") if "tpu-stack" in str(path)]
-    for path in [*lab.runs_dir.rglob("*"), *lab.cache_home.rglob("*"), *memory]:
-        if path.is_file():
-            assert not any(trace in path.read_bytes() for trace in traces), path
+    files = [*lab.runs_dir.rglob("*"), *lab.cache_home.rglob("*"), *memory]
+    places |= {str(path): path.read_bytes() for path in files if path.is_file()}
+    parts = ["zq4hunter", "mb7-first", "mb7-second"]
+    traces = {form for text in (*parts, *values.values()) for form in _forms(text)}
+    assert len(places) * len(traces) >= 200
+    assert [(place, trace) for place, text in places.items() for trace in traces if trace in text] == []
+
+
+def _processes() -> dict[str, bytes]:
+    """What any user sees of all processes, and the environments of ours that are no ranks."""
+    places = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            places[f"{folder}/cmdline"] = (folder / "cmdline").read_bytes()
+            environment = (folder / "environ").read_bytes()
+            if b"\0RANK=" not in environment and b"\0RUN_SECRETS=" not in environment:
+                places[f"{folder}/environ"] = environment
+    return places
 
 
 JAX = """
