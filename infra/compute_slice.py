@@ -9,16 +9,14 @@ instance templates and placement policies, which are free of charge and never wa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pulumi
 from pulumi.dynamic import DiffResult, Resource
 
 from contracts.aliases import Json
-from infra.queued_resource import DataDiskArgs, QueuedResourceProvider, changes_between, input_props
-
-OUTPUTS = ("state", "nodes", "create_time", "ends_at")
+from infra.queued_resource import OUTPUTS, QueuedResourceProvider, SliceArgs, changes_between, input_props
 
 REPLACING = (
     "project", "zone", "slice_id", "owner", "accelerator_type", "generation", "topology", "machine_type", "hosts",
@@ -34,61 +32,33 @@ IN_PLACE = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ComputeSliceArgs:
+class ComputeSliceArgs(SliceArgs):
     """The inputs of a slice on Compute Engine.
 
     slice_id: the name of the instance of a slice of one host, or of the group of a larger one; with a `count`, of
     slice_id-0, slice_id-1, ….
     accelerator_type, such as v6e-16; generation and topology as the catalogue has them; hosts: instances of each of
     the `count` slices.
-    capacity: on-demand, spot, flex-start or reserved; run_duration_s: after how long Google deletes it; flex-start
-    needs it. reservation_name: projects/P/locations/Z/reservations/R. reservation_bound: of a reserved one, whether it
-    ends with its reservation.
+    reservation_name: projects/P/locations/Z/reservations/R. reservation_bound: of a reserved one, whether it ends with
+    its reservation.
     templates, policies: by region, URLs of the instance template and of the placement policy; none of one host.
-    image, boot_disk_…, data_disks, network, subnetwork, service_account_email, metadata, labels, tags: what the
-    templates have (labels without the owner's), so that a change of them shows.
-    valid_until_s, wait_s, zones, strategy, zone_wait_s, subnetworks, lease_url, store_url: as
-    `infra.queued_resource.QueuedResourceArgs` has them.
+    What the templates have (image, disks, network, labels, …) is here too, so that a change of it shows.
     """
 
-    project: pulumi.Input[str]
-    zone: pulumi.Input[str]
     slice_id: pulumi.Input[str]
-    owner: pulumi.Input[str]
     accelerator_type: pulumi.Input[str]
     generation: pulumi.Input[str]
     topology: pulumi.Input[str]
     machine_type: pulumi.Input[str]
     hosts: pulumi.Input[int]
-    capacity: pulumi.Input[str]
     image: pulumi.Input[str]
     boot_disk_gib: pulumi.Input[int]
     boot_disk_type: pulumi.Input[str]
-    wait_s: pulumi.Input[int]
     api: str = "compute"
     count: pulumi.Input[int] = 1
-    reservation_name: pulumi.Input[str] | None = None
     reservation_bound: pulumi.Input[bool] = False
-    run_duration_s: pulumi.Input[int] | None = None
     templates: Mapping[str, pulumi.Input[str]] = dataclasses.field(default_factory=dict)
     policies: Mapping[str, pulumi.Input[str]] | None = None
-    valid_until_s: pulumi.Input[int] | None = None
-    network: pulumi.Input[str] | None = None
-    subnetwork: pulumi.Input[str] | None = None
-    external_addresses: pulumi.Input[bool] = False
-    service_account_email: pulumi.Input[str] | None = None
-    metadata: Mapping[str, pulumi.Input[str]] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, pulumi.Input[str]] = dataclasses.field(default_factory=dict)
-    tags: Sequence[pulumi.Input[str]] = ()
-    data_disks: Sequence[DataDiskArgs] = ()
-    boot_disk_kms_key: pulumi.Input[str] | None = None
-    description: pulumi.Input[str] | None = None
-    lease_url: pulumi.Input[str] | None = None
-    zones: Sequence[str] | None = None
-    strategy: str | None = None
-    zone_wait_s: pulumi.Input[int] | None = None
-    subnetworks: Mapping[str, pulumi.Input[str]] | None = None
-    store_url: pulumi.Input[str] | None = None
 
 
 class ComputeSliceProvider(QueuedResourceProvider):

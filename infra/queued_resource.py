@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
@@ -52,14 +52,13 @@ class DataDiskArgs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueuedResourceArgs:
-    """The inputs of a queued resource.
+class SliceArgs:
+    """The inputs of a slice that are the same whichever API makes it.
 
     owner: the stack's, from `infra.stack_identity`; what does not carry it is never touched.
-    accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
-    node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
-    guaranteed_s, run_duration_s (of capacity flex-start), valid_until_s, wait_s: see
-    `infra.config.SliceConfig`. wait_s is no deadline of the request.
+    capacity: on-demand, spot, flex-start or reserved. run_duration_s: after how long Google takes it back; flex-start
+    needs it. valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
+    labels: without the owner's.
     lease_url: of the slice's lease (`infra.documents.lease.document_url`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
     `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
@@ -68,26 +67,19 @@ class QueuedResourceArgs:
 
     project: pulumi.Input[str]
     zone: pulumi.Input[str]
-    queued_resource_id: pulumi.Input[str]
     owner: pulumi.Input[str]
-    runtime_version: pulumi.Input[str]
     capacity: pulumi.Input[str]
     wait_s: pulumi.Input[int]
-    accelerator_type: pulumi.Input[str] | None = None
-    accelerator_generation: pulumi.Input[str] | None = None
-    topology: pulumi.Input[str] | None = None
     reservation_name: pulumi.Input[str] | None = None
-    node_count: pulumi.Input[int] = 1
-    guaranteed_s: pulumi.Input[int] | None = None
     run_duration_s: pulumi.Input[int] | None = None
     valid_until_s: pulumi.Input[int] | None = None
     network: pulumi.Input[str] | None = None
     subnetwork: pulumi.Input[str] | None = None
     external_addresses: pulumi.Input[bool] = False
     service_account_email: pulumi.Input[str] | None = None
-    metadata: pulumi.Input[Mapping[str, pulumi.Input[str]]] = dataclasses.field(default_factory=dict)
-    labels: pulumi.Input[Mapping[str, pulumi.Input[str]]] = dataclasses.field(default_factory=dict)
-    tags: pulumi.Input[Sequence[pulumi.Input[str]]] = ()
+    metadata: Mapping[str, pulumi.Input[str]] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, pulumi.Input[str]] = dataclasses.field(default_factory=dict)
+    tags: Sequence[pulumi.Input[str]] = ()
     data_disks: Sequence[DataDiskArgs] = ()
     boot_disk_kms_key: pulumi.Input[str] | None = None
     description: pulumi.Input[str] | None = None
@@ -95,8 +87,25 @@ class QueuedResourceArgs:
     zones: Sequence[str] | None = None
     strategy: str | None = None
     zone_wait_s: pulumi.Input[int] | None = None
-    subnetworks: pulumi.Input[Mapping[str, pulumi.Input[str]]] | None = None
+    subnetworks: Mapping[str, pulumi.Input[str]] | None = None
     store_url: pulumi.Input[str] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueuedResourceArgs(SliceArgs):
+    """The inputs of a queued resource.
+
+    accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
+    node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
+    """
+
+    queued_resource_id: pulumi.Input[str]
+    runtime_version: pulumi.Input[str]
+    accelerator_type: pulumi.Input[str] | None = None
+    accelerator_generation: pulumi.Input[str] | None = None
+    topology: pulumi.Input[str] | None = None
+    node_count: pulumi.Input[int] = 1
+    guaranteed_s: pulumi.Input[int] | None = None
 
 
 class QueuedResourceProvider(Provider):
@@ -224,24 +233,13 @@ def _initial_props(args: QueuedResourceArgs) -> Json:
     return input_props(args) | dict.fromkeys(OUTPUTS)
 
 
-class SliceArgs(Protocol):
-    """What the inputs of a slice have in common, whichever API makes it: they are a dataclass with these fields."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def data_disks(self) -> Sequence[DataDiskArgs]: ...
-    @property
-    def tags(self) -> pulumi.Input[Sequence[pulumi.Input[str]]]: ...
-
-
 def input_props(args: SliceArgs) -> Json:
     """The inputs that are set, by name. Once all values are known, a lifecycle takes them."""
     inputs = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     inputs["data_disks"] = [
         {"source_disk": disk.source_disk, "mode": disk.mode} for disk in args.data_disks
     ] or None
-    inputs["tags"] = list(args.tags) if isinstance(args.tags, tuple) else args.tags
+    inputs["tags"] = list(args.tags)
     return {name: value for name, value in inputs.items() if value is not None}
 
 

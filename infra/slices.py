@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import pulumi
 from pulumi_gcp import compute, tpu
@@ -20,7 +20,7 @@ from infra.compute_slice import ComputeSlice, ComputeSliceArgs
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
-from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, input_props
+from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, SliceArgs, input_props
 
 IN_FLIGHT_S = 30
 """When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a
@@ -145,40 +145,14 @@ def _kind(slice_config: SliceConfig) -> str:
     return "queued-resource" if slice_config.provisioning == "queued" else "node"
 
 
-class _Common(TypedDict):
-    """What the two APIs call the same."""
-
-    project: str
-    zone: str
-    capacity: str
-    reservation_name: str | None
-    run_duration_s: int | None
-    valid_until_s: int | None
-    wait_s: int
-    network: pulumi.Input[str]
-    subnetwork: pulumi.Input[str] | None
-    external_addresses: bool
-    service_account_email: pulumi.Input[str]
-    metadata: dict[str, pulumi.Input[str]]
-    labels: dict[str, str]
-    tags: list[str]
-    data_disks: list[DataDiskArgs]
-    boot_disk_kms_key: str | None
-    description: str
-    lease_url: str | None
-    store_url: str | None
-    zones: list[str] | None
-    strategy: str | None
-    zone_wait_s: int | None
-    subnetworks: dict[str, pulumi.Input[str]] | None
-
-
-def _common(args: TpuSliceArgs, parent: TpuSlice) -> _Common:
+def _common(args: TpuSliceArgs, owner: pulumi.Input[str], parent: TpuSlice) -> SliceArgs:
+    """Return what the two APIs call the same."""
     slice_config = args.slice_config
     has_more_zones = bool(slice_config.more_zones)
     subnetworks = {zone: args.subnetworks[catalogue.zone_region(zone)] for zone in slice_config.zones}
-    return _Common(
+    return SliceArgs(
         project=args.config.project,
+        owner=owner,
         zone=slice_config.zone,
         capacity=slice_config.capacity,
         reservation_name=slice_config.reservation,
@@ -212,14 +186,13 @@ def _asked_for(args: TpuSliceArgs, owner: pulumi.Input[str], parent: TpuSlice) -
     by_name = accelerator.has_default_topology
     return QueuedResourceArgs(
         queued_resource_id=_node_id(args),
-        owner=owner,
         accelerator_type=accelerator.type_name if by_name else None,
         accelerator_generation=None if by_name else accelerator.generation.api_name,
         topology=None if by_name else accelerator.topology,
         runtime_version=args.slice_config.runtime_version,
         node_count=args.slice_config.count,
         guaranteed_s=args.slice_config.guaranteed_s,
-        **_common(args, parent),
+        **vars(_common(args, owner, parent)),
     )
 
 
@@ -230,7 +203,6 @@ def _on_compute(args: TpuSliceArgs, parent: TpuSlice) -> ComputeSliceArgs:
     assert machine_type and boot_disk_type, "the catalogue has both of all that Compute Engine offers"
     return ComputeSliceArgs(
         slice_id=_node_id(args),
-        owner="",
         accelerator_type=accelerator.type_name,
         generation=accelerator.generation.name,
         topology=accelerator.topology,
@@ -241,7 +213,7 @@ def _on_compute(args: TpuSliceArgs, parent: TpuSlice) -> ComputeSliceArgs:
         image=slice_config.image,
         boot_disk_gib=slice_config.boot_disk_gib,
         boot_disk_type=boot_disk_type,
-        **_common(args, parent),
+        **vars(_common(args, "", parent)),
     )
 
 
