@@ -48,7 +48,7 @@ class Run:
     @property
     def state(self) -> str:
         """starting, running, done, failed, stopped, preempted, hung or lost. Raises HostError: no host answers."""
-        return self._target.state_of(self._run)
+        return self._target.run_state(self._run)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -104,13 +104,13 @@ class HostBackend:
     def stop(self, run: Run, *, grace_s: float) -> list[Answer]:
         return stop_processes(self.agents_for(run.described), run.run_id, run.attempt, grace_s=grace_s)
 
-    def status(self, several: Sequence[Run] | None = None) -> Look:
+    def status(self, selected: Sequence[Run] | None = None) -> Look:
         request: dict[str, Any] = {"run_id": None, "attempt": None, "process_id": None}
         agents = self.agents
-        if several is not None and (self.capabilities.hosts_follow_run or len(several) == 1):
-            agents = tuple(agent for run in several for agent in self.agents_for(run.described))
-        if several is not None and len(several) == 1:
-            request |= {"run_id": several[0].run_id, "attempt": several[0].attempt}
+        if selected is not None and (self.capabilities.hosts_follow_run or len(selected) == 1):
+            agents = tuple(agent for run in selected for agent in self.agents_for(run.described))
+        if selected is not None and len(selected) == 1:
+            request |= {"run_id": selected[0].run_id, "attempt": selected[0].attempt}
         # Hosts that are this machine share one agent directory; it is asked once.
         distinct = list({(agent.root, agent.link): agent for agent in agents}.values())
         answers = ask_all(distinct, "status", [request] * len(distinct), timeout_s=STATUS_LIMIT_S)

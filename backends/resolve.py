@@ -38,7 +38,7 @@ def resolve(request: TargetRequest, like: Run | None = None) -> Target:
 
     from launch import inventories  # this machine needs none
 
-    inventory = request.given.inventory if request.given else inventories.read(request.stack)
+    inventory = request.preset.inventory if request.preset else inventories.read(request.stack)
     return inventory_target(inventories.renewed(inventory), request)
 
 
@@ -60,7 +60,9 @@ def read_inventory(request: TargetRequest) -> Inventory:
         return resolve(request).inventory
     from launch import inventories  # this machine needs none
 
-    return inventories.renewed(request.given.inventory if request.given else inventories.read(request.stack))
+    return inventories.renewed(
+        request.preset.inventory if request.preset else inventories.read(request.stack)
+    )
 
 
 def slice_targets(inventory: Inventory, request: TargetRequest) -> list[Target]:
@@ -76,8 +78,8 @@ def keys_file(request: TargetRequest) -> Path:
     """Return the file with the confirmed keys of an inventory: beside it, or for a stack beside its configuration."""
     from launch import inventories
 
-    if request.given is not None:
-        return request.given.folder / "host-keys.json"
+    if request.preset is not None:
+        return request.preset.folder / "host-keys.json"
     if inventories.is_file(request.stack):
         return Path(request.stack).with_suffix(".host-keys.json")
     return CHECKOUT / f"Pulumi.{request.stack}.host-keys.json"

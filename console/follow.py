@@ -156,7 +156,7 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     target = target.backend.ensure(target, lambda: open_target(None), say(console))
     run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
-    decision = launching.decide(target.state_of(run), run)
+    decision = launching.decide(target.run_state(run), run)
     elsewhere = launching.about_other_slice(run, target) if decision.do == "wait" else ""
     say(console)(f"{run.run_id}: {decision.reason}{elsewhere}")
     if decision.do != "start":
@@ -187,7 +187,7 @@ def _carry_out(
             hold = target.backend.hold if desired is None else _unless_stopped(target, request.resume)
             run = launching.launch(request, target, say(console), hold=hold)
         except launching.LaunchFailed as failure:
-            ended = target.state_of(failure.run)
+            ended = target.run_state(failure.run)
             _notify(failure.run, ended, say(console))
             return _report(console, failure.run, ended)
         if run.attempt and is_recovery:
@@ -331,7 +331,7 @@ def follow(run: Run, target: Target, display: Display) -> State:
 
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
-    asked_s, look = float("-inf"), target.backend.status([run]).of(run)
+    asked_s, look = float("-inf"), target.backend.status([run]).for_run(run)
     watch = _Watch(display)
     failed_s: float | None = None
     unheard_s: float | None = None
@@ -347,7 +347,7 @@ def follow(run: Run, target: Target, display: Display) -> State:
             for beat in run.current()
         )
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
-            asked_s, look = time.monotonic(), target.backend.status([run]).of(run)
+            asked_s, look = time.monotonic(), target.backend.status([run]).for_run(run)
             unheard = _tell_unheard(display, look, unheard)
         now = runs.state_by(run, look)
         if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in look.processes):
@@ -387,7 +387,7 @@ def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
 def with_agents_beats(run: Run, look: runs.Look) -> Run:
     """Return the run with the hosts' own copies of the heartbeats, where these are newer than its directory's."""
     beats = list(run.heartbeats)
-    for entry in look.of(run).processes:
+    for entry in look.for_run(run).processes:
         rank = entry["process_id"]
         beat, _ = run_records.heartbeat(entry.get("beat") or {}, run_directory.heartbeat(rank))
         if beat and rank < len(beats) and beat["time"] > ((beats[rank] or {}).get("time") or 0):

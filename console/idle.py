@@ -18,7 +18,7 @@ from jobs.runtime.monitoring.metric_definitions import finite
 from jobs.runtime.storage.cache import user_cache_dir
 from launch import pricing, runs
 from launch.hosts import HostError
-from launch.remote_files import within
+from launch.remote_files import with_time_limit
 from launch.runs import Run
 from launch.targets import Target
 
@@ -74,7 +74,7 @@ def remarks(target: Target) -> Iterator[str]:
     if not target.capabilities.is_billed or not candidates:
         return
     try:
-        all_runs = within(LOOK_LIMIT_S, target.name, lambda: runs.list_runs(target.runs))
+        all_runs = with_time_limit(LOOK_LIMIT_S, target.name, lambda: runs.list_runs(target.runs))
     except (HostError, OSError, RequestError):
         return
     for idle in candidates:

@@ -95,7 +95,7 @@ def stacks(target: Target, name: str) -> int:
 def active_run(target: Target, name: str) -> Run:
     """Return the run that `name` means. Raises RequestError: there is none, or it is not active."""
     run = runs.find(target.runs, name)
-    state = target.state_of(run)
+    state = target.run_state(run)
     if state not in run_directory.ACTIVE:
         raise RequestError(
             f"{run.run_id} {run_directory.ENDED.get(state, state)}: it has no processes; `fab logs {run.run_id}` "

@@ -84,7 +84,7 @@ def _next_attempt(target: Target, run: Run) -> Run | None:
         fresh = runs.read(run.directory)
         if fresh is None or fresh.attempt > run.attempt:
             return fresh
-        look = target.backend.status([fresh]).of(fresh)
+        look = target.backend.status([fresh]).for_run(fresh)
         state = runs.state_by(fresh, look)
         is_in_doubt = runs.may_be_restarted(fresh, look, state) and time.monotonic() < until_s
         if state not in run_directory.ACTIVE and not is_in_doubt:

@@ -106,7 +106,7 @@ def blocked(
 def _active(run: Run, look: Look, *, by_cluster: bool) -> str | None:
     """Why a run counts as active, if it does. Where stacks share a bucket, its hosts need not be those that were
     asked: a fresh heartbeat is enough. by_cluster: it was the cluster of the run that was asked."""
-    mine, now_s = look.of(run), time.time()
+    mine, now_s = look.for_run(run), time.time()
     state = runs.state(run, mine.processes, unanswered=len(mine.errors) + 1, now_s=now_s)
     if state in run_directory.ACTIVE:
         return f"it is {state}; `fab stop {run.run_id}` stops it"

@@ -40,7 +40,7 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
     unreadable: Mapping[str, str] = {}
     if name:
         chosen = [runs.find(target.runs, name)]
-        look = target.backend.status(chosen).of(chosen[0])
+        look = target.backend.status(chosen).for_run(chosen[0])
     else:
         listing = runs.survey(target.runs)
         chosen, unreadable = listing.runs, listing.unreadable
@@ -52,7 +52,7 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
     for index, run in enumerate(
         chosen
     ):  # a cluster forgets its pods in time, and keeps those that wait in vain
-        if states[run.run_id] == "lost" and (index == 0 or look.of(run).begins_again):
+        if states[run.run_id] == "lost" and (index == 0 or look.for_run(run).begins_again):
             chosen[index], states[run.run_id] = follow.concluded(run, "lost", target)
     if name is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
@@ -60,7 +60,7 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
     if as_json:
         return _print_json([_status(run, states[run.run_id], look) for run in chosen], look, unreadable)
     for run in chosen:
-        _print_run(console, run, states[run.run_id], look.of(run))
+        _print_run(console, run, states[run.run_id], look.for_run(run))
     for line in (
         *pricing.stack_costs(target.inventory.slices, time.time()),
         *runs.cannot_be_read(unreadable),
@@ -108,7 +108,7 @@ def _status(run: Run, state: State, look: runs.Look) -> dict[str, Any]:
     return {
         **overview.overview(run, state, progress),
         "problems": unread.texts(),
-        "host_states": overview.hosts(run, look.of(run), sampled),
+        "host_states": overview.hosts(run, look.for_run(run), sampled),
         "warnings": follow.warnings(run),
         "findings": [dataclasses.asdict(finding) for finding in overview.findings(run, state, sampled)],
     }
@@ -345,7 +345,7 @@ def stop(
     """
     console = terminal()
     run = runs.find(target.runs, name) if name else only_active(target)
-    look = target.backend.status([run]).of(run)
+    look = target.backend.status([run]).for_run(run)
     before = runs.state_by(run, look)
     if look.errors and target.capabilities.restarts_runs:  # its cluster alone knows, and is silent
         raise look.errors[0]
@@ -374,7 +374,7 @@ def stop(
     if all_answered and not fresh.has_begun:
         finalize(fresh, "stopped", None)  # a process that had begun it would have said so
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
-    while (after := target.state_of(runs.read(run.directory) or run)) in run_directory.ACTIVE:
+    while (after := target.run_state(runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:
             break
         time.sleep(follow.POLL_S)

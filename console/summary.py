@@ -13,7 +13,7 @@ from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUE
 from contracts.run_directory import State
 from jobs.runtime.monitoring.metric_definitions import NO_METRICS, finite
 from launch import jobs, runs
-from launch.code.requirement_files import OF_FRAMEWORK
+from launch.code.requirement_files import FRAMEWORK_PACKAGES
 from launch.output import counted, printable
 from launch.pricing import run_cost
 from launch.runs import Run
@@ -114,7 +114,7 @@ def _not_importable(run: Run, error: str) -> list[str]:
             remedy = f"start a new run with `--env PYTHONPATH={place}`"
             return [f"  {module} is in {path}, where Python does not look; {remedy}"]
     package = module.replace("_", "-")
-    framework = next((name for name, own in OF_FRAMEWORK.items() if package in own), None)
+    framework = next((name for name, own in FRAMEWORK_PACKAGES.items() if package in own), None)
     if framework is None or framework == run.described.get("stack"):
         return []
     return [f"  {module} is a package of {framework}; start a new run with `--framework {framework}`"]

@@ -12,7 +12,7 @@ from fabfile.command_options import option, options
 if TYPE_CHECKING:
     from contracts.inventory import Inventory
     from launch.runs import Run
-    from launch.targets import Given, Target, TargetRequest
+    from launch.targets import PresetInventory, Target, TargetRequest
 
 JSON = "print one JSON object, for programs"
 RUN = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
@@ -49,7 +49,7 @@ class Selector:
             platform=self.platform or None,
             python=self.python or None,
             runs=self.runs or None,
-            given=_rehearsal() if self.stack_name == REHEARSAL else None,
+            preset=_rehearsal() if self.stack_name == REHEARSAL else None,
         )
 
     def target(self, like: Run | None = None) -> Target:
@@ -79,13 +79,13 @@ class Selector:
         request = self.request()
         if request.stack == "local":
             raise RequestError("this machine by itself has no inventory; say --stack as well")
-        return request.given.inventory if request.given else inventories.read(request.stack)
+        return request.preset.inventory if request.preset else inventories.read(request.stack)
 
 
-def _rehearsal() -> Given:
+def _rehearsal() -> PresetInventory:
     """Return the rehearsal that is up, and let its stand-ins replace Google's programs and bucket for this process."""
     from launch.inventories import parse
-    from launch.targets import Given
+    from launch.targets import PresetInventory
     from rehearsal import state
 
     try:
@@ -93,7 +93,7 @@ def _rehearsal() -> Given:
     except state.RehearsalError as error:
         raise RequestError(f"--stack {REHEARSAL}: {error}") from None
     os.environ.update(rehearsal.environment)
-    return Given(
+    return PresetInventory(
         folder=state.rehearsal_folder(os.environ),
         inventory=parse(rehearsal.inventory_json, "the rehearsal"),
         platform=rehearsal.platform,

@@ -88,7 +88,7 @@ def reconcile(store: Store, world: World, say: Say, request: TargetRequest | Non
     # A lost slice is found within half a minute by a timer of a minute.
     has_slices = stack is not None and bool(stack.slices) and request is None
     is_wanted = any(run.end is None for run in content.runs.values())
-    reconciler.run_pass(wait, content, looks=2 if has_slices and is_wanted else 1)
+    reconciler.run_pass(wait, content, min_looks=2 if has_slices and is_wanted else 1)
     if is_noted(store.documents) or request is not None:
         submissions.remove_code(store)
         store.forget_ended(store.read())

@@ -171,8 +171,8 @@ def _find(kept_runs: Sequence[TargetRequest], name: str) -> str:
     fitting = [run for run in kept_runs if name in (run.run_id, run.name)] or [
         run for run in kept_runs if name and (run.run_id.startswith(name) or run.run_id.endswith(name))
     ]
-    if name == runs.LATEST or name.startswith(runs.LATEST_OF):
-        job = name.removeprefix(runs.LATEST_OF)
+    if name == runs.LATEST or name.startswith(runs.LATEST_JOB):
+        job = name.removeprefix(runs.LATEST_JOB)
         matching = [run for run in kept_runs if name == runs.LATEST or run.run_id.rsplit("-", 3)[0] == job]
         fitting = matching[-1:]
     if not fitting:

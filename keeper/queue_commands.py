@@ -235,7 +235,7 @@ def _pause(documents: Documents) -> None:
     time.sleep(BUCKET_POLL_S if is_url(documents.url) else POLL_S)
 
 
-def state_of(run: Run) -> str:
+def queue_state(run: Run) -> str:
     """Return what a submitted run is doing, in a word."""
     if run.end is not None:
         return run.end.outcome
@@ -272,7 +272,7 @@ def show(documents: Documents, *, everything: bool, as_json: bool) -> int:
             printable(run.name or run.submission.what),
             run.run_id if run.attempt else "-",
             str(run.priority),
-            state_of(run),
+            queue_state(run),
             printable(run.slice or " or ".join(run.slices)),
             printable(run.submission.by),
             _age(run.submission.added),
@@ -294,7 +294,7 @@ def _described(run: Run) -> dict[str, object]:
     submission = run.submission
     return {
         "number": submission.number, "what": submission.what, "name": run.name, "sweep": submission.sweep,
-        "run_id": run.run_id if run.attempt else None, "state": state_of(run), "slice": run.slice,
+        "run_id": run.run_id if run.attempt else None, "state": queue_state(run), "slice": run.slice,
         "slices": list(run.slices), "priority": run.priority, "restarts": run.limits.restarts, "by": submission.by,
         "added": submission.added, "reason": run.reason, "where": dict(submission.where),
     }  # fmt: skip
@@ -361,8 +361,8 @@ def move(documents: Documents, number: int, place: str, *, priority: int | None)
     store = store_at(documents)
     entries = [*store.read().runs.values()]
     run = numbered(entries, number)
-    if state_of(run) != "waiting":
-        raise RequestError(f"{number}: is {state_of(run)}; only entries that wait can be moved")
+    if queue_state(run) != "waiting":
+        raise RequestError(f"{number}: is {queue_state(run)}; only entries that wait can be moved")
     waiting = [
         entry
         for entry in policy.in_order(pending(entries))

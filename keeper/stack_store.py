@@ -110,10 +110,10 @@ def stack_at(content: Content, url: str) -> Stack | None:
     Raises:
         RequestError: this version cannot read it.
     """
-    stack = _parsed(content.others.get(SPECIFICATION), url)
+    stack = _parsed(content.stack_values.get(SPECIFICATION), url)
     if stack is None:
         return None
-    recorded = content.others.get(RECORDED)
+    recorded = content.stack_values.get(RECORDED)
     recorded_inventory = with_kept(
         stack.inventory, None if recorded is None else json.dumps(recorded).encode()
     )

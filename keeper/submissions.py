@@ -99,7 +99,7 @@ def _needed(runs: Collection[Run]) -> set[str]:
 
 def _bundle(documents: Documents, sha256: str) -> Bundle:
     content = documents.read(_place(sha256)).value
-    bundle = Bundle.of_text(content["archive"], sha256) if content else None
+    bundle = Bundle.from_text(content["archive"], sha256) if content else None
     if bundle is None:
         raise RequestError(f"{documents.url}/{_place(sha256)}: the code is not there; submit it again")
     return bundle

@@ -44,7 +44,7 @@ from launch.policy import RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
 from launch.request.run_request import as_it_was, resuming, work_out
 from launch.store import Content
-from launch.targets import Given, Target
+from launch.targets import PresetInventory, Target
 
 if TYPE_CHECKING:
     from infra.google_api import Listing
@@ -77,7 +77,7 @@ class World:
 
     @property
     def _content(self) -> Content:
-        none = Content(runs={}, slices={}, others={}, unreadable={})
+        none = Content(runs={}, slices={}, stack_values={}, unreadable={})
         content: Content = getattr(self._local, "content", none)
         return content
 
@@ -186,7 +186,7 @@ class World:
             self._observe(stack, name)
             recorded = self._documents.read(RECORDED).value
             self._content = dataclasses.replace(
-                self._content, others={**self._content.others, RECORDED: recorded}
+                self._content, stack_values={**self._content.stack_values, RECORDED: recorded}
             )
             stack = self._specified(self._content)
         return on(stack, name, run.runs_url or None)
@@ -204,7 +204,9 @@ class World:
             if not self.request(name, content, lease, wait_s=0.0):
                 raise SliceLostError(f"{name} has lost a node, and waits for capacity")
             recorded = self._documents.read(RECORDED).value
-            self._content = dataclasses.replace(content, others={**content.others, RECORDED: recorded})
+            self._content = dataclasses.replace(
+                content, stack_values={**content.stack_values, RECORDED: recorded}
+            )
         target = self.target(run, name)
         target.backend.prepare(lambda: self.target(run, name), self._say, require_there)
 
@@ -254,7 +256,7 @@ class World:
             raise
         if run_read is None:
             return None
-        look = target.backend.status([run_read]).of(run_read)
+        look = target.backend.status([run_read]).for_run(run_read)
         now_s = self._documents.now_s()
         if not (look.processes or look.knowing):
             # No agent has a record of it: another user has started it.
@@ -343,16 +345,16 @@ class World:
 def on(stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
     """Return a slice of a stack, as the keeper reaches it. runs_url: where its runs are; None: by default."""
     inventory = from_here(stack.inventory, os.environ)
-    given = None
+    preset = None
     if stack.platform is not None:
-        given = Given(
+        preset = PresetInventory(
             inventory=inventory,
             folder=Path("/nonexistent"),
             platform=stack.platform,
             python=stack.python or targets.PYTHON,
             stand_in_devices=stack.stand_in_devices or (),
         )
-    request = targets.TargetRequest(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
+    request = targets.TargetRequest(stack=inventory.stack, slice=slice_name, runs=runs_url, preset=preset)
     return inventory_target(inventory, request)
 
 

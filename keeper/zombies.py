@@ -345,12 +345,12 @@ def command(target: TargetRequest, *, remove: bool, yes: bool) -> int:
         RequestError: Pulumi did not make the stack, an update of it is under way, or Google does not answer.
     """
     stack = target.stack
-    if stack == LOCAL or (inventories.is_file(stack) and target.given is None):
+    if stack == LOCAL or (inventories.is_file(stack) and target.preset is None):
         raise RequestError(
             f"--stack {stack}: Pulumi did not make it, so nothing says what is its own; "
             "name a Pulumi stack with --stack"
         )
-    inventory = target.given.inventory if target.given else None  # a rehearsal's
+    inventory = target.preset.inventory if target.preset else None  # a rehearsal's
     stack = inventory.stack if inventory else stack
     project = inventory.project if inventory else _exported(stack).project
     if not project:

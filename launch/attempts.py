@@ -77,7 +77,7 @@ ON_RECORD: Mapping[Cause, int] = {
 """Ends of a run that its own result tells, and the exit codes of its pods."""
 
 
-def cause_of(state: State, result: Mapping[str, Any] | None) -> Cause:
+def attempt_cause(state: State, result: Mapping[str, Any] | None) -> Cause:
     """Return why an attempt on pods ended as it did."""
     if state == "failed" and result is not None and result.get("exit_code") in (None, PEER_LOST):
         return "preempted"  # a pod was lost, which is the cluster's affair
@@ -127,10 +127,10 @@ def replay(
     for attempt, checkpoint in zip(attempts, saved, strict=True):
         run = policy.begin_attempt(run, observed, "", 0.0)
         assert run.attempt is not None
-        begun = dataclasses.replace(
+        latest = dataclasses.replace(
             run.attempt, number=attempt["attempt"], checkpoint=_step(attempt["checkpoint"])
         )
-        run = dataclasses.replace(run, attempt=begun)
+        run = dataclasses.replace(run, attempt=latest)
         observed = RunObserved(
             living="absent",
             state=attempt["outcome"],
@@ -220,7 +220,7 @@ def conclude(directory: RunDirectory, last: dict[str, Any]) -> dict[str, Any] | 
         knowing=last["processes"],
         now_s=float("inf"),
     )
-    last |= {"outcome": outcome, "cause": cause_of(outcome, result), **measured(last, result, beats)}
+    last |= {"outcome": outcome, "cause": attempt_cause(outcome, result), **measured(last, result, beats)}
     return result
 
 
@@ -233,8 +233,8 @@ def look(
     now_s: float,
 ) -> dict[str, Any]:
     """Return the answer to a pod that waits for others; where they can come no more, put that on record."""
-    found = directory.read_json(run_directory.RESULT) or {}
-    if found.get("outcome") == "done" and found.get("attempt") == attempt:
+    written = directory.read_json(run_directory.RESULT) or {}
+    if written.get("outcome") == "done" and written.get("attempt") == attempt:
         return {"over": DONE, "reason": "the run is done"}
     if not launched:
         # Pod 0 may be beginning the first attempt: this ends nothing that it may still begin.
@@ -249,10 +249,10 @@ def look(
     if not left:
         return {}
     reason = f"process {left[0]} was done when another one was lost, and its pod is not started again"
-    mine = found if found.get("attempt") == attempt else {}
+    mine = written if written.get("attempt") == attempt else {}
     error = "\n".join(filter(None, [reason, mine.get("error")]))
     end = End(code=FAILED, reason=reason, outcome="failed", error=error)
-    return close(directory, end, attempt, now_s, found)
+    return close(directory, end, attempt, now_s, written)
 
 
 def close(

@@ -221,8 +221,8 @@ def parse_run(value: Any) -> Run:
 
 def parse_slice(value: Any) -> Slice:
     """Return the slice that a document holds. Raises ValueError: it is not one."""
-    found: Slice = _parsed(Slice, value)
-    return found
+    parsed: Slice = _parsed(Slice, value)
+    return parsed
 
 
 @functools.cache
@@ -234,20 +234,20 @@ def _parsed(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("not an object")
     names = _field_types(kind)
-    known: dict[str, Any] = {name: item for name, item in value.items() if name in names}
-    for name, item in known.items():
+    fields: dict[str, Any] = {name: item for name, item in value.items() if name in names}
+    for name, item in fields.items():
         if name in PARTS and isinstance(item, dict):
-            known[name] = _parsed(PARTS[name], item)
+            fields[name] = _parsed(PARTS[name], item)
         elif name in LISTS:
             if not isinstance(item, list | tuple):
                 raise ValueError(f"{name} is no list")
-            known[name] = tuple(item)
+            fields[name] = tuple(item)
         elif not _fits(item, names[name]):
             raise ValueError(f"{name} is {item!r}")
     if kind in (Run, Slice):
-        known["extra"] = {name: item for name, item in value.items() if name not in names}
+        fields["extra"] = {name: item for name, item in value.items() if name not in names}
     try:
-        return kind(**known)
+        return kind(**fields)
     except TypeError as error:
         raise ValueError(str(error)) from None
 

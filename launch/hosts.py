@@ -36,7 +36,7 @@ class HostError(Exception):
         return f"{self.host}: {self.reason}" + (f" → {self.remedy}" if self.remedy else "")
 
     @classmethod
-    def of(cls, host: str, error: Exception) -> HostError:
+    def from_error(cls, host: str, error: Exception) -> HostError:
         """Return an error as one of this host, safe for a terminal."""
         reason, remedy = (error.reason, error.remedy) if isinstance(error, HostError) else (str(error), "")
         return cls(host=host, reason=printable(reason), remedy=printable(remedy))
@@ -197,9 +197,11 @@ class Agent:
             try:
                 answer.set_result(self._parse(verb, completed.result(), timeout_s))
             except HostError as error:
-                answer.set_exception(HostError.of(self.host, error))
+                answer.set_exception(HostError.from_error(self.host, error))
             except OSError as error:
-                answer.set_exception(HostError.of(self.host, OSError(f"cannot run the agent: {error}")))
+                answer.set_exception(
+                    HostError.from_error(self.host, OSError(f"cannot run the agent: {error}"))
+                )
             except BaseException as error:  # whoever waits for the answer is told
                 answer.set_exception(error)
 

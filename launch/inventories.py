@@ -119,15 +119,17 @@ def output(name: str, stack: str, *, otherwise: str, environ: Mapping[str, str] 
     return value
 
 
-def ask(words: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[str, str] | None = None) -> str:
+def ask(
+    arguments: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[str, str] | None = None
+) -> str:
     """Return what a Pulumi command prints about a stack. otherwise: what to do if there is no Pulumi.
 
     Raises:
         RequestError: Pulumi is not installed, does not answer, or refuses.
     """
-    command = f"pulumi {' '.join(words[:2])}"
+    command = f"pulumi {' '.join(arguments[:2])}"
     done = run_program(
-        ["pulumi", *words, "--stack", stack],
+        ["pulumi", *arguments, "--stack", stack],
         cwd=CHECKOUT,
         environ=environ,
         limit_s=LIMIT_S,

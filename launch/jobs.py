@@ -85,7 +85,7 @@ class Job:
             word
             for field in dataclasses.fields(config)
             if (value := getattr(config, field.name)) != getattr(defaults, field.name)
-            for word in _words(field.name.replace("_", "-"), value)
+            for word in _option_arguments(field.name.replace("_", "-"), value)
         ]
 
     def options(self) -> list[str]:
@@ -137,7 +137,7 @@ class Job:
         ]
 
 
-def _words(option: str, value: Any) -> tuple[str, ...]:
+def _option_arguments(option: str, value: Any) -> tuple[str, ...]:
     """Return an option as words; a switch has a word for each of its two ways."""
     if isinstance(value, bool):
         return (f"--{option}" if value else f"--no-{option}",)

@@ -138,23 +138,23 @@ def launch(
     return _read(directory.unfenced())
 
 
-def ending_line(one: Slice, now_s: float) -> str | None:
+def ending_line(tpu_slice: Slice, now_s: float) -> str | None:
     """Return when the slice of a run is taken back and what becomes of the run then; None where it has no end.
 
     Raises:
         RequestError: it is so soon that nothing is started on it any more.
     """
-    if one.ends_s is None:
+    if tpu_slice.ends_s is None:
         return None
-    left_s = one.ends_s - now_s
+    left_s = tpu_slice.ends_s - now_s
     if left_s < ENDING_S:
         raise RequestError(
-            f"the slice {one.name} ({one.capacity}) is taken back at {one.ends_at}; `pulumi up --refresh` makes it "
-            "again then, and the keeper does so by itself"
+            f"the slice {tpu_slice.name} ({tpu_slice.capacity}) is taken back at {tpu_slice.ends_at}; `pulumi up "
+            "--refresh` makes it again then, and the keeper does so by itself"
         )
     return (
-        f"{one.name} ({one.capacity}) is taken back in {spoken(left_s)}: the run saves and leaves before that, and "
-        "goes on once the slice is made again"
+        f"{tpu_slice.name} ({tpu_slice.capacity}) is taken back in {spoken(left_s)}: the run saves and "
+        "leaves before that, and goes on once the slice is made again"
     )
 
 
@@ -255,7 +255,7 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
         return 0, None
     newest_taken = resume.directory.newest_attempt() or 0
     fresh = runs.read(resume.directory) or resume
-    now = target.state_of(fresh)
+    now = target.run_state(fresh)
     if now in run_directory.ACTIVE:
         raise AtWorkError(
             f"--resume {fresh.run_id}: the run is {now}; `fab stop {fresh.run_id}` stops it"
@@ -265,7 +265,7 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
     # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
-    while any(entry["supervised"] for entry in target.backend.status([fresh]).of(fresh).processes):
+    while any(entry["supervised"] for entry in target.backend.status([fresh]).for_run(fresh).processes):
         if time.monotonic() > deadline:
             raise AtWorkError(
                 f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
@@ -415,7 +415,11 @@ def run_record(
         **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
         **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
         **({"env": dict(plan.env)} if plan.env else {}),
-        **({"secrets": {name: one.source for name, one in plan.secrets.items()}} if plan.secrets else {}),
+        **(
+            {"secrets": {name: secret.source for name, secret in plan.secrets.items()}}
+            if plan.secrets
+            else {}
+        ),
         **(launcher_record or {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),

@@ -108,25 +108,25 @@ class Lines:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._rest = ""
+        self._pending = ""
 
     def feed(self, piece: bytes | str) -> list[str]:
         """Return the lines that end in this piece, without newlines; a byte that is no UTF-8 is shown as \\xff."""
-        text = self._rest + (self._decoder.decode(piece) if isinstance(piece, bytes) else piece)
-        *whole, self._rest = text.split("\n")
-        lines = [part for line in whole for part in _parts(line)]
-        if "\r" in self._rest:
+        text = self._pending + (self._decoder.decode(piece) if isinstance(piece, bytes) else piece)
+        *complete_lines, self._pending = text.split("\n")
+        lines = [part for line in complete_lines for part in _parts(line)]
+        if "\r" in self._pending:
             # What was written over needs no memory; the last return may be half of a line's end, so it stays.
-            before, _, now = self._rest.rpartition("\r")
-            self._rest = f"{_last_state(before)}\r{now}"
-        while len(self._rest) > LINE_LIMIT + 1:
-            lines.append(printable(self._rest[:LINE_LIMIT]))
-            self._rest = self._rest[LINE_LIMIT:]
+            before, _, now = self._pending.rpartition("\r")
+            self._pending = f"{_last_state(before)}\r{now}"
+        while len(self._pending) > LINE_LIMIT + 1:
+            lines.append(printable(self._pending[:LINE_LIMIT]))
+            self._pending = self._pending[LINE_LIMIT:]
         return lines
 
     def end(self) -> list[str]:
         """Return what came after the last newline."""
-        last, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
+        last, self._pending = self._pending + self._decoder.decode(b"", final=True), ""
         return _parts(last) if last else []
 
 

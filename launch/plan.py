@@ -22,12 +22,12 @@ MAX_CLOCK_OFFSET_S = 5.0
 LOCK_FILE = "/tmp/libtpu_lockfile"
 HOME = "~"
 
-_OF_ALL = ("tokenizers", "safetensors", "tyro", "tensorboard")
+_ALL_FRAMEWORKS = ("tokenizers", "safetensors", "tyro", "tensorboard")
 MODULES_OF_FRAMEWORK = {
-    "jax": ("jax", "flax", "optax", "orbax.checkpoint", *_OF_ALL),
-    "pytorch": ("torch", "transformers", *_OF_ALL),
-    "pytorch_xla": ("torch", "torch_xla", "transformers", *_OF_ALL),
-    "tensorflow": ("tensorflow", "tf_keras", *_OF_ALL),
+    "jax": ("jax", "flax", "optax", "orbax.checkpoint", *_ALL_FRAMEWORKS),
+    "pytorch": ("torch", "transformers", *_ALL_FRAMEWORKS),
+    "pytorch_xla": ("torch", "torch_xla", "transformers", *_ALL_FRAMEWORKS),
+    "tensorflow": ("tensorflow", "tf_keras", *_ALL_FRAMEWORKS),
 }
 """What the job's interpreter must be able to import, by framework; looked for, not loaded."""
 MODULES_OF_JOB = {"serve": ("starlette", "uvicorn", "prometheus_client")}
@@ -222,7 +222,7 @@ def _module(plan: Plan, process_id: int) -> list[str]:
         words=("python", *PYTHON_OPTIONS, *job),
         ranks=plan.ranks,
         python=plan.at_home(process_id, python) if plan.container is None else None,
-        secrets={name: one.source for name, one in plan.secrets.items() if one.value is None},
+        secrets={name: secret.source for name, secret in plan.secrets.items() if secret.value is None},
     )
     if plan.command is not None:
         spec = dataclasses.replace(
@@ -335,10 +335,10 @@ COMPUTE_ORIGINS = ("group", "instance")
 
 def _hosts_of_group(plan: Plan) -> int | None:
     """The hosts of each group of a slice that Compute Engine made; None: there are no TPUs, or another API made it."""
-    one = plan.target.slice
-    if plan.target.platform != "tpu" or one.origin.partition(" ")[0] not in COMPUTE_ORIGINS:
+    slice_spec = plan.target.slice
+    if plan.target.platform != "tpu" or slice_spec.origin.partition(" ")[0] not in COMPUTE_ORIGINS:
         return None
-    return len(one.hosts) // one.count
+    return len(slice_spec.hosts) // slice_spec.count
 
 
 def _variables_between_groups(plan: Plan, process_id: int) -> dict[str, str]:

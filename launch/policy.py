@@ -411,8 +411,8 @@ def next_slice_action(
     if standing == "active":
         are_new = any(run.attempt and is_made_again(run.attempt.created, place.created) for run in needed)
         if silent or ((slice_spec.requested or are_new) and slice_spec.prepared != place.created):
-            why = f"{silent} of its hosts do not answer" if silent else "its hosts are new"
-            return Action(do="prepare", reason=why)
+            reason = f"{silent} of its hosts do not answer" if silent else "its hosts are new"
+            return Action(do="prepare", reason=reason)
     return Action(do="wait")
 
 

@@ -19,9 +19,9 @@ from jobs.runtime.monitoring.metric_definitions import finite
 from launch.runs import Run, parse_time
 
 
-def list_price(one: Slice) -> dict[str, float | None] | None:
+def list_price(tpu_slice: Slice) -> dict[str, float | None] | None:
     """Return what an hour of a slice costs, as an attempt in run.json has it; None where no list price is known."""
-    return listed_price(dataclasses.asdict(dataclasses.replace(one, hosts=())))
+    return listed_price(dataclasses.asdict(dataclasses.replace(tpu_slice, hosts=())))
 
 
 def listed_price(described: Mapping[str, Any]) -> dict[str, float | None] | None:
@@ -43,12 +43,12 @@ def listed_price(described: Mapping[str, Any]) -> dict[str, float | None] | None
         return None
 
 
-def an_hour(one: Slice) -> str:
+def an_hour(tpu_slice: Slice) -> str:
     """Return what an hour of a slice costs, in words."""
-    price = list_price(one)
+    price = list_price(tpu_slice)
     if price is None:
-        return f"not known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
-    return f"{_cost(price, HOUR_S).text(' an hour')} ({one.capacity}, {one.zone})"
+        return f"not known for {tpu_slice.accelerator_type} ({tpu_slice.capacity}) in {tpu_slice.zone}"
+    return f"{_cost(price, HOUR_S).text(' an hour')} ({tpu_slice.capacity}, {tpu_slice.zone})"
 
 
 def _cost(price: dict[str, float | None], length_s: float) -> Cost:
@@ -68,20 +68,20 @@ def _attempts(run: Run) -> list[dict[str, Any]]:
     return [{"price": price, **attempt} for attempt in run.described["attempts"]]
 
 
-def made_s(one: Slice) -> float | None:
+def made_s(tpu_slice: Slice) -> float | None:
     """Return when Google made a slice, in Unix seconds; None where the inventory does not say it."""
     try:
-        return datetime.datetime.fromisoformat(one.created).timestamp()
+        return datetime.datetime.fromisoformat(tpu_slice.created).timestamp()
     except ValueError:
         return None
 
 
-def slice_cost(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
+def slice_cost(tpu_slice: Slice, now_s: float) -> tuple[float, Cost | None] | None:
     """Return the age of a slice in seconds and what it has cost; None if its age is unknown or it has no hosts."""
-    at_s = made_s(one)
-    if at_s is None or not one.hosts:
+    at_s = made_s(tpu_slice)
+    if at_s is None or not tpu_slice.hosts:
         return None
-    price, length_s = list_price(one), max(0.0, now_s - at_s)
+    price, length_s = list_price(tpu_slice), max(0.0, now_s - at_s)
     return length_s, None if price is None else _cost(price, length_s)
 
 
@@ -89,11 +89,13 @@ def stack_costs(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
     """Return a line for each slice that is there, and one for all where there are several."""
     costs: list[Cost] = []
     priced = [one_slice for one_slice in slices if one_slice.is_usable and list_price(one_slice) is not None]
-    for one in priced:
-        line = f"slice {one.name} ({one.accelerator_type}): {an_hour(one)}"
-        if one.pool is not None:
-            line += " while a run has its nodes" if one.pool.scales_to_zero else ", with a run or without"
-        so_far = slice_cost(one, now_s)
+    for tpu_slice in priced:
+        line = f"slice {tpu_slice.name} ({tpu_slice.accelerator_type}): {an_hour(tpu_slice)}"
+        if tpu_slice.pool is not None:
+            line += (
+                " while a run has its nodes" if tpu_slice.pool.scales_to_zero else ", with a run or without"
+            )
+        so_far = slice_cost(tpu_slice, now_s)
         if so_far is not None and so_far[1] is not None:
             costs.append(so_far[1])
             line += f"; {so_far[1].text()} in the {spoken(so_far[0])} that it is there"
@@ -152,10 +154,10 @@ def by_month(listed: Sequence[Run], slices: Sequence[Slice], now_s: float) -> li
                 at_s = parse_time(attempt["started"]) - part.seconds.get("waiting", 0.0)
                 spans.append(_Span(at_s=at_s, goodput=part, price=attempt["price"], run_id=run.run_id))
                 held.setdefault(str(attempt.get("slice_created") or ""), []).append(spans[-1])
-    there = {one.created: one for one in slices if one.hosts and one.is_usable}
-    for created in {*held, *there}:
+    usable = {tpu_slice.created: tpu_slice for tpu_slice in slices if tpu_slice.hosts and tpu_slice.is_usable}
+    for created in {*held, *usable}:
         if (created_s := goodput.parse_rfc_3339(created)) is not None:
-            spans += _unused(created_s, held.get(created, []), there.get(created), now_s)
+            spans += _unused(created_s, held.get(created, []), usable.get(created), now_s)
     months: dict[str, list[_Span]] = {}
     for span in spans:
         months.setdefault(span.month, []).append(span)
@@ -163,7 +165,7 @@ def by_month(listed: Sequence[Run], slices: Sequence[Slice], now_s: float) -> li
 
 
 def _month(month: str, spans: Sequence[_Span]) -> Month:
-    known = [
+    costs = [
         span_cost
         for span in spans
         if (span_cost := cost([{"price": span.price}], span.goodput.total_s)) is not None
@@ -172,8 +174,8 @@ def _month(month: str, spans: Sequence[_Span]) -> Month:
         month=month,
         runs=frozenset(span.run_id for span in spans if span.run_id is not None),
         goodput=goodput.sum_of([span.goodput for span in spans]),
-        cost=total(known) if known else None,
-        is_cost_complete=len(known) == len(spans),
+        cost=total(costs) if costs else None,
+        is_cost_complete=len(costs) == len(spans),
     )
 
 
@@ -224,7 +226,7 @@ class Budget:
         )
 
 
-def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | None:
+def budget(max_usd: float | None, tpu_slice: Slice, before: Run | None) -> Budget | None:
     """Return the budget of an attempt; None where there is none. before: the run, where it is resumed.
 
     Raises:
@@ -233,11 +235,11 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
     limit_usd = max_usd if max_usd is not None else finite(before and before.described.get("max_usd"))
     if limit_usd is None:
         return None
-    price = amount((list_price(one) or {}).get("usd_per_hour"))
+    price = amount((list_price(tpu_slice) or {}).get("usd_per_hour"))
     if not price:
         raise RequestError(
-            f"--max-usd {limit_usd:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
-            ", so that nobody could tell when it is spent; leave it out"
+            f"--max-usd {limit_usd:g}: no list price is known for {tpu_slice.accelerator_type} "
+            f"({tpu_slice.capacity}) in {tpu_slice.zone}, so that nobody could tell when it is spent; leave it out"
         )
     spent_usd = least_usd(before) if before else 0.0
     if before is not None and (before.current_result() or {}).get("out_of_budget"):

@@ -170,16 +170,16 @@ class Reconciler:
     # --- passes and looks -------------------------------------------------------------------------------------------
 
     def run_pass(
-        self, wait: Callable[[Collection[Future[None]]], None], content: Content, looks: int = 1
+        self, wait: Callable[[Collection[Future[None]]], None], content: Content, min_looks: int = 1
     ) -> None:
-        """Look, act on what is due, and look again while something is being done; `looks` times at least.
+        """Look, act on what is due, and look again while something is being done; `min_looks` times at least.
 
         wait: waits until the next look, or until one of these is done. content: as it is at the first look.
         """
         busy: dict[str, Future[None]] = {}
         with ThreadPoolExecutor(self.at_once) as pool:
             number = 0
-            while number < looks or busy:
+            while number < min_looks or busy:
                 try:
                     now = content if number == 0 else self.store.read()
                     due = [name for name in self.look(now, is_full=number % 2 == 0) if name not in busy]
@@ -192,7 +192,7 @@ class Reconciler:
                     else:
                         self.bring_about(name)
                 number += 1
-                if busy or number < looks:
+                if busy or number < min_looks:
                     wait(busy.values())
                 for name in [name for name, future in busy.items() if future.done()]:
                     busy.pop(name).result()
@@ -216,10 +216,10 @@ class Reconciler:
             self._remove(run)
         living = [run for run in content.runs.values() if run.end is None]
         used = {run.slice for run in living}
-        for each in content.slices.values():
-            if each.name not in used and not each.requested:
-                self.store.edit_slice(each.name, lambda now: None if not now.requested else now)
-        if not living and not any(each.requested for each in content.slices.values()):
+        for slice_spec in content.slices.values():
+            if slice_spec.name not in used and not slice_spec.requested:
+                self.store.edit_slice(slice_spec.name, lambda now: None if not now.requested else now)
+        if not living and not any(slice_spec.requested for slice_spec in content.slices.values()):
             return []
         try:
             places = self._world.slices(content)
@@ -227,34 +227,36 @@ class Reconciler:
             self._say(str(error))
             return []
         now_s = self.store.now_s()
-        known = {name: (content.slices.get(name, Slice(name=name)), place) for name, place in places.items()}
-        living = self._assigned(living, known, now_s)
+        slices = {name: (content.slices.get(name, Slice(name=name)), place) for name, place in places.items()}
+        living = self._assigned(living, slices, now_s)
         signs = self._world.signs(living) if is_full else {}
         due: dict[str, None] = {}
         for run in living:
-            slice_spec, place = known.get(run.slice or "", (Slice(name=""), SliceObserved(standing="absent")))
+            slice_spec, place = slices.get(
+                run.slice or "", (Slice(name=""), SliceObserved(standing="absent"))
+            )
             sign = signs.get(run.run_id)
             action = policy.next_action(run, slice_spec, place, sign, None, now_s)
             if run.slice is None:
                 if action.do == "end":
                     self._end(run, action)
-            elif run.slice not in known and action.do == "end":
+            elif run.slice not in slices and action.do == "end":
                 self._end(run, action)
-            elif run.slice not in known:
+            elif run.slice not in slices:
                 self._wait_for_pulumi(run, REMOVED)
             elif action.do != "wait" and (is_full or action.do != "examine"):
                 due[run.slice] = None
-        for name, (slice_spec, place) in known.items():
+        for name, (slice_spec, place) in slices.items():
             if policy.next_slice_action(slice_spec, place, living, 0, now_s).do != "wait":
                 due[name] = None
         return list(due)
 
     def _assigned(
-        self, living: Sequence[Run], known: Mapping[str, tuple[Slice, SliceObserved]], now_s: float
+        self, living: Sequence[Run], slices: Mapping[str, tuple[Slice, SliceObserved]], now_s: float
     ) -> list[Run]:
         """Give the runs that wait the slices that are free, and return all as they are then."""
         runs = {run.run_id: run for run in living}
-        for run_id, name in policy.assignments(living, known, now_s).items():
+        for run_id, name in policy.assignments(living, slices, now_s).items():
             before = runs[run_id]
 
             def assign(now: Run | None, before: Run = before, name: str = name) -> Run | None:
@@ -262,9 +264,9 @@ class Reconciler:
 
             runs[run_id] = self.store.edit_run(run_id, assign) or before
         for run in runs.values():
-            if run.slice is not None or run.submission is None or any(name in known for name in run.slices):
+            if run.slice is not None or run.submission is None or any(name in slices for name in run.slices):
                 continue
-            if known:
+            if slices:
                 names = " or ".join(run.slices)
                 self._end(
                     run, Action(do="end", reason=f"the stack has no slice {names} any more; submit it again")
@@ -435,8 +437,8 @@ class Reconciler:
             self._note(run, "has a new slice", f"{name} was made again")
 
         def require_there() -> None:
-            found = self._world.slices(self.store.read()).get(name)
-            if found is not None and found.standing in ("absent", "lost"):
+            observed = self._world.slices(self.store.read()).get(name)
+            if observed is not None and observed.standing in ("absent", "lost"):
                 raise SliceLostError(f"{name} was lost while its hosts were being prepared")
 
         try:
@@ -453,8 +455,8 @@ class Reconciler:
             text = str(error)
             self._say(f"{name}: {text}")
             self.store.edit_slice(name, lambda now: now.noted("prepared in vain", text, now_s))
-            for each in runs:
-                self._note(each, "waits", text)
+            for run in runs:
+                self._note(run, "waits", text)
             return False
         self.store.edit_slice(
             name,
@@ -517,13 +519,13 @@ class Reconciler:
                 self._not_begun(run, counted, "its start was interrupted", counts=False)
             raise
         resumed = observed is not None and number > 0
-        told = self._witness.notice(counted, "recovered", "") if resumed else None
+        notice = self._witness.notice(counted, "recovered", "") if resumed else None
 
         def started(now: Run) -> Run:
             if now.attempt is None or now.attempt.number != counted.attempt.number:  # type: ignore[union-attr]
                 return now
             attempt = dataclasses.replace(now.attempt, number=number, has_joined=True)
-            return _with(dataclasses.replace(now, attempt=attempt, seen="running", failed_starts=0), told)
+            return _with(dataclasses.replace(now, attempt=attempt, seen="running", failed_starts=0), notice)
 
         noted = self._note(counted, "runs", f"attempt {number}", started)
         self._witness.record(noted)
@@ -540,8 +542,8 @@ class Reconciler:
         reason = str(error)
         self._say(f"{run.label}: {reason}")
         if error.is_final:
-            what = "it cannot be started" if observed is None else "it cannot be resumed"
-            self._end(counted, Action(do="end", reason=f"{what}: {reason}"), observed)
+            event = "it cannot be started" if observed is None else "it cannot be resumed"
+            self._end(counted, Action(do="end", reason=f"{event}: {reason}"), observed)
             return True
         if error.has_result:
             self._note(counted, "did not start", reason)
@@ -593,8 +595,8 @@ class Reconciler:
 
         ended = self.store.edit_run(run.run_id, write)
         if ended is not None and has_ended:
-            what = "is not kept any more" if action.outcome == "unmanaged" else "ends"
-            self._say(f"{run.label} {what}: {action.reason}")
+            event = "is not kept any more" if action.outcome == "unmanaged" else "ends"
+            self._say(f"{run.label} {event}: {action.reason}")
             self._witness.deliver([ended])
             if ended.desired == "removed":
                 self._remove(ended)

@@ -61,10 +61,10 @@ def reach(url: str, label: str | None = None, *, one_object: bool = False) -> No
         # What it prints while it tries again is in the message when it has given up.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         names = [parts.path.strip("/")] if one_object else []
-        within(REACH_LIMIT_S, label or url, lambda: _reach(parts.netloc, names, label or url))
+        with_time_limit(REACH_LIMIT_S, label or url, lambda: _reach(parts.netloc, names, label or url))
 
 
-def within[Result](
+def with_time_limit[Result](
     limit_s: float, label: str, action: Callable[[], Result], *, server: str | None = None
 ) -> Result:
     """Return what `action` returns, or raise what it raises. server: which one is asked; None: that of Cloud Storage.
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
     """What Cloud Storage says: an HTTP status, and what it says of it."""
 
     status: int
-    said: str
+    message: str
 
     @property
     def refuses(self) -> bool:
@@ -118,10 +118,10 @@ def _reach(bucket: str, objects: Sequence[str], label: str) -> None:
         remedy = "check its name; `pulumi up` makes the one of a stack"
         raise HostError(host=label, reason=f"there is no bucket {bucket}", remedy=remedy)
     if answer.refuses:
-        reason = f"no permission in the bucket {bucket}: {answer.said}"
+        reason = f"no permission in the bucket {bucket}: {answer.message}"
         raise HostError(host=label, reason=reason, remedy=f"have {ROLE} on it granted to that account")
     if answer.status >= 400:
-        reason = f"{_host()} answers {answer.status}: {answer.said}"
+        reason = f"{_host()} answers {answer.status}: {answer.message}"
         raise HostError(host=label, reason=reason, remedy="try again in a moment", is_outage=answer.is_outage)
 
 
@@ -164,18 +164,20 @@ def _credentials(bucket: str, label: str) -> dict[str, str]:
     request = functools.partial(google.auth.transport.requests.Request(), timeout=ANSWER_LIMIT_S)
     none = f"the bucket {bucket} is not public, and this machine has no credentials of Google's"
     try:
-        credentials, _ = within(CREDENTIALS_LIMIT_S, label, lambda: google.auth.default(scopes=scopes))
+        credentials, _ = with_time_limit(
+            CREDENTIALS_LIMIT_S, label, lambda: google.auth.default(scopes=scopes)
+        )
         credentials.refresh(request)  # type: ignore[no-untyped-call]
         headers: dict[str, str] = {}
         credentials.apply(headers)  # type: ignore[no-untyped-call]
         return headers
     except (google.auth.exceptions.DefaultCredentialsError, HostError) as error:
-        why = (
+        cause = (
             _line(error)
             if isinstance(error, google.auth.exceptions.DefaultCredentialsError)
             else "none found in time"
         )
-        raise HostError(host=label, reason=f"{none} ({why})", remedy=LOG_IN) from None
+        raise HostError(host=label, reason=f"{none} ({cause})", remedy=LOG_IN) from None
     except google.auth.exceptions.RefreshError as error:
         reason = f"Google refuses this machine's credentials ({_line(error)})"
         raise HostError(host=label, reason=reason, remedy=LOG_IN) from None
@@ -258,7 +260,7 @@ class Buckets:
             reach(url, bucket)
             self._reached.add(bucket)
         try:
-            return within(limit_s, bucket, action)
+            return with_time_limit(limit_s, bucket, action)
         except HostError:
             raise
         except ImportError as error:
@@ -293,9 +295,9 @@ class HostFiles:
         if not paths:
             return []
         answer = self._ask("read", {"paths": [*paths], "offsets": None, "limit_bytes": CHUNK_BYTES})
-        return [self._rest(path, file) for path, file in zip(paths, answer["files"], strict=True)]
+        return [self._file_part(path, file) for path, file in zip(paths, answer["files"], strict=True)]
 
-    def _rest(self, path: str, file: dict[str, Any]) -> bytes | None:
+    def _file_part(self, path: str, file: dict[str, Any]) -> bytes | None:
         """Return a whole file, the first piece of which has been read."""
         if file["text"] is None:
             return None

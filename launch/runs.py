@@ -31,7 +31,7 @@ NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
 MOST_UNREADABLE = 20
 """Runs that cannot be read of which each is named."""
 LATEST = "latest"
-LATEST_OF = "latest:"
+LATEST_JOB = "latest:"
 
 METRICS_TAIL_BYTES = 16 * 1024
 """Enough of the end of metrics.jsonl to hold a training line among the lines of evaluations."""
@@ -88,8 +88,8 @@ class Run:
         """The name of its job; of an own command its script, or its program where it has none."""
         if not self.is_own_command:
             return str(self.described["job"])
-        words = [str(word) for word in self.described["args"]]
-        script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
+        arguments = [str(word) for word in self.described["args"]]
+        script = next((word for word in arguments if word.endswith((".py", ".sh"))), arguments[0])
         return script.rpartition("/")[2]
 
     @property
@@ -144,10 +144,10 @@ class Run:
 def stored_folder(run: Run) -> Bundle | None:
     """Return the folder of a command as it was last sent, from the run directory or from beside it; None: neither."""
     sha256 = run.described["code"]["folder"]
-    if (bundle := Bundle.of_text(run.directory.read_text(run_directory.FOLDER), sha256)) is not None:
+    if (bundle := Bundle.from_text(run.directory.read_text(run_directory.FOLDER), sha256)) is not None:
         return bundle
     (content,) = run.directory.files.read([run_directory.large_folder(run.directory.url, sha256)])
-    return Bundle.of_text(content.decode() if content else None, sha256)
+    return Bundle.from_text(content.decode() if content else None, sha256)
 
 
 class AtWorkError(RequestError):
@@ -314,15 +314,15 @@ def find(folder: RunsFolder, name: str) -> Run:
         raise RequestError(none + "".join(f"\n  {line}" for line in cannot_be_read(unreadable)))
     if name == LATEST:
         return newest(listing, name) or runs[0]
-    if name.startswith(LATEST_OF):
-        return _latest_of(folder, listing, name)
+    if name.startswith(LATEST_JOB):
+        return _latest_of_job(folder, listing, name)
     fitting = [run for run in runs if run.described.get("name") == name]
     fitting = fitting or [run for run in runs if name and _fits(run.run_id, name)]
     if not fitting and name and (bad := [run_id for run_id in unreadable if _fits(run_id, name)]):
         raise RequestError(f'"{name}": {bad[0]} cannot be read: {unreadable[bad[0]]}')
     if not fitting:
-        several = ", ".join(run.run_id for run in runs[:5])
-        raise RequestError(f'"{name}" is not a run in {folder.url}; the newest are {several}')
+        newest_ids = ", ".join(run.run_id for run in runs[:5])
+        raise RequestError(f'"{name}" is not a run in {folder.url}; the newest are {newest_ids}')
     if len(fitting) > 1:
         raise RequestError(
             f'"{name}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
@@ -331,19 +331,21 @@ def find(folder: RunsFolder, name: str) -> Run:
 
 
 def newest(
-    listing: Listing, name: str, *, of: Collection[str] = (), fits: Callable[[Run], bool] = lambda _: True
+    listing: Listing, name: str, *, jobs: Collection[str] = (), fits: Callable[[Run], bool] = lambda _: True
 ) -> Run | None:
-    """Return the newest run that fits, None if there is none; say beside it which may be newer and cannot be read.
+    """Return the newest run that fits, or None; print which unreadable run may be newer.
 
-    name: the word that means it. of: the jobs that are meant; none: any.
+    name: what the user typed for it. jobs: those that count; none: any.
     """
-    run = next((run for run in listing.runs if (not of or run.described["job"] in of) and fits(run)), None)
+    run = next(
+        (run for run in listing.runs if (not jobs or run.described["job"] in jobs) and fits(run)), None
+    )
     if run is None:
         return None
     started = re.sub("[^0-9]", "", run.described["attempts"][-1]["started"])
     for run_id, reason in listing.unreadable.items():
         job, day, second, _ = run_id.rsplit("-", 3)
-        if day + second > started and (not of or job in of):
+        if day + second > started and (not jobs or job in jobs):
             text = f"{name} is {run.run_id}; {run_id} may be newer, and cannot be read: {reason}"
             print(text, file=sys.stderr, flush=True)
     return run
@@ -359,8 +361,8 @@ def find_export(folder: RunsFolder, name: str) -> str | None:
     Raises:
         RequestError: there is no such run, or it has no export yet.
     """
-    if name.startswith(LATEST_OF):
-        run = _latest_of(folder, survey(folder), name)
+    if name.startswith(LATEST_JOB):
+        run = _latest_of_job(folder, survey(folder), name)
     elif RUN_ID.match(name):
         run = find(folder, name)
     else:
@@ -369,15 +371,15 @@ def find_export(folder: RunsFolder, name: str) -> str | None:
     return run.directory.path(run_directory.EXPORT)
 
 
-def _latest_of(folder: RunsFolder, listing: Listing, name: str) -> Run:
+def _latest_of_job(folder: RunsFolder, listing: Listing, name: str) -> Run:
     """Return the newest complete run of the job in "latest:JOB", of all runs in the folder.
 
     Raises:
         RequestError: there is none.
     """
-    job = name.removeprefix(LATEST_OF)
-    found = newest(listing, name, of=[job], fits=lambda run: (run.result or {}).get("outcome") == "done")
-    if found is None:
+    job = name.removeprefix(LATEST_JOB)
+    run = newest(listing, name, jobs=[job], fits=lambda run: (run.result or {}).get("outcome") == "done")
+    if run is None:
         from launch import jobs  # only here: `fab runs` does without
 
         job_names = jobs.names()
@@ -386,7 +388,7 @@ def _latest_of(folder: RunsFolder, listing: Listing, name: str) -> Run:
             if job in job_names
             else f'{name}: "{job}" is not a job; choose one of {", ".join(job_names)}{did_you_mean(job, job_names)}'
         )
-    return found
+    return run
 
 
 def require_export(run: Run) -> None:
@@ -472,7 +474,7 @@ class Look:
     knowing: int = 0
     restarting: frozenset[str] = frozenset()
 
-    def of(self, run: Run) -> Look:
+    def for_run(self, run: Run) -> Look:
         """Return the part that is about the latest attempt of one run."""
         return dataclasses.replace(
             self,
@@ -492,7 +494,7 @@ class Look:
 def state_by(run: Run, look: Look) -> State:
     """Return what the run is doing now."""
     return state(
-        run, look.of(run).processes, unanswered=len(look.errors), knowing=look.knowing, now_s=time.time()
+        run, look.for_run(run).processes, unanswered=len(look.errors), knowing=look.knowing, now_s=time.time()
     )
 
 

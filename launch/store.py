@@ -39,12 +39,12 @@ MOST_ENDED = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the store holds. others: what Pulumi and reconcilers have written of the stack: STACK and INVENTORY.
+    """What the store holds. stack_values: what Pulumi and reconcilers have written of the stack: STACK and INVENTORY.
     unreadable: documents that are none, and why."""
 
     runs: Mapping[str, Run]
     slices: Mapping[str, Slice]
-    others: Mapping[str, Any]
+    stack_values: Mapping[str, Any]
     unreadable: Mapping[str, str]
 
 
@@ -68,40 +68,40 @@ class Store:
     def read(self) -> Content:
         """Return all runs and slices. One listing, and a read of each document that has changed."""
         versions = self.documents.versions((RUNS, SLICES, STACK, INVENTORY))
-        is_same = {name: known[0] for name, known in self._known.items()} == versions
+        is_same = {name: cached[0] for name, cached in self._known.items()} == versions
         fresh: dict[str, tuple[int, Any]] = {}
         unreadable: dict[str, str] = {}
         for name, version in versions.items():
-            known = self._known.get(name)
-            if known is None or known[0] != version:
+            cached = self._known.get(name)
+            if cached is None or cached[0] != version:
                 try:
-                    found = self.documents.read(name)
+                    document = self.documents.read(name)
                 except ContentError as error:
                     unreadable[name] = str(error)
                     continue
-                if found.version == ABSENT:
+                if document.version == ABSENT:
                     continue
-                known = (found.version, found.value)
-            fresh[name] = known
+                cached = (document.version, document.value)
+            fresh[name] = cached
         self._known = fresh
         if not is_same:
             _write_cache(self._cache, self.documents.url, fresh)
         runs: dict[str, Run] = {}
         slices: dict[str, Slice] = {}
-        others: dict[str, Any] = {}
+        stack_values: dict[str, Any] = {}
         for name, (_, value) in fresh.items():
             try:
                 if name.startswith(RUNS):
                     run = control_documents.parse_run(_content(value))
                     runs[run.run_id] = run
                 elif name.startswith(SLICES):
-                    one = control_documents.parse_slice(_content(value))
-                    slices[one.name] = one
+                    slice_spec = control_documents.parse_slice(_content(value))
+                    slices[slice_spec.name] = slice_spec
                 else:
-                    others[name] = value
+                    stack_values[name] = value
             except ValueError as error:
                 unreadable[name] = f"{self.documents.url}/{name} cannot be read: {error}"
-        return Content(runs=runs, slices=slices, others=others, unreadable=unreadable)
+        return Content(runs=runs, slices=slices, stack_values=stack_values, unreadable=unreadable)
 
     def run(self, run_id: str) -> Run | None:
         """Return the run's document; None where there is none. Raises RequestError: it cannot be read."""
@@ -118,7 +118,7 @@ class Store:
         changed = self._edit(
             f"{SLICES}{name}.json",
             control_documents.parse_slice,
-            lambda found: change(found or Slice(name=name)),
+            lambda document: change(document or Slice(name=name)),
         )
         return changed or Slice(name=name)
 
@@ -165,8 +165,8 @@ class Store:
     ) -> T | None:
         operation = uuid.uuid4().hex
         for attempt in range(MOST_TRIES):
-            found = self.documents.read(name)
-            value = found.value
+            document = self.documents.read(name)
+            value = document.value
             before = self._parsed(name, value, parse)
             operations = list(value.get(OPERATIONS, ())) if isinstance(value, dict) else []
             if operation in operations:
@@ -176,11 +176,13 @@ class Store:
                 return before
             with contextlib.suppress(ChangedError):
                 if after is None:
-                    self.documents.delete(name, version=found.version)
+                    self.documents.delete(name, version=document.version)
                 else:
-                    kept = [*operations, operation][-MOST_OPERATIONS:]
+                    operation_ids = [*operations, operation][-MOST_OPERATIONS:]
                     self.documents.write(
-                        name, {**control_documents.to_json(after), OPERATIONS: kept}, version=found.version
+                        name,
+                        {**control_documents.to_json(after), OPERATIONS: operation_ids},
+                        version=document.version,
                     )
                 return after
             time.sleep(random.random() * min(1.0, 0.02 * 2**attempt))
@@ -208,8 +210,8 @@ def _read_cache(path: Path | None, url: str) -> dict[str, tuple[int, Any]]:
     return {}
 
 
-def _write_cache(path: Path | None, url: str, known: Mapping[str, tuple[int, Any]]) -> None:
+def _write_cache(path: Path | None, url: str, cached: Mapping[str, tuple[int, Any]]) -> None:
     if path is not None:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write(path, json.dumps({"url": url, "documents": known}).encode(), mode=0o600)
+            atomic.write(path, json.dumps({"url": url, "documents": cached}).encode(), mode=0o600)

@@ -160,17 +160,17 @@ class Target:
             return None
         count, type_name = len(self.slice.hosts), self.slice.accelerator_type
         entry = in_catalogue(type_name)
-        whole = entry.hosts * self.slice.count if entry else count
+        slice_hosts = entry.hosts * self.slice.count if entry else count
         if len(self.hosts) < count:
             return (
                 f"--hosts: {len(self.hosts)} of the {count} hosts of {self.slice.name}, and the TPU's runtime waits "
                 "for all of them; leave --hosts out, or take a smaller slice (tpu-stack:slices). `fab run`, `put`, "
                 "`get` and `ssh` take a part"
             )
-        if count < whole:
+        if count < slice_hosts:
             return (
-                f"the slice {self.slice.name} ({type_name}) has {whole} hosts, and the TPU's runtime waits for all of "
-                f"them; the inventory has {count}: `pulumi up --refresh` finds the others"
+                f"the slice {self.slice.name} ({type_name}) has {slice_hosts} hosts, and the TPU's runtime waits for "
+                f"all of them; the inventory has {count}: `pulumi up --refresh` finds the others"
             )
         return None
 
@@ -179,7 +179,7 @@ class Target:
         """Of each host its name, and where the others find its SSH server."""
         return tuple((host.name, *address_and_port(host.internal_address)) for host in self.hosts)
 
-    def state_of(self, run: Run) -> State:
+    def run_state(self, run: Run) -> State:
         """Ask what a run is doing now."""
         return runs.state_by(run, self.backend.status([run]))
 
@@ -211,7 +211,7 @@ def in_catalogue(type_name: str) -> Accelerator | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Given:
+class PresetInventory:
     """An inventory that is at hand already, and what it cannot say of its hosts: that of a rehearsal, in `folder`."""
 
     inventory: Inventory
@@ -234,7 +234,7 @@ class TargetRequest:
     platform: str | None = None
     python: str | None = None
     runs: str | None = None
-    given: Given | None = None
+    preset: PresetInventory | None = None
 
 
 HANG_FLOOR_S = 120.0
@@ -491,7 +491,7 @@ class Backend(Protocol):
         """Stop the processes of the latest attempt of a run; return of each host what it stopped."""
         ...
 
-    def status(self, several: Sequence[Run] | None = None) -> Look:
+    def status(self, selected: Sequence[Run] | None = None) -> Look:
         """Ask about the processes of the latest attempt of one run, or of several; None: about all that there are."""
         ...
 

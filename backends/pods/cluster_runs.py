@@ -33,7 +33,7 @@ from contracts.durations import spoken
 from contracts.files import Files
 from contracts.inventory import Cluster
 from launch.hosts import PROTOCOL_VERSION, HostError, in_thread
-from launch.remote_files import within
+from launch.remote_files import with_time_limit
 
 WORKS = ("jobs", "jobsets")
 NO_START_LIMIT_S = 60.0
@@ -74,9 +74,11 @@ class ClusterRuns:
 
         def carry_out() -> T:
             try:
-                return within(limit_s, host, action, server=f"the API server of {self.connection.name}")
+                return with_time_limit(
+                    limit_s, host, action, server=f"the API server of {self.connection.name}"
+                )
             except (HostError, OSError) as error:
-                raise HostError.of(host, error) from None
+                raise HostError.from_error(host, error) from None
 
         return in_thread(carry_out)
 
@@ -85,12 +87,12 @@ class ClusterRuns:
         works = [work for kind in WORKS for work in self.connection.watched(kind, OURS).objects()]
         return seen(works, self.connection.watched("pods", OURS).objects())
 
-    def of(self, run_id: str) -> Seen:
+    def run_in_cluster(self, run_id: str) -> Seen:
         return self.seen().get(label(run_id)) or Seen(run_id=run_id, work=None, pods={})
 
     def running_pod(self, run_id: str, index: int) -> Object:
         """Return the pod of a run's process, which runs. Raises HostError: it does not."""
-        pod = self.of(run_id).pods.get(index)
+        pod = self.run_in_cluster(run_id).pods.get(index)
         if pod is None or "running" not in main_container(pod):
             reason = "the cluster has no pod of it" if pod is None else trouble(pod) or "its pod does not run"
             raise HostError(host=f"process {index}", reason=reason, remedy="`fab status` says how the run is")
@@ -127,7 +129,7 @@ class ClusterRuns:
     def conclude(self, run_id: str) -> str | None:
         """Return what the cluster says of a run that has ended without a word of its own; one that waits in vain is
         removed. None as well where somebody has just begun it anew."""
-        now = self.of(run_id)
+        now = self.run_in_cluster(run_id)
         if now.begins_pods and not self._is_stuck(now):
             return None
         reasons = [str(now.verdict.get("message") or now.verdict["reason"])] if now.verdict else []
@@ -196,7 +198,7 @@ class ClusterRuns:
 
     def end_pod(self, run_id: str, index: int, grace_s: float) -> None:
         """Give a pod of a run that is being removed less time than its own. Raises ApiError."""
-        if grace_s < GRACE_S and (pod := self.of(run_id).pods.get(index)) is not None:
+        if grace_s < GRACE_S and (pod := self.run_in_cluster(run_id).pods.get(index)) is not None:
             path, seconds = self.connection.path("pods", pod["metadata"]["name"]), max(1, round(grace_s))
             with unless(NOT_FOUND):
                 self.connection.ask("DELETE", path, gracePeriodSeconds=str(seconds))
@@ -209,7 +211,7 @@ class ClusterRuns:
         """
         until_s, pods = time.monotonic() + limit_s, self.connection.watched("pods", OURS)
         while True:
-            now = patiently(lambda: self.of(run_id), limit_s=until_s - time.monotonic())
+            now = patiently(lambda: self.run_in_cluster(run_id), limit_s=until_s - time.monotonic())
             left = (
                 now.pods
                 if index is None
@@ -230,7 +232,7 @@ class ClusterRuns:
         # By its agent it ends as stopped; a pod that is only deleted would say that it was preempted. In a session of
         # its own: in the other one somebody may wait for the process to join.
         with contextlib.suppress(HostError):
-            before = self.of(run_id).pods.get(index)
+            before = self.run_in_cluster(run_id).pods.get(index)
             session = _Session(self.connection, self.running_pod(run_id, index))
             session.ask("stop", request, grace_s + ANSWER_LIMIT_S)
         self.remove(run_id, wait_s=REMOVE_LIMIT_S)
@@ -247,7 +249,7 @@ class ClusterRuns:
         run_id, index = process["run_id"], process["process_id"]
         until_s, first = time.monotonic() + limit_s, None
         while (left_s := until_s - time.monotonic()) > 0:
-            pod = patiently(lambda: self.of(run_id), limit_s=left_s).pods.get(index)
+            pod = patiently(lambda: self.run_in_cluster(run_id), limit_s=left_s).pods.get(index)
             first = first or pod
             if first is not None and (pod is None or pod["metadata"]["uid"] != first["metadata"]["uid"]):
                 raise HostError(
@@ -279,7 +281,7 @@ class ClusterRuns:
     def logs(self, request: Mapping[str, Any]) -> dict[str, Any]:
         run_id, index, pod = request["run_id"], request["process_id"], None
         with contextlib.suppress(HostError):
-            pod = self.of(run_id).pods.get(index)
+            pod = self.run_in_cluster(run_id).pods.get(index)
             return self.session(self.running_pod(run_id, index)).ask("logs", request, ANSWER_LIMIT_S)
         goes_on = pod is not None and is_alive(pod) and self.attempt(run_id) == request["attempt"]
         return {**self.read_log(request), "ended": not goes_on}

@@ -59,12 +59,12 @@ LEAST = {"cpu": "1", "memory": "1Gi"}
 short. It may use all that the node has."""
 
 
-def rights(*, several: bool, has_secrets: bool = False) -> list[tuple[str, str, str]]:
+def rights(*, has_several_slices: bool, has_secrets: bool = False) -> list[tuple[str, str, str]]:
     """Return what `fab train`, `status`, `logs`, `shell` and `stop` ask for: API group, resource, verb.
 
-    several: of a run on several slices, which is a JobSet. has_secrets: of one whose secrets the launcher hands over.
+    has_several_slices: the run is a JobSet. has_secrets: the launcher hands over secrets of the run.
     """
-    works = [("batch", "jobs"), *([("jobset.x-k8s.io", "jobsets")] if several else [])]
+    works = [("batch", "jobs"), *([("jobset.x-k8s.io", "jobsets")] if has_several_slices else [])]
     return [
         *((*work, verb) for work in works for verb in ("create", "delete", "patch", "list", "watch")),
         *(("", "pods", verb) for verb in ("list", "watch", "delete")),
@@ -158,8 +158,8 @@ def manifests(plan: Plan, options: Options) -> list[Manifest]:
     plan: as `placed` returns it, with a container.
     """
     cluster, name, labels = _cluster(plan), job_name(plan.run_id), run_labels(plan)
-    several = slice_count(plan) > 1
-    work = _job_set(plan, options, name, labels) if several else _job(plan, options, name, labels)
+    has_several_slices = slice_count(plan) > 1
+    work = _job_set(plan, options, name, labels) if has_several_slices else _job(plan, options, name, labels)
     own = {RUN_LABEL: labels[RUN_LABEL]}
     service = {
         "apiVersion": "v1",
@@ -178,7 +178,9 @@ def manifests(plan: Plan, options: Options) -> list[Manifest]:
             "ingress": [{"from": [{"podSelector": {"matchLabels": own}}]}],
         },
     }
-    found = [work, policy] if several else [work, service, policy]  # a JobSet makes its own Service
+    found = (
+        [work, policy] if has_several_slices else [work, service, policy]
+    )  # a JobSet makes its own Service
     if values := plans.secret_values(plan):
         secret = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True}
         found.append(
@@ -287,7 +289,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 
 
 def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Manifest:
-    nodes, several = _nodes(plan), slice_count(plan) > 1
+    nodes, has_several_slices = _nodes(plan), slice_count(plan) > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     final = {"action": "FailJob", "onExitCodes": _codes(FAILED, WRONG_REQUEST, INTERRUPTED)}
     return {
@@ -296,7 +298,7 @@ def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -
         "parallelism": nodes,
         "podReplacementPolicy": "Failed",  # two processes of one rank would be two too many
         # In a JobSet every failure has to end the Job, which is started again with the others.
-        "podFailurePolicy": {"rules": [final] if several else [disrupted, final]},
+        "podFailurePolicy": {"rules": [final] if has_several_slices else [disrupted, final]},
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan, options, name)},
     }
 

@@ -77,18 +77,18 @@ class PodBackend:
 
     def launcher(self, target: Target, options: PodOptions, before: Run | None) -> PodLauncher:
         recorded = (before.described.get("pods") or {}) if before else {}
-        given = {"restarts": options.restarts, "queue": options.queue}
-        given = {name: value for name, value in given.items() if value is not None}
-        return PodLauncher.of(self.runs, target, {**recorded, **given}, wait_s=options.wait_s)
+        preset = {"restarts": options.restarts, "queue": options.queue}
+        preset = {name: value for name, value in preset.items() if value is not None}
+        return PodLauncher.of(self.runs, target, {**recorded, **preset}, wait_s=options.wait_s)
 
     def hold(self) -> contextlib.AbstractContextManager[Require]:
         return contextlib.nullcontext(lambda: None)  # of two Jobs of one name the cluster takes one
 
-    def status(self, several: Sequence[Run] | None = None) -> Look:
-        run_id = several[0].run_id if several is not None and len(several) == 1 else None
+    def status(self, selected: Sequence[Run] | None = None) -> Look:
+        run_id = selected[0].run_id if selected is not None and len(selected) == 1 else None
 
         def look() -> Look:
-            chosen = [*self.runs.seen().values()] if run_id is None else [self.runs.of(run_id)]
+            chosen = [*self.runs.seen().values()] if run_id is None else [self.runs.run_in_cluster(run_id)]
             return Look(
                 processes=tuple(entry for one in chosen for entry in self.runs.entries(one)),
                 errors=(),
@@ -170,7 +170,7 @@ def make_target(
         inventory=inventory,
         slice=one_slice,
         hosts=hosts,
-        platform=wanted.platform or (wanted.given.platform if wanted.given else "tpu"),
+        platform=wanted.platform or (wanted.preset.platform if wanted.preset else "tpu"),
         transports=(),
         agents=(),
         python="python",

@@ -126,7 +126,7 @@ class PodLauncher:
         kind = "jobsets" if manifests.slice_count(plan) > 1 else "jobs"
         self._require_groups(kind)
         has_secrets = bool(plans.secret_values(plan))
-        self._require_rights(manifests.rights(several=kind == "jobsets", has_secrets=has_secrets))
+        self._require_rights(manifests.rights(has_several_slices=kind == "jobsets", has_secrets=has_secrets))
         self._require_namespace()
         for manifest in manifests.manifests(plan, dataclasses.replace(self.options, suspended=True)):
             accepted = self._create(manifest, dryRun="All")
@@ -189,7 +189,7 @@ class PodLauncher:
         self.runs.conclude(run_id)  # what waits in vain
         until_s = time.monotonic() + REMOVE_LIMIT_S
         # The cluster says a little later than the run that it is over.
-        while (now := self.runs.of(run_id)).begins_pods:
+        while (now := self.runs.run_in_cluster(run_id)).begins_pods:
             if time.monotonic() > until_s:
                 raise HostError(
                     host=self._connection.name,
@@ -292,7 +292,7 @@ class PodLauncher:
 
         while True:
             left_s = self.wait_s - (time.monotonic() - began_s)
-            now = patiently(lambda: self.runs.of(plan.run_id), limit_s=left_s, tell=tell)
+            now = patiently(lambda: self.runs.run_in_cluster(plan.run_id), limit_s=left_s, tell=tell)
             waiting = [index for index in range(plan.processes) if not _has_node(now.pods.get(index))]
             if not waiting:
                 return

@@ -182,7 +182,7 @@ def _refusal(host: str, future: Future[Completed]) -> HostError | None:
     try:
         done = future.result()
     except (OSError, HostError) as error:
-        return HostError.of(host, error)
+        return HostError.from_error(host, error)
     if done.exit_code is None:
         return HostError(host=host, reason=f"no answer within {ONE_TRY_S:.0f} s")
     return None
@@ -230,7 +230,7 @@ class Deployment:
             try:
                 self._error = self._missing(self._future.result())
             except (OSError, HostError) as error:
-                self._error = HostError.of(self._host, error)
+                self._error = HostError.from_error(self._host, error)
         return Outcome(host=self._host, answers=tuple(self._ended), error=self._error)
 
     def end(self) -> None:

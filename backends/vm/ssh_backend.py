@@ -99,7 +99,7 @@ def make_target(
     inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, request: TargetRequest
 ) -> Target:
     """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
-    given = request.given
+    preset = request.preset
     transports = make_transports(inventory, one_slice, [host.index for host in hosts])
     agents = tuple(
         Agent(host=host.name, link=transport, root=AGENT_ROOT)
@@ -112,10 +112,10 @@ def make_target(
         inventory=inventory,
         slice=one_slice,
         hosts=hosts,
-        platform=request.platform or (given.platform if given else "tpu"),
+        platform=request.platform or (preset.platform if preset else "tpu"),
         transports=transports,
         agents=agents,
-        python=request.python or (given.python if given else PYTHON),
+        python=request.python or (preset.python if preset else PYTHON),
         python_is_given=request.python is not None,
         runs_url=runs_url,
         files=Buckets() if is_url(runs_url) else HostFiles(agents),
@@ -124,5 +124,5 @@ def make_target(
         cpus=(None,) * len(hosts),
         coordinator_host=address_and_port(hosts[0].internal_address)[0],
         backend=make_backend(inventory, pulumi_stack, one_slice, agents, transports),
-        stand_in_devices=given.stand_in_devices if given else None,
+        stand_in_devices=preset.stand_in_devices if preset else None,
     )

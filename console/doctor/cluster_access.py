@@ -59,7 +59,7 @@ class ClusterChecks:
         return fail(f"{name} has no service account {account}, and you may not make it", remedy)
 
     def rights(self) -> Finding:
-        required = manifests.rights(several=self.one_slice.count > 1)
+        required = manifests.rights(has_several_slices=self.one_slice.count > 1)
         missing = [
             f"{verb} {resource}" for group, resource, verb in required if not self._may(group, resource, verb)
         ]

@@ -21,7 +21,7 @@ from launch import plan as plans
 from launch import pricing
 from launch.hosts import HostError, ask_all
 from launch.output import counted
-from launch.remote_files import Buckets, within
+from launch.remote_files import Buckets, with_time_limit
 from launch.targets import Plan, Target
 
 ALIKE = ("kernel", "cpus")
@@ -293,7 +293,7 @@ def from_here(files: Files, url: str) -> Finding:
 
     try:
         # A bucket's client library tries again by itself, for longer than anybody waits.
-        content = within(HERE_LIMIT_S, url, there_and_back)
+        content = with_time_limit(HERE_LIMIT_S, url, there_and_back)
     except HostError as error:
         is_host_error = error.host not in ("", url) and not is_url(error.host)
         return fail(f"{url}: {error.reason}", error.remedy, host=error.host if is_host_error else None)

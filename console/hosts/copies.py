@@ -175,7 +175,7 @@ def _on_all(
             try:
                 copied += future.result()
             except (HostError, OSError, RequestError) as error:
-                errors.append(HostError.of(host.name, error))
+                errors.append(HostError.from_error(host.name, error))
     if len(errors) == len(hosts):
         raise HostsError(f"{title} {_count(hosts)}: nothing was copied", errors)
     took_s = max(time.monotonic() - began_s, 1e-3)

@@ -89,7 +89,7 @@ def _ending(name: str, future: Future[int | None]) -> Ending:
     try:
         return future.result()
     except (HostError, OSError) as error:
-        return HostError.of(name, error)
+        return HostError.from_error(name, error)
 
 
 def exit_code(endings: Mapping[int, Ending], active: set[int]) -> int:

@@ -149,7 +149,7 @@ class _Server:
             try:
                 code = self.ended.result()
             except (HostError, OSError) as error:
-                return HostError.of(self._host, error)
+                return HostError.from_error(self._host, error)
         summary = f"{self._module} {problem}" + (f" with exit code {code}" if code is not None else "")
         remedy = (
             f"`fab deploy` makes {self._python}, or name another with --python" if code == NO_COMMAND else ""
@@ -175,7 +175,7 @@ def _run(host: str, transport: Transport, argv: list[str], stdin: str) -> str:
     try:
         done = transport.begin(argv, stdin, timeout_s=SH_LIMIT_S).result()
     except HostError as error:
-        raise HostError.of(host, error) from None
+        raise HostError.from_error(host, error) from None
     if done.exit_code != 0:
         message = printable(done.stderr).strip() or f"no answer within {SH_LIMIT_S:g} s"
         raise HostError(host=host, reason=f"cannot keep the token: {message}")

@@ -94,7 +94,7 @@ def run_that_predicts(target: Target, name: str, also: Sequence[str] = ()) -> Ru
     """
     able = [name for name in jobs.names() if jobs.find(name).can_predict]
     if name == runs.LATEST:
-        latest = runs.newest(runs.survey(target.runs), name, of=able)
+        latest = runs.newest(runs.survey(target.runs), name, jobs=able)
         if latest is not None:
             return latest
     run = runs.find(target.runs, name)

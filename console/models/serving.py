@@ -69,7 +69,7 @@ def serve(target: Target, name: str, options: Options) -> int:
     console = terminal()
     run = prediction.run_that_predicts(target, name, also=(jobs.SERVER,))
     if run.described["job"] == jobs.SERVER:
-        look = target.backend.status([run]).of(run)
+        look = target.backend.status([run]).for_run(run)
         state = runs.state_by(run, look)
         if state not in ACTIVE and not runs.may_be_restarted(run, look, state):
             raise RequestError(
@@ -80,7 +80,7 @@ def serve(target: Target, name: str, options: Options) -> int:
     try:
         served = launching.launch(request, target, say(console))
     except launching.LaunchFailed as failure:
-        return _report(console, failure.run, target.state_of(failure.run))
+        return _report(console, failure.run, target.run_state(failure.run))
     if options.detach:
         option = target.stack_option
         say(console)(

@@ -56,29 +56,29 @@ class Bundle:
     fab_ignored: Mapping[str, Size] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
-    def of_archive(cls, archive: bytes) -> Bundle:
+    def from_archive(cls, archive: bytes) -> Bundle:
         """Return the bundle whose archive was kept."""
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
             names = frozenset(packed.getnames())
         return cls(sha256=hashlib.sha256(archive).hexdigest(), archive=archive, names=names)
 
     @classmethod
-    def of_text(cls, text: str | None, sha256: str) -> Bundle | None:
+    def from_text(cls, text: str | None, sha256: str) -> Bundle | None:
         """Return the bundle that `text` keeps; None if it is not the one of that hash."""
         try:
             archive = base64.b64decode(text or "", validate=True)
         except ValueError:
             return None
-        return cls.of_archive(archive) if hashlib.sha256(archive).hexdigest() == sha256 else None
+        return cls.from_archive(archive) if hashlib.sha256(archive).hexdigest() == sha256 else None
 
     def with_file(self, name: str, content: bytes) -> Bundle:
         """Return the bundle with one more file."""
         with tarfile.open(fileobj=io.BytesIO(self.archive)) as packed:
-            members = [each for each in packed.getmembers() if each.isfile()]
-            files = {each.name: packed.extractfile(each).read() for each in members}  # type: ignore[union-attr]
-        programs = {each.name for each in members if each.mode & 0o100}
-        made = archive({**files, name: content}, programs)
-        return dataclasses.replace(made, left_out=self.left_out)
+            members = [member for member in packed.getmembers() if member.isfile()]
+            files = {member.name: packed.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+        programs = {member.name for member in members if member.mode & 0o100}
+        bundle = archive({**files, name: content}, programs)
+        return dataclasses.replace(bundle, left_out=self.left_out)
 
     @property
     def is_large(self) -> bool:
@@ -292,7 +292,7 @@ LARGEST_FILES = 3
 GIT_LIMIT_S = 60
 SECRET = "may hold a secret"
 FOLDER_SECRET = f"{SECRET}; `--send FILE` sends one"
-OF_SUBMODULES = "160000 "
+SUBMODULE_MODE = "160000 "
 """How git begins what it says of one."""
 FAB_IGNORE = ".fabignore"
 """Names what is not sent, as .gitignore names what git ignores, but of tracked files too."""
@@ -340,9 +340,9 @@ def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
     )
 
 
-def _sizes(ignored: Mapping[str, int], kept: Collection[str]) -> dict[str, Size]:
+def _sizes(ignored: Mapping[str, int], sent_names: Collection[str]) -> dict[str, Size]:
     """Return what is ignored as few names with their sizes: folders of which nothing is kept stand for their files."""
-    kept_folders = {folder for name in kept for folder in _folders(name)}
+    kept_folders = {folder for name in sent_names for folder in _folders(name)}
     sizes = dict[str, Size]()
     for name, size_bytes in ignored.items():
         title = next((folder for folder in _folders(name) if folder not in kept_folders), name)
@@ -362,7 +362,7 @@ def _contents(place: Path, name: str, sent: Collection[str]) -> tuple[int, int]:
         return (0, 0) if name in sent else (1, place.lstat().st_size)
     count = size_bytes = 0
     for folder, inner, files in os.walk(place):
-        inner[:] = [one for one in inner if one not in LEFT_OUT]
+        inner[:] = [name for name in inner if name not in LEFT_OUT]
         for file in files:
             if f"{name}{os.path.relpath(os.path.join(folder, file), place)}" in sent:
                 continue
@@ -436,7 +436,7 @@ class _Git:
             self._submodules += [
                 os.path.relpath(folder / line.partition("\t")[2], self._folder)
                 for line in self._names(folder, "ls-files", "-z", "--stage")
-                if line.startswith(OF_SUBMODULES)
+                if line.startswith(SUBMODULE_MODE)
             ]
             return self._ignored(folder)
         with tempfile.TemporaryDirectory() as empty:
@@ -453,8 +453,8 @@ class _Git:
         pairs = itertools.pairwise([*sorted(names), ""])
         return {name for name, next_one in pairs if not (name[-1] == "/" and next_one.startswith(name))}
 
-    def _names(self, folder: Path, *arguments: str, given: str | None = None) -> list[str]:
-        done = git(folder, *arguments, limit_s=GIT_LIMIT_S, given=given)
+    def _names(self, folder: Path, *arguments: str, stdin: str | None = None) -> list[str]:
+        done = git(folder, *arguments, limit_s=GIT_LIMIT_S, stdin=stdin)
         if done is None or done.returncode:
             raise RequestError(
                 f"--workdir {self._folder}: git cannot list its files; `git -C {folder} ls-files` says why"
@@ -473,14 +473,14 @@ class _Git:
             name for name in files.left_out if os.path.isdir(self._folder / name)
         }  # one of them is not listed
         folders -= {name for name in folders if os.path.islink(self._folder / name)}
-        asked = {
+        paths = {
             f"{name}/file" if name in folders else name: name for name in (*files.files, *files.left_out)
         }
-        ignored = {asked[path] for path in self._named_by_fab_ignore(asked)}
-        kept = {name: status for name, status in files.files.items() if name not in ignored}
+        ignored = {paths[path] for path in self._named_by_fab_ignore(paths)}
+        sent_names = {name: status for name, status in files.files.items() if name not in ignored}
         left_out = {name: reason for name, reason in files.left_out.items() if name not in ignored}
         sizes = {name: status.st_size for name, status in files.files.items() if name in ignored}
-        return dataclasses.replace(files, files=kept, left_out=left_out), sizes
+        return dataclasses.replace(files, files=sent_names, left_out=left_out), sizes
 
     def _named_by_fab_ignore(self, names: Iterable[str]) -> list[str]:
         with tempfile.TemporaryDirectory() as empty:
@@ -490,7 +490,7 @@ class _Git:
                 )
             place = (f"--git-dir={empty}/.git", f"--work-tree={self._folder}")
             index = "".join(f"100644 {EMPTY_BLOB} 0\t{name}\0" for name in names)
-            self._names(self._folder, *place, "update-index", "-z", "--index-info", given=index)
+            self._names(self._folder, *place, "update-index", "-z", "--index-info", stdin=index)
             matching = ("--cached", "--ignored", f"--exclude-per-directory={FAB_IGNORE}")
             return self._names(self._folder, *place, "ls-files", "-z", *matching)
 
@@ -502,13 +502,13 @@ class _Git:
 
 
 def git(
-    folder: Path, *arguments: str, limit_s: float = 10, given: str | None = None
+    folder: Path, *arguments: str, limit_s: float = 10, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str] | None:
     """Return what git did in a folder; None if it is not installed, or took longer than the limit. given: its input."""
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            input=given,
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # as Python itself has names that are no UTF-8

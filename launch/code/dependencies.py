@@ -185,21 +185,21 @@ def ensure(
     home = user_cache_dir(environ) / FOLDER
     home.mkdir(parents=True, exist_ok=True)
     place = home / f"{key(source, framework, interpreter, from_source, environ)}.json"
-    if (packages := _kept(place)) is not None:
+    if (packages := _earlier_packages(place)) is not None:
         return packages
     try:
         with FileLock(f"{place}.lock", timeout=LIMIT_S):
-            if (packages := _kept(place)) is not None:
+            if (packages := _earlier_packages(place)) is not None:
                 return packages
             say(f"{source.name}: resolving what it needs besides the packages of {framework.name} …")
             began_s = time.monotonic()
-            made = _resolved(source, framework, interpreter, from_source, environ, home)
-            place.write_text(json.dumps(made))
+            written = _resolved(source, framework, interpreter, from_source, environ, home)
+            place.write_text(json.dumps(written))
             remove_unused(home, UNUSED_DAYS)
             say(f"{source.name}: resolved and packed in {spoken(time.monotonic() - began_s)}")
     except Timeout:
         raise RequestError(f"{place}: another process has been making it for {spoken(LIMIT_S)}") from None
-    packages = _kept(place)
+    packages = _earlier_packages(place)
     assert packages is not None, "it has just been made"
     return packages
 
@@ -213,7 +213,7 @@ def is_met(source: Source, framework: Framework, interpreter: Interpreter) -> bo
     from packaging.requirements import InvalidRequirement, Requirement  # most runs have no such project
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    pins, asked, has = framework.pins(), list[str](), list[str]()
+    pins, requested, has = framework.pins(), list[str](), list[str]()
     is_plain = not source.has_lock  # whose other versions are to be named
     for line in source.requirements:
         try:
@@ -225,13 +225,13 @@ def is_met(source: Source, framework: Framework, interpreter: Interpreter) -> bo
         if version is None or requirement.url or requirement.marker:
             is_plain = False
         elif not requirement.specifier.contains(version, prereleases=True):
-            asked.append(f"{requirement.name}{requirement.specifier}")
+            requested.append(f"{requirement.name}{requirement.specifier}")
             has.append(f"{requirement.name} {version}")
         is_plain = is_plain and not requirement.extras
-    if asked:
+    if requested:
         raise RequestError(
-            f"{source.name}: asks for {', '.join(asked)}; {framework.name} has {', '.join(has)}, whose versions stay; "
-            f"{CONFLICT_REMEDY}"
+            f"{source.name}: asks for {', '.join(requested)}; {framework.name} has {', '.join(has)}, whose "
+            f"versions stay; {CONFLICT_REMEDY}"
         )
     try:
         return is_plain and SpecifierSet(source.python).contains(interpreter.version)
@@ -280,18 +280,18 @@ def with_pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def _kept(place: Path) -> Packages | None:
+def _earlier_packages(place: Path) -> Packages | None:
     """Return the packages of an earlier resolution; None where there is none, or its bundle is gone."""
     try:
-        made = json.loads(place.read_text())
-        sha256 = made["record"]["sha256"]
+        written = json.loads(place.read_text())
+        sha256 = written["record"]["sha256"]
         bundle = None if sha256 is None else bundle_here(sha256, place.parent)
     except (OSError, ValueError, KeyError):
         return None
     if sha256 is not None and bundle is None:
         return None
     os.utime(place)
-    return Packages(record=made["record"], bundle=bundle, changed=made["changed"])
+    return Packages(record=written["record"], bundle=bundle, changed=written["changed"])
 
 
 def bundle_here(sha256: str, home: Path | None = None) -> Bundle | None:
@@ -315,8 +315,8 @@ def _resolved(
 ) -> dict[str, Any]:
     pins = framework.pins()
     variables = with_pip_variables(environ)
-    where = ["--python", sys.executable, "--python-version", interpreter.version]
-    where += ["--python-platform", interpreter.platform] if interpreter.platform else []
+    interpreter_options = ["--python", sys.executable, "--python-version", interpreter.version]
+    interpreter_options += ["--python-platform", interpreter.platform] if interpreter.platform else []
     # Not of the resolution: it would go back to versions of years ago that need nothing without a wheel.
     wheels = ["--only-binary", ":all:"]
     wheels += [word for name in sorted(from_source) for word in ("--no-binary", name)]
@@ -324,13 +324,20 @@ def _resolved(
         folder, lock = Path(temporary), Path(temporary) / "lock.txt"
         constraints = folder / "framework.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-        words = ["pip", "compile", str(source.path), "--constraints", str(constraints), *where]
-        words += ["--output-file", str(lock), "--generate-hashes", "--no-header", "--no-annotate"]
-        words += ["--emit-index-url", "--emit-find-links"]
-        words += ["--overrides", str(framework.overrides)] if framework.overrides else []
+        arguments = [
+            "pip",
+            "compile",
+            str(source.path),
+            "--constraints",
+            str(constraints),
+            *interpreter_options,
+        ]
+        arguments += ["--output-file", str(lock), "--generate-hashes", "--no-header", "--no-annotate"]
+        arguments += ["--emit-index-url", "--emit-find-links"]
+        arguments += ["--overrides", str(framework.overrides)] if framework.overrides else []
         locked = _exported(source, variables) if source.has_lock else ""
         lock.write_text(locked)  # which uv keeps to where it can
-        done = _uv(words, source.path.parent, variables)
+        done = _uv(arguments, source.path.parent, variables)
         if done.returncode:
             raise refusal(source, framework, interpreter, pins, done.stderr)
         written = lock.read_text().splitlines(keepends=True)
@@ -343,7 +350,7 @@ def _resolved(
         record = _record(source, interpreter, requirements, lines)
         if needed:
             tree = folder / "tree"
-            words = [
+            arguments = [
                 "pip",
                 "install",
                 "--target",
@@ -351,11 +358,11 @@ def _resolved(
                 "--no-deps",
                 "--requirements",
                 "-",
-                *where,
+                *interpreter_options,
                 *wheels,
             ]
-            words += ["--no-index"] if "--no-index" in source.requirements else []
-            done = _uv(words, source.path.parent, variables, indexes + "".join(needed))
+            arguments += ["--no-index"] if "--no-index" in source.requirements else []
+            done = _uv(arguments, source.path.parent, variables, indexes + "".join(needed))
             if done.returncode:
                 raise refusal(source, framework, interpreter, pins, done.stderr)
             _check_size(source, tree)
@@ -369,7 +376,7 @@ def _resolved(
 
 def _exported(source: Source, variables: Mapping[str, str]) -> str:
     """Return the versions that a project's uv.lock has."""
-    words = [
+    arguments = [
         "export",
         "--frozen",
         "--no-emit-project",
@@ -378,7 +385,7 @@ def _exported(source: Source, variables: Mapping[str, str]) -> str:
         "--no-annotate",
         "--no-header",
     ]
-    done = _uv([*words, "--python", sys.executable], source.path.parent, variables)
+    done = _uv([*arguments, "--python", sys.executable], source.path.parent, variables)
     if done.returncode:
         raise RequestError(f"uv.lock: cannot be read: {masked(done.stderr.strip())}; `uv lock` makes it anew")
     return done.stdout
@@ -474,7 +481,7 @@ def refusal(
     kind, match = next(
         ((kind, match) for pattern, kind in REMEDIES if (match := pattern.search(text))), ("", None)
     )
-    where = f"{interpreter.platform or sys.platform} with Python {interpreter.version}"
+    interpreter_options = f"{interpreter.platform or sys.platform} with Python {interpreter.version}"
     if kind == "unknown" and match is not None:
         remedy = (
             f"no index has a package {match[1]}; correct its name, or name the index that has it (UV_INDEX)"
@@ -483,7 +490,7 @@ def refusal(
         name = match[1] if match is not None and match[1] else "NAME"
         remedy = f"it is only there as source; --from-source {name} builds it on this machine"
     elif kind == "wheel":
-        remedy = f"choose a version that has a wheel for {where}"
+        remedy = f"choose a version that has a wheel for {interpreter_options}"
     else:
         remedy = CONFLICT_REMEDY
     named = sorted(name for name in pins if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text))
@@ -506,14 +513,14 @@ def uv() -> str:
 
 
 def _uv(
-    words: Sequence[str], cwd: Path, variables: Mapping[str, str], text: str = ""
+    arguments: Sequence[str], cwd: Path, variables: Mapping[str, str], text: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return run_program(
-        [uv(), *words, "--quiet", "--color", "never", "--no-progress"],
+        [uv(), *arguments, "--quiet", "--color", "never", "--no-progress"],
         cwd=cwd,
         environ={**variables, "UV_PYTHON_DOWNLOADS": "never"},
         limit_s=LIMIT_S,
         missing=f"{uv()} is not there; `make install` installs it, or add --no-install",
-        late=f"uv {words[0]}: took longer than {spoken(LIMIT_S)}; check the network",
+        late=f"uv {arguments[0]}: took longer than {spoken(LIMIT_S)}; check the network",
         text=text,
     )

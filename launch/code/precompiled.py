@@ -119,8 +119,8 @@ def add_to_code(code: Bundle, note: Note) -> Bundle:
 def upload(note: Note) -> None:
     """Put a program into its bucket, unless it is there."""
     content, files, url = program_path(note).read_bytes(), files_of(note["url"]), note["url"]
-    there = files.read_from(url, -1)
-    if there is None or there[1] + len(there[0]) != len(content):
+    stored = files.read_from(url, -1)
+    if stored is None or stored[1] + len(stored[0]) != len(content):
         files.write(url, content)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from contracts.errors import RequestError
 
-OF_FRAMEWORK = {
+FRAMEWORK_PACKAGES = {
     "jax": ("jax", "jaxlib", "flax", "optax"),
     "pytorch": ("torch", "torchvision", "torchaudio", "accelerate", "lightning", "pytorch-lightning"),
     "pytorch_xla": ("torch-xla",),
@@ -71,15 +71,15 @@ def find(workdir: Path, script: str | None = None) -> Source | None:
         RequestError: it cannot be read, or has a password in it.
     """
     places = {name: workdir / name for name in ("uv.lock", "requirements.txt", "pyproject.toml")}
-    source = _of_script(workdir / script) if script is not None else None
+    source = _script_requirements(workdir / script) if script is not None else None
     if source is None and places["uv.lock"].is_file():
-        source = _of_project(places["pyproject.toml"], places["uv.lock"])
+        source = _project_requirements(places["pyproject.toml"], places["uv.lock"])
     if source is None and places["requirements.txt"].is_file():
         texts: dict[str, str] = {}
         lines = tuple(_requirements(places["requirements.txt"], texts))
         source = Source(path=places["requirements.txt"], texts=texts, requirements=lines)
     if source is None and places["pyproject.toml"].is_file():
-        source = _of_project(places["pyproject.toml"], None)
+        source = _project_requirements(places["pyproject.toml"], None)
     for path, text in source.texts.items() if source is not None else ():
         for number, line in enumerate(text.splitlines(), 1):
             if _has_password(line):
@@ -115,7 +115,7 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
         raise RequestError(f"{path}: is no TOML: {error}; correct it, or add --no-install") from None
 
 
-def _of_script(path: Path) -> Source | None:
+def _script_requirements(path: Path) -> Source | None:
     if not path.is_file():
         return None
     text = path.read_text(encoding="utf-8", errors="replace")  # Python reads a script by its own declaration
@@ -129,7 +129,7 @@ def _of_script(path: Path) -> Source | None:
     return _declared(path, _toml(path, content), {str(path): content})
 
 
-def _of_project(path: Path, lock: Path | None) -> Source | None:
+def _project_requirements(path: Path, lock: Path | None) -> Source | None:
     if not path.is_file():
         return None
     text = _read(path)
@@ -164,13 +164,13 @@ def _requirements(path: Path, texts: dict[str, str]) -> Iterator[str]:
             yield from () if is_constraint else lines
 
 
-def framework_of(source: Source) -> str | None:
+def required_framework(source: Source) -> str | None:
     """Return the framework whose packages a project asks for; None: it asks for none's.
 
     Raises:
         RequestError: it asks for those of several.
     """
-    named = _of_frameworks(source.names)
+    named = _packages_by_framework(source.names)
     if len(named) > 1:
         both = " and ".join(f"{packages[0]} ({name})" for name, packages in named.items())
         raise RequestError(
@@ -187,13 +187,13 @@ def imported_framework(script: Path) -> str | None:
         return None
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    named = _of_frameworks({module.partition(".")[0].replace("_", "-") for module in modules})
+    named = _packages_by_framework({module.partition(".")[0].replace("_", "-") for module in modules})
     return next(iter(named)) if len(named) == 1 else None
 
 
-def _of_frameworks(packages: Collection[str]) -> dict[str, list[str]]:
+def _packages_by_framework(packages: Collection[str]) -> dict[str, list[str]]:
     """The packages that only projects of a framework ask for, by framework."""
-    named = {name: sorted({*packages} & {*own}) for name, own in OF_FRAMEWORK.items()}
+    named = {name: sorted({*packages} & {*own}) for name, own in FRAMEWORK_PACKAGES.items()}
     if named["pytorch_xla"]:
         del named["pytorch"]
     return {name: own for name, own in named.items() if own}

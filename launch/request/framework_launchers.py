@@ -41,12 +41,12 @@ class Unwrapped:
     """
 
     launcher: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     processes_per_host: str | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def unwrap(words: Sequence[str]) -> Unwrapped | None:
+def unwrap(arguments: Sequence[str]) -> Unwrapped | None:
     """Return a command without the launcher that it begins with; None: it begins with none.
 
     Raises:
@@ -54,13 +54,13 @@ def unwrap(words: Sequence[str]) -> Unwrapped | None:
     """
     for launcher, beginnings in (("torchrun", TORCHRUN), ("accelerate launch", ACCELERATE)):
         for beginning in beginnings:
-            if tuple(words[: len(beginning)]) == beginning:
-                return _unwrap(launcher, words[len(beginning) :])
+            if tuple(arguments[: len(beginning)]) == beginning:
+                return _unwrap(launcher, arguments[len(beginning) :])
     return None
 
 
-def _unwrap(launcher: str, words: Sequence[str]) -> Unwrapped:
-    is_module, has_python, count, env, left = False, True, None, dict[str, str](), [*words]
+def _unwrap(launcher: str, arguments: Sequence[str]) -> Unwrapped:
+    is_module, has_python, count, env, left = False, True, None, dict[str, str](), [*arguments]
     while left and left[0].startswith("-"):
         word, equals, value = left.pop(0).partition("=")
         name = word.lstrip("-").replace("_", "-")
@@ -85,7 +85,7 @@ def _unwrap(launcher: str, words: Sequence[str]) -> Unwrapped:
     if not left:
         raise RequestError(f"-- {launcher}: names no script; write the command as in: -- python train.py")
     python = ["python", *(["-m"] if is_module else [])] if has_python else []
-    return Unwrapped(launcher=launcher, words=(*python, *left), processes_per_host=count, env=env)
+    return Unwrapped(launcher=launcher, arguments=(*python, *left), processes_per_host=count, env=env)
 
 
 def _script(left: Sequence[str]) -> str:

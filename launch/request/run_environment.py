@@ -100,18 +100,18 @@ def read_secrets(secrets: Sequence[str], files: Sequence[str], shell: Mapping[st
 
 
 def secrets_again(
-    sources: Mapping[str, str], given: Mapping[str, Secret], shell: Mapping[str, str]
+    sources: Mapping[str, str], resolved: Mapping[str, Secret], shell: Mapping[str, str]
 ) -> dict[str, Secret]:
-    """Return the secrets of a run that is resumed: those that are `given` now, and the others from where they came.
+    """Return the secrets of a run that is resumed: those that the request has, and the others from their sources.
 
-    sources: as run.json has them.
+    sources: as run.json has them. resolved: those of the request.
 
     Raises:
         RequestError: a value is no longer where it came from.
     """
-    result, mistakes = dict(given), []
+    result, mistakes = dict(resolved), []
     for name, source in sources.items():
-        if name in given:
+        if name in resolved:
             continue
         try:
             if source == SHELL:
@@ -131,10 +131,10 @@ def secrets_again(
     return result
 
 
-def require_references(sources: Mapping[str, str], wanted: str) -> None:
+def require_references(sources: Mapping[str, str], requester: str) -> None:
     """Make sure that the secrets of a run can be read without the user.
 
-    wanted: the option or command that needs it.
+    requester: the option or command that needs it.
 
     Raises:
         RequestError: with every secret that only a shell or a file of the user's has.
@@ -142,7 +142,7 @@ def require_references(sources: Mapping[str, str], wanted: str) -> None:
     own = [name for name, source in sources.items() if not REFERENCE.fullmatch(source)]
     if own:
         raise RequestError(
-            f"--secret {', '.join(own)}: {wanted} starts the run without you, and reads secrets from Secret Manager "
+            f"--secret {', '.join(own)}: {requester} starts the run without you, and reads secrets from Secret Manager "
             "only; write --secret NAME=sm://PROJECT/SECRET"
         )
 

@@ -100,7 +100,7 @@ def resuming(run: Run) -> Request:
 def as_it_was(run: Run) -> Submitted | None:
     """Return a run with the code and folder of its latest attempt; None where its directory does not have them."""
     code = run.described["code"]
-    bundles = [Bundle.of_text(run.directory.read_text(CODE), code["bundle"])]
+    bundles = [Bundle.from_text(run.directory.read_text(CODE), code["bundle"])]
     bundles += [runs.stored_folder(run)] if "folder" in code else []
     complete = tuple(bundle for bundle in bundles if bundle is not None)
     if len(complete) < len(bundles):
@@ -127,7 +127,7 @@ def stored_packages(run: Run, sha256: str) -> Bundle | None:
     if (bundle := dependencies.bundle_here(sha256)) is not None:
         return bundle
     (content,) = run.directory.files.read([run_directory.packages(run.directory.url, sha256)])
-    return Bundle.of_text(content.decode() if content else None, sha256)
+    return Bundle.from_text(content.decode() if content else None, sha256)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -521,13 +521,13 @@ class Command:
     def arguments(self) -> tuple[str, ...]:
         return self.config.words
 
-    def with_words(self, words: Sequence[str]) -> Command:
-        """Return the command of a resumed run with the words that it is given now, if there are any."""
-        if not words or tuple(words) == self.config.words:
+    def with_words(self, arguments: Sequence[str]) -> Command:
+        """Return the command of a resumed run with the arguments that it is given now, if there are any."""
+        if not arguments or tuple(arguments) == self.config.words:
             return self
-        unwrapped = unwrap(words)
+        unwrapped = unwrap(arguments)
         config = dataclasses.replace(
-            self.config, words=tuple(words if unwrapped is None else unwrapped.words)
+            self.config, words=tuple(arguments if unwrapped is None else unwrapped.arguments)
         )
         note = (
             f"the command is {shlex.join(config.words)} from now on, and was {shlex.join(self.config.words)}"
@@ -542,7 +542,7 @@ def of_run(config: Mapping[str, Any], kept: Sequence[Bundle] = ()) -> Command:
 
 
 def asked_for(
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     workdir: str,
     framework: str,
@@ -565,15 +565,15 @@ def asked_for(
         raise RequestError(
             f'--framework: "{framework}" is not a framework; choose one of {", ".join(frameworks)}'
         )
-    if not words:
+    if not arguments:
         raise RequestError(
             f"--workdir {workdir}: say what to run there, as in: fab train --workdir {workdir} -- python …"
         )
-    if is_script_alone := not workdir and words[0].endswith(".py"):
-        words, workdir = _script_alone(words, send)
+    if is_script_alone := not workdir and arguments[0].endswith(".py"):
+        arguments, workdir = _script_alone(arguments, send)
     if not workdir:
         raise RequestError(
-            f"-- {shlex.join(words)}: say in which folder it runs with --workdir, or name a --job"
+            f"-- {shlex.join(arguments)}: say in which folder it runs with --workdir, or name a --job"
         )
     folder = Path(workdir).expanduser().absolute()
     if not folder.is_dir():
@@ -582,18 +582,19 @@ def asked_for(
             if folder.is_file()
             else f"--workdir {workdir}: there is no such folder"
         )
-    unwrapped, note = unwrap(words), None
+    unwrapped, note = unwrap(arguments), None
     if unwrapped is not None:
         given = unwrapped.processes_per_host
         if given and processes_per_host and given != processes_per_host:
             raise RequestError(
                 f"--processes-per-host {processes_per_host}: {unwrapped.launcher} says {given}; leave one out"
             )
-        words, framework = unwrapped.words, framework or "pytorch"
+        arguments, framework = unwrapped.arguments, framework or "pytorch"
         processes_per_host = processes_per_host or given or "1"
-        note = f"{unwrapped.launcher}: its ranks are started as {shlex.join(words)}, {processes_per_host} on each host"
+        command_line = shlex.join(arguments)
+        note = f"{unwrapped.launcher}: its ranks are started as {command_line}, {processes_per_host} on each host"
     config = Config(
-        words=tuple(words),
+        words=tuple(arguments),
         workdir=str(folder),
         framework=framework,
         processes_per_host=processes_per_host or None,
@@ -607,10 +608,10 @@ def asked_for(
     source = requirement_files.find(folder, config.script) if config.installs else None
     if is_script_alone and config.installs and (source is None or not source.is_script):
         raise RequestError(
-            f"{words[1]}: does not say what it needs (PEP 723); name the folder that it needs: fab train --workdir "
-            f"{shlex.quote(str(folder))} -- {shlex.join(words)}"
+            f"{arguments[1]}: does not say what it needs (PEP 723); name the folder that it needs: fab train --workdir "
+            f"{shlex.quote(str(folder))} -- {shlex.join(arguments)}"
         )
-    framework = framework or (source and requirement_files.framework_of(source)) or ""
+    framework = framework or (source and requirement_files.required_framework(source)) or ""
     if not framework and config.script is not None:
         framework = requirement_files.imported_framework(folder / config.script) or ""
     framework = framework or "jax"
@@ -622,17 +623,17 @@ def asked_for(
     )
 
 
-def _script_alone(words: Sequence[str], send: Sequence[str]) -> tuple[list[str], str]:
+def _script_alone(arguments: Sequence[str], send: Sequence[str]) -> tuple[list[str], str]:
     """Return the command that runs a script, and the script's folder. Raises RequestError: there is no such script."""
-    script = Path(words[0]).expanduser().absolute()
+    script = Path(arguments[0]).expanduser().absolute()
     if not script.is_file():
-        raise RequestError(f"{words[0]}: there is no such script here")
+        raise RequestError(f"{arguments[0]}: there is no such script here")
     if send:
         raise RequestError(
             f"--send {send[0]}: a script by itself is all that is sent; name its folder with --workdir, as in: "
-            f"--workdir {shlex.quote(str(script.parent))} -- python {shlex.join([script.name, *words[1:]])}"
+            f"--workdir {shlex.quote(str(script.parent))} -- python {shlex.join([script.name, *arguments[1:]])}"
         )
-    return ["python", script.name, *words[1:]], str(script.parent)
+    return ["python", script.name, *arguments[1:]], str(script.parent)
 
 
 def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_container: bool) -> list[str]:
@@ -661,7 +662,7 @@ OF_A_SHELL = ("cd", "export", "source", "set", "ulimit")
 
 def _no_program(config: Config) -> str:
     """Return why the first word starts nothing: a script without its interpreter, or a whole line in quotes."""
-    program, *words = config.words
+    program, *arguments = config.words
     if program.startswith("-"):
         example = f"python train.py {program}"
         return f"-- {program}: is an option, and no program; write the program before it, as in: -- {example}"
@@ -670,7 +671,7 @@ def _no_program(config: Config) -> str:
         return f"-- {program}: is a file of the folder, and no program; write {interpreter}{shlex.join(config.words)}"
     if "=" in program or program in OF_A_SHELL:
         return f"-- {program}: is for a shell; write -- sh -c {shlex.quote(shlex.join(config.words))}"
-    if not words and " " in program.strip():
+    if not arguments and " " in program.strip():
         return f"-- {program}: is one word; write it without the quotes: -- {program.strip()}"
     return f"-- {program}: there is no such program on this machine"
 

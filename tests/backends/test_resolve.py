@@ -24,7 +24,7 @@ from launch.hosts import GoneLink, HostError
 from launch.remote_files import Buckets, HostFiles
 from launch.request.run_request import Request
 from launch.runs import Run
-from launch.targets import Given, Target, TargetRequest
+from launch.targets import PresetInventory, Target, TargetRequest
 from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice
 
 HOSTS = [make_host(index, reach="direct") for index in range(4)]
@@ -96,8 +96,10 @@ def test_a_choice_of_hosts_keeps_their_order_and_the_first_of_them_is_where_the_
 
 def test_a_rehearsals_hosts_have_processors_and_their_own_python() -> None:
     python, devices = "/venv/bin/python", ("/run/accel0",)
-    given = Given(folder=Path("/n"), inventory=STACK, platform="cpu", python=python, stand_in_devices=devices)
-    found = target(given=given)
+    preset = PresetInventory(
+        folder=Path("/n"), inventory=STACK, platform="cpu", python=python, stand_in_devices=devices
+    )
+    found = target(preset=preset)
     assert (found.platform, found.devices, found.python) == ("cpu", 4, python)
     assert found.stand_in_devices == devices
 
@@ -232,7 +234,7 @@ def test_whether_a_run_lives_on_another_slice_its_heartbeats_show(
     }
     beat = {"attempt": 0, "state": "running", "time": time.time() - beat_age_s}
     run = Run(directory=RunDirectory("/nowhere"), described=described, result=None, heartbeats=(beat,))
-    assert target().state_of(run) == state
+    assert target().run_state(run) == state
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))

@@ -148,4 +148,4 @@ def test_what_never_ends_its_line_fills_no_memory(said: bytes) -> None:
     lines = Lines()
     for _ in range(1000):
         lines.feed(said * 10)
-        assert len(lines._rest) <= LINE_LIMIT + 1
+        assert len(lines._pending) <= LINE_LIMIT + 1

@@ -23,7 +23,7 @@ from contracts.run_directory import RUN_VERSION, RunDirectory
 from fabfile.command_line import fab as run_fab
 from infra.documents import ABSENT, Documents
 from keeper import submissions, sweep
-from keeper.queue_commands import state_of
+from keeper.queue_commands import queue_state
 from keeper.world import FOREIGN_LIMIT_S, World
 from launch import jobs, launching, policy, runs
 from launch.code.bundles import Bundle, tar
@@ -59,7 +59,7 @@ def numbers(store: Store) -> list[int]:
 
 
 def states(store: Store) -> dict[str, str]:
-    return {run.name or run.run_id: state_of(run) for run in store.read().runs.values()}
+    return {run.name or run.run_id: queue_state(run) for run in store.read().runs.values()}
 
 
 def number_of(store: Store, number: int) -> Run:
@@ -121,7 +121,7 @@ def test_the_order_is_by_priority_then_as_submitted_or_moved(store: Store, fab: 
 def test_code_is_there_as_long_as_an_entry_that_waits_or_runs_needs_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundles = [Bundle.of_archive(tar({"a": text})) for text in (b"1", b"2", b"3")]
+    bundles = [Bundle.from_archive(tar({"a": text})) for text in (b"1", b"2", b"3")]
     first, second, third = (f"bundles/{each.sha256}.json" for each in bundles)
     documents = store.documents
 
@@ -336,7 +336,7 @@ def test_whoever_interrupts_a_worker_while_it_starts_a_run_gets_it_back_into_the
     monkeypatch.setattr(launching, "launch", launch)
     assert fab("queue", "work")[0] == 0
     run = number_of(store, 1)
-    assert (state_of(run), run.slice, run.attempt, run.failed_starts) == ("waiting", None, None, 0)
+    assert (queue_state(run), run.slice, run.attempt, run.failed_starts) == ("waiting", None, None, 0)
 
 
 def test_a_worker_goes_on_after_an_outage_and_says_it_once(
@@ -430,11 +430,11 @@ def test_what_is_cancelled_while_another_starts_it_is_stopped_by_that_one(
     starting = Attempt(number=0, starting_until_s=time.time() + 900.0)
     (one,) = store.add_runs([entry(1, runs_url=str(tmp_path / "runs"), slice="local", attempt=starting)])
     code, said = fab("queue", "cancel", "1")
-    assert (code, state_of(number_of(store, 1))) == (1, "stopping")
+    assert (code, queue_state(number_of(store, 1))) == (1, "stopping")
     assert "entry 1 is not stopped yet: the keeper or the `fab queue work` that started it does so" in said
     store.edit_run(one.run_id, lambda now: now and dataclasses.replace(now, attempt=Attempt(number=0)))
     assert fab("queue", "cancel", "1")[0] == 0
-    assert state_of(number_of(store, 1)) == "cancelled"
+    assert queue_state(number_of(store, 1)) == "cancelled"
 
 
 def test_the_grid_of_a_sweep_is_every_combination_and_its_rows_are_means_over_seeds() -> None:

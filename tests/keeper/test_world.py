@@ -167,7 +167,7 @@ def test_of_a_run_that_its_silent_hosts_alone_can_read_nothing_is_known_and_noth
     world = World(Documents(str(tmp_path)), print, program="a test")
     monkeypatch.setattr(world, "target", lambda _: target)
     run = Run(run_id=RUN_ID, stack="s", runs_url="/mnt/share/runs", slices=("main",), slice="main")
-    content = Content(runs={}, slices={}, others={}, unreadable={})
+    content = Content(runs={}, slices={}, stack_values={}, unreadable={})
     observed = world.examine(run, content, has_hosts=True)
     assert observed is not None and (observed.living, observed.silent) == ("unknown", 2)
     with pytest.raises(HostError, match="no answer"):

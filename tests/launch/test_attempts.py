@@ -12,7 +12,7 @@ import pytest
 from contracts import fencing
 from contracts.errors import Superseded
 from contracts.run_directory import RunDirectory
-from launch.attempts import End, Limits, begin, cause_of, end_of_run
+from launch.attempts import End, Limits, begin, attempt_cause, end_of_run
 
 STARTED = "2026-11-23T12:00:00Z"
 START_S = float(calendar.timegm(time.strptime(STARTED, "%Y-%m-%dT%H:%M:%SZ")))
@@ -194,7 +194,7 @@ ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | Non
 def test_an_attempt_on_pods_ends_for_the_causes_of_the_policy_and_a_lost_pod_is_the_cluster_s_affair(
     outcome: Any, result: dict[str, Any] | None, cause: str
 ) -> None:
-    assert cause_of(outcome, result) == cause
+    assert attempt_cause(outcome, result) == cause
 
 
 @pytest.mark.parametrize("case", ENDS)

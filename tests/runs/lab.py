@@ -253,7 +253,7 @@ class Lab:
 
     def state(self, run: Run) -> State:
         with mock.patch.dict(os.environ, self.environ):
-            return on_this_machine(hosts=None, platform="cpu").state_of(self.read(run))
+            return on_this_machine(hosts=None, platform="cpu").run_state(self.read(run))
 
     def all_runs(self) -> list[Run]:
         return runs.list_runs(runs.RunsFolder(url=str(self.runs_dir), files=DiskFiles()))

@@ -276,4 +276,4 @@ def test_only_the_secret_of_a_run_has_its_secrets_and_a_dry_run_has_none() -> No
     launcher = PodLauncher(runs=cast(ClusterRuns, None), options=options, wait_s=1.0)
     assert "hunter2!" not in json.dumps(launcher.documents(plan))
     assert PLACES["secrets"] == "/api/v1"
-    assert ("", "secrets", "create") in manifests.rights(several=False, has_secrets=True)
+    assert ("", "secrets", "create") in manifests.rights(has_several_slices=False, has_secrets=True)

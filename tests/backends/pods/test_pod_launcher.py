@@ -138,7 +138,7 @@ def test_a_launch_leaves_the_code_and_what_it_needs_where_pods_fetch_it(
     assert len(fetched) == 6
     for url, sha256 in zip(fetched[::2], fetched[1::2], strict=True):
         (content,) = run.directory.files.read([url])
-        assert content is not None and Bundle.of_text(content.decode(), sha256) is not None
+        assert content is not None and Bundle.from_text(content.decode(), sha256) is not None
 
 
 def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
@@ -214,7 +214,7 @@ class Pods:
         self.api, self.name = self.cluster.connection, job_name(self.run_id)
 
     def states(self) -> list[str]:
-        return [entry["state"] for entry in self.cluster.of(self.run_id).entries()]
+        return [entry["state"] for entry in self.cluster.run_in_cluster(self.run_id).entries()]
 
     def job(self) -> Object:
         return self.api.get(self.api.path("jobs", self.name))
@@ -303,7 +303,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     begun = in_background(lambda: pods.begin(20.0, lines.append))
     eventually(pods.states, ["starting", "starting"])
     eventually(lambda: pods.job()["spec"].get("suspend"), False)
-    begin_by_s = cluster.of(plan.run_id).begin_by_s
+    begin_by_s = cluster.run_in_cluster(plan.run_id).begin_by_s
     assert begin_by_s == pytest.approx(time.time() + 20 + 2 * 3600, abs=20), "the launcher may die"
     assert "activeDeadlineSeconds" not in pods.job()["spec"], "it may train for long"
     names = [pods.make(0, node="n0"), pods.make(1)]
@@ -330,10 +330,10 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     assert cluster.join(plan.process(0), 10.0)["state"] == "stepping"
     pods.say(names[1], "Failed", KILLED)
     eventually(pods.states, ["running", "starting"])
-    assert cluster.of(plan.run_id).entries()[1]["reason"] == "OOMKilled"
+    assert cluster.run_in_cluster(plan.run_id).entries()[1]["reason"] == "OOMKilled"
     time.sleep(1)  # by its second of creation, the newest of two pods is told
     pods.make(1, "b", node="n0")
-    eventually(lambda: cluster.of(plan.run_id).entries()[1]["reason"], None)
+    eventually(lambda: cluster.run_in_cluster(plan.run_id).entries()[1]["reason"], None)
 
     gone = in_background(pods.end_what_is_deleted)
     answers = target.backend.stop(as_run(planned), grace_s=1)
@@ -349,7 +349,7 @@ def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(pods: P
     check(pods.planned)
 
     def fail_to_place() -> None:
-        eventually(lambda: pods.cluster.of(pods.run_id).work is not None, True)
+        eventually(lambda: pods.cluster.run_in_cluster(pods.run_id).work is not None, True)
         event = {
             "metadata": {"name": f"{pods.name}-event"},
             "involvedObject": {"kind": "Job", "name": pods.name, "namespace": NAMESPACE},
@@ -366,7 +366,7 @@ def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(pods: P
     ):
         pods.begin(2.0)
     ended.join(10)
-    eventually(lambda: pods.cluster.of(pods.run_id).work, None)
+    eventually(lambda: pods.cluster.run_in_cluster(pods.run_id).work, None)
 
 
 def test_a_run_that_another_launcher_has_made_is_left_alone(pods: Pods) -> None:
@@ -380,7 +380,7 @@ def test_a_run_that_another_launcher_has_made_is_left_alone(pods: Pods) -> None:
             errors.append(error)
 
     begun = in_background(wait_for_nodes)
-    eventually(lambda: pods.cluster.of(pods.run_id).begins_pods, True)
+    eventually(lambda: pods.cluster.run_in_cluster(pods.run_id).begins_pods, True)
     with pytest.raises(AtWorkError, match="is being launched by another process"):
         pods.begin(60.0)
     pods.cluster.remove(pods.run_id, wait_s=0, uid="another")
@@ -418,7 +418,7 @@ def test_a_create_whose_answer_is_lost_takes_its_own_job_and_leaves_another_s_al
         assert not pods.is_deleted()
         pods.cluster.remove(pods.run_id, wait_s=0)
     ended[0].join(10)
-    eventually(lambda: pods.cluster.of(pods.run_id).work, None)
+    eventually(lambda: pods.cluster.run_in_cluster(pods.run_id).work, None)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_a_run_whose_launcher_died_is_removed_by_a_look_when_its_pods_can_begin_
     (tmp_path / "runs" / pods.run_id).mkdir(parents=True)
     pods.planned.directory.write_json("run.json", described)
     pods.create_suspended(annotations={BEGIN_BY: str(time.time() - late_s)})
-    eventually(lambda: pods.cluster.of(pods.run_id).begins_pods, True)
+    eventually(lambda: pods.cluster.run_in_cluster(pods.run_id).begins_pods, True)
     assert status(pods.target, None) == 0
     shown = capsys.readouterr().out
     facts = (pods.is_deleted(), f"{pods.run_id}  failed" in shown, TOO_LATE in shown)
@@ -490,7 +490,7 @@ def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(
 def test_a_run_that_goes_on_is_not_cleared_away(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backends.pods.pod_launcher.REMOVE_LIMIT_S", 0.0)
     pods.create_suspended()
-    eventually(lambda: pods.cluster.of(pods.run_id).begins_pods, True)
+    eventually(lambda: pods.cluster.run_in_cluster(pods.run_id).begins_pods, True)
     again = dataclasses.replace(pods.planned.plan, attempt=1)
     with pytest.raises(HostError, match=f"goes on with {pods.run_id}.*fab stop"):
         launcher(pods.planned).prepare(again, [], lambda _: None)

@@ -271,7 +271,7 @@ def test_a_run_ends_with_the_reason_where_its_pod_waits_in_vain_for_long(
     cluster, run = Stuck(), write_run()
 
     def state() -> str:
-        (entry,) = cluster.entries(cluster.of(run.run_id))
+        (entry,) = cluster.entries(cluster.run_in_cluster(run.run_id))
         return runs.state(run, [entry], knowing=1, now_s=BEGAN_S + 10 * 3600)
 
     assert state() == "starting"

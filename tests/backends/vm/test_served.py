@@ -72,7 +72,7 @@ def test_a_server_on_a_host_answers_through_the_tunnel_and_ends_with_it(
     assert [each["input"] for each in found["answers"]] == ["a <mask>"]
     served = json.loads(server.directory.read_text("serving.json") or "")
     assert (served["address"], f":{served['port']}/" in str(found["url"])) == ("127.0.0.1", False)
-    assert stack.state_of(runs.find(stack.runs, server.run_id)) in ACTIVE
+    assert stack.run_state(runs.find(stack.runs, server.run_id)) in ACTIVE
     assert serving._lead(terminal(), stack, server, stops=True) == 0
     ended = runs.find(stack.runs, server.run_id)
-    assert (stack.state_of(ended), (ended.result or {})["requests"]) == ("done", 2)
+    assert (stack.run_state(ended), (ended.result or {})["requests"]) == ("done", 2)

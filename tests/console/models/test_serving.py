@@ -133,7 +133,7 @@ def test_a_signal_to_the_command_ends_the_server_while_it_starts_too(
     out, _ = process.communicate(timeout=60)
     server = runs.find(here("1").runs, "latest")
     assert (f"{server.run_id} was stopped" in out) or (f"{server.run_id} is done" in out), out
-    state = here("1").state_of(server)
+    state = here("1").run_state(server)
     assert state in ("stopped", "done")
 
 

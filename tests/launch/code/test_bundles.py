@@ -245,7 +245,7 @@ def test_what_cannot_be_sent_is_named_with_its_reason_and_every_name_travels(
         assert (tmp_path / "there" / name).read_bytes() == name.encode(errors="surrogateescape")
     assert (tmp_path / "there" / "outside").read_bytes() == b"elsewhere"
     assert not (tmp_path / "there" / "outside").is_symlink()
-    assert Bundle.of_text(sent.text, sent.sha256) == sent
+    assert Bundle.from_text(sent.text, sent.sha256) == sent
 
 
 def _repository(folder: Path) -> Path:

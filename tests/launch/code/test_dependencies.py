@@ -17,7 +17,7 @@ from contracts.errors import RequestError, Unreachable
 from jobs.runtime.ranks import command_environment
 from launch.code import dependencies
 from launch.code.dependencies import Framework, Interpreter
-from launch.code.requirement_files import find, framework_of, imported_framework
+from launch.code.requirement_files import find, imported_framework, required_framework
 from tests.launch.code.package_index import add_wheel, list_files
 
 HERE = dependencies.interpreter_on(is_here=True, in_container=False)
@@ -96,7 +96,7 @@ def test_the_nearest_file_says_what_a_project_needs_and_of_which_framework(
 ) -> None:
     source = find(project(tmp_path, files), "train.py")
     assert source is not None
-    assert (source.name, {*source.names}, framework_of(source)) == (name, names, framework)
+    assert (source.name, {*source.names}, required_framework(source)) == (name, names, framework)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_is_refused_of_such_a_file_is_named_without_a_secret(
     tmp_path: Path, files: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RequestError) as refused:
-        framework_of(find(project(tmp_path, files), "train.py"))  # type: ignore[arg-type]
+        required_framework(find(project(tmp_path, files), "train.py"))  # type: ignore[arg-type]
     assert message in str(refused.value)
     assert "hunter22" not in str(refused.value)
 

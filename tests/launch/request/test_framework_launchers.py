@@ -32,7 +32,11 @@ def test_a_launcher_is_taken_off_a_command(
 ) -> None:
     unwrapped = unwrap(typed.split())
     assert isinstance(unwrapped, Unwrapped)
-    assert (" ".join(unwrapped.words), unwrapped.processes_per_host, unwrapped.env) == (words, per_host, env)
+    assert (" ".join(unwrapped.arguments), unwrapped.processes_per_host, unwrapped.env) == (
+        words,
+        per_host,
+        env,
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from launch import launching, runs
 from launch.hosts import stop_processes
 from launch.request.run_request import Request
 from launch.runs import Run
-from launch.targets import Given, Target, TargetRequest
+from launch.targets import PresetInventory, Target, TargetRequest
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines
 from tests.launch.slices import make_host, make_inventory, make_slice
@@ -84,14 +84,16 @@ class Pair:
             Ssh(LIMITS) as ssh,
             mock.patch.object(transport, "Ssh", lambda: ssh),
         ):
-            given = Given(
+            preset = PresetInventory(
                 folder=self.inventory_path.parent,
                 inventory=self.inventory,
                 platform=platform,
                 python=PYTHON,
                 stand_in_devices=(DEVICE,),
             )
-            yield inventory_target(self.inventory, TargetRequest(stack=str(self.inventory_path), given=given))
+            yield inventory_target(
+                self.inventory, TargetRequest(stack=str(self.inventory_path), preset=preset)
+            )
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""
@@ -111,7 +113,7 @@ class Pair:
         return state, read(run)
 
     def state(self, target: Target, run: Run) -> State:
-        return target.state_of(read(run))
+        return target.run_state(read(run))
 
     def reach(self, run: Run, step: int) -> None:
         """Wait until the metrics have that step."""
