@@ -209,9 +209,9 @@ class HostLauncher:
         agents = plan.target.agents
         try:
             facts = preflight(plan, agents, now_s)
-            code, *others = bundles
+            code, *further = bundles
             sent = stage(code, agents, facts)
-            for bundle in others:
+            for bundle in further:
                 if (path := plan.stored_at(bundle.sha256)) is not None:
                     keep(bundle, path, plan.target.files)
                 sent += stage_if_missing(bundle, agents, path, say)
@@ -225,7 +225,7 @@ class HostLauncher:
         name = " and ".join(
             f"{title} {bundle.sha256[:12]}" for title, bundle in zip(BUNDLES, bundles, strict=False)
         )
-        is_there = "are there" if others else "is there"
+        is_there = "are there" if further else "is there"
         say(f"preflight passed on {_named(plan.target)}, {name} {'sent' if sent else is_there}")
         return plans.settled(plan, facts, token=secrets.token_hex(16))
 
@@ -298,10 +298,10 @@ def stage_if_missing(
     request = {"sha256": bundle.sha256, **({"archive_path": path} if path else {})}
     answers = ask_all(agents, "stage", [request] * len(agents), timeout_s=STAGE_LIMIT_S)
     present = all_or_error("the folder could not be sent:", answers)
-    missing = [agent for agent, it in zip(agents, present, strict=True) if not it["present"]]
-    if problem := next((it["problem"] for it in present if it.get("problem")), None):
+    missing = [agent for agent, state in zip(agents, present, strict=True) if not state["present"]]
+    if problem := next((state["problem"] for state in present if state.get("problem")), None):
         say(f"{problem}; {counted(len(missing), 'host')} get it from this machine instead")
-    return sum(bool(it["sent"]) for it in present) + _send(bundle, missing)
+    return sum(bool(state["sent"]) for state in present) + _send(bundle, missing)
 
 
 def _distinct(agents: Sequence[Agent]) -> list[Agent]:
@@ -312,12 +312,12 @@ def _distinct(agents: Sequence[Agent]) -> list[Agent]:
 def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
     missing, size_bytes = _distinct(missing), len(bundle.archive)
     at_once = max(1, MOST_BYTES_SENT // min(size_bytes, PIECE_BYTES))
-    for some in itertools.batched(missing, at_once):
+    for batch in itertools.batched(missing, at_once):
         for offset in range(0, size_bytes, PIECE_BYTES):
             piece = base64.b64encode(bundle.archive[offset : offset + PIECE_BYTES]).decode()
             at = {"offset": offset, "size_bytes": size_bytes}
             request = {"sha256": bundle.sha256, "archive_base64": piece, **at}
-            answers = ask_all(some, "stage", [request] * len(some), timeout_s=STAGE_LIMIT_S)
+            answers = ask_all(batch, "stage", [request] * len(batch), timeout_s=STAGE_LIMIT_S)
             all_or_error("the code could not be sent:", answers)
     return len(missing)
 

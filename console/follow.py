@@ -81,7 +81,7 @@ def train(
         )
     if hand_over is not None:
         hand_over.check(target)
-        require_references({name: one.source for name, one in request.secrets.items()}, "--keep")
+        require_references({name: secret.source for name, secret in request.secrets.items()}, "--keep")
     old = resumed(target, resume, request.job or None) if resume else None
     target = open_target(old) if old and target.capabilities.hosts_follow_run else target
     if old is None:

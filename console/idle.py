@@ -61,9 +61,10 @@ def remarks(target: Target) -> Iterator[str]:
     of idle ones where the runs cannot be read in time.
     """
     now_s, path = time.time(), _memory(target)
-    for one in target.inventory.slices:
-        if one.ends_s is not None and now_s < one.ends_s < now_s + DAY_S:
-            yield f"the slice {one.name} ({one.capacity}) is taken back in {spoken(one.ends_s - now_s)}"
+    for tpu_slice in target.inventory.slices:
+        if tpu_slice.ends_s is not None and now_s < tpu_slice.ends_s < now_s + DAY_S:
+            left = spoken(tpu_slice.ends_s - now_s)
+            yield f"the slice {tpu_slice.name} ({tpu_slice.capacity}) is taken back in {left}"
     used_at = _read(path)
     candidates = [
         idle

@@ -68,13 +68,12 @@ def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]
 def _remove_packages(target: Target) -> None:
     """Remove the packages and large folders of commands of the user's own that no run has any more."""
     folder, files = f"{target.runs.url}/{run_directory.BUNDLES}", target.runs.files
-    names = files.list(
-        folder
-    )  # before the runs: those of a run that has just begun are not among them, or needed
+    # Listed before the runs, so that the bundles of a run that begins meanwhile are not in the list, or are needed.
+    names = files.list(folder)
     described = [run.described for run in runs.list_runs(target.runs)]
-    records = [(one.get("config") or {}).get("packages") or {} for one in described]
+    records = [(record.get("config") or {}).get("packages") or {} for record in described]
     needed = {record.get("sha256") for record in records} | {
-        (one.get("code") or {}).get("folder") for one in described
+        (record.get("code") or {}).get("folder") for record in described
     }
     for name in names:
         if name.partition(".")[0] not in needed:

@@ -223,7 +223,7 @@ def costs_by_month(targets: Sequence[Target], *, as_json: bool) -> int:
         for target, listing in listings
         for month in pricing.by_month(listing.runs, target.inventory.slices, time.time())
     ]
-    unreadable = {run_id: why for _, listing in listings for run_id, why in listing.unreadable.items()}
+    unreadable = {run_id: reason for _, listing in listings for run_id, reason in listing.unreadable.items()}
     if as_json:
         rows = [{"stack": stack, **_month(month)} for stack, month in months]
         print(json.dumps({"months": rows, "unreadable": unreadable}))

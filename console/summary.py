@@ -141,8 +141,8 @@ def _done(run: Run) -> list[str]:
         if not metric.is_detail
     ]
     taken, total, exported = result.get("steps"), run.total_steps, result.get("exported_step")
-    of_all = f"{taken:,} of {counted(total, 'step')}" if total and taken not in (None, total) else None
-    steps = "" if taken is None else f" for {of_all or counted(taken, 'step')}"
+    step_count = f"{taken:,} of {counted(total, 'step')}" if total and taken not in (None, total) else None
+    steps = "" if taken is None else f" for {step_count or counted(taken, 'step')}"
     rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
     if (spent := run.goodput) is not None and spent.share is not None:
         rows.append(("goodput", spent.text()))
@@ -152,10 +152,10 @@ def _done(run: Run) -> list[str]:
     if saved:
         rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
     if run.directory.list(run_directory.EXPORT):
-        of_step = f" (step {exported}, the best)" if exported not in (None, taken) else ""
-        rows.append(("export", run.directory.path(run_directory.EXPORT) + of_step))
-    if isinstance(found := result.get("tensorboard"), str):
-        rows.append(("curves", f"tensorboard --logdir {run.directory.path(found)}"))
+        exported_step = f" (step {exported}, the best)" if exported not in (None, taken) else ""
+        rows.append(("export", run.directory.path(run_directory.EXPORT) + exported_step))
+    if isinstance(tensorboard := result.get("tensorboard"), str):
+        rows.append(("curves", f"tensorboard --logdir {run.directory.path(tensorboard)}"))
     warned = result.get("warnings")
     if isinstance(warned, list) and warned:
         rows.append(("warnings", f"{len(warned)}; the report has them"))

@@ -50,13 +50,13 @@ MEANINGS: Mapping[Category, str] = {
     "finishing": "what follows the last step: the export, a last look",
     "unknown": "not told apart by what ran",
 }
-CATEGORY_OF: Mapping[str, Category] = {
+PART_CATEGORIES: Mapping[str, Category] = {
     "start": "starting", "restore": "restoring", "compile": "compiling", "compute": "productive",
     "input_wait": "input_wait", "evaluation": "evaluation", "checkpoint": "saving", "logging": "recording",
     "profile": "recording", "finish": "finishing", "command": "unknown",
 }  # fmt: skip
 """The category of each part of jobs.runtime.monitoring.metrics."""
-OF_STEPS: tuple[Category, ...] = ("productive", "input_wait")
+STEP_CATEGORIES: tuple[Category, ...] = ("productive", "input_wait")
 """Categories of a step that is lost."""
 
 
@@ -115,7 +115,7 @@ def title(category: Category) -> str:
     return TITLES.get(category, category.replace("_", " "))
 
 
-def sum_of(parts: Sequence[Goodput]) -> Goodput:
+def total_goodput(parts: Sequence[Goodput]) -> Goodput:
     sums = {name: sum(part.milliseconds.get(name, 0) for part in parts) for name in CATEGORIES}
     return Goodput({name: value for name, value in sums.items() if value})
 
@@ -137,14 +137,14 @@ def measured(attempt: Mapping[str, Any], result: Any, heartbeats: Sequence[Any])
     return {"wall_s": wall_s(attempt, result, beats), **({"timing": timing} if timing.get("parts") else {})}
 
 
-def of_run(run: Any, result: Any, heartbeats: Sequence[Any]) -> Goodput | None:
+def run_goodput(run: Any, result: Any, heartbeats: Sequence[Any]) -> Goodput | None:
     """The goodput of all attempts so far, from the contents of run.json, result.json and the heartbeats. Attempts whose
     duration is not known are left out; None where that is so of all."""
-    parts = [part for part in of_attempts(run, result, heartbeats) if part is not None]
-    return sum_of(parts) if parts else None
+    parts = [part for part in attempt_goodputs(run, result, heartbeats) if part is not None]
+    return total_goodput(parts) if parts else None
 
 
-def of_attempts(run: Any, result: Any, heartbeats: Sequence[Any]) -> list[Goodput | None]:
+def attempt_goodputs(run: Any, result: Any, heartbeats: Sequence[Any]) -> list[Goodput | None]:
     """The same of each attempt, with the time that its slice waited for it; None where its duration is not known."""
     listed = _mapping(run).get("attempts")
     attempts = [attempt for attempt in listed if _is_attempt(attempt)] if isinstance(listed, list) else []
@@ -152,14 +152,14 @@ def of_attempts(run: Any, result: Any, heartbeats: Sequence[Any]) -> list[Goodpu
         return []
     *earlier, latest = attempts
     number = latest.get("attempt")
-    of_latest = [beat for beat in map(_mapping, heartbeats) if beat.get("attempt") == number]
+    latest_beats = [beat for beat in map(_mapping, heartbeats) if beat.get("attempt") == number]
     result = _mapping(result) if _mapping(result).get("attempt") == number else {}
-    ended = {"outcome": result.get("outcome"), **measured(latest, result, of_latest)}
+    ended = {"outcome": result.get("outcome"), **measured(latest, result, latest_beats)}
     records = [*earlier, {**latest, **ended}]
     kept_steps = _kept_steps(records)
     return [
-        _goodput(record, kept, before)
-        for record, kept, before in zip(records, kept_steps, [None, *records], strict=False)
+        _goodput(record, lasting, before)
+        for record, lasting, before in zip(records, kept_steps, [None, *records], strict=False)
     ]
 
 
@@ -177,8 +177,8 @@ def _spent(record: Mapping[str, Any], total: int, kept_step: float) -> dict[Cate
     timing = _mapping(record.get("timing"))
     parts: dict[Category, int] = {}
     for name, value in _mapping(timing.get("parts")).items():
-        if name in CATEGORY_OF and (part := _ms(value)) is not None:
-            parts[CATEGORY_OF[name]] = parts.get(CATEGORY_OF[name], 0) + part
+        if name in PART_CATEGORIES and (part := _ms(value)) is not None:
+            parts[PART_CATEGORIES[name]] = parts.get(PART_CATEGORIES[name], 0) + part
     if not any(parts.values()):
         return {"unknown": total}
     step = amount(timing.get("step")) or 0
@@ -187,13 +187,13 @@ def _spent(record: Mapping[str, Any], total: int, kept_step: float) -> dict[Cate
     elif {*parts} == {"starting"} and (step or record.get("outcome") == "done"):
         return {"unknown": total}  # a job that tells no parts apart
     _fit(parts, total)
-    opened = CATEGORY_OF.get(str(timing.get("open")), "productive")
+    opened = PART_CATEGORIES.get(str(timing.get("open")), "productive")
     idle = min(_ms(timing.get("idle_s")) or 0, parts.get(opened, 0))
     parts[opened] = parts.get(opened, 0) - idle
     lost_share = _lost_share(amount(timing.get("from_step")) or 0, step, kept_step)
-    lost = {name: round(parts.get(name, 0) * lost_share) for name in OF_STEPS}
-    kept = {name: part - lost.get(name, 0) for name, part in parts.items()}
-    return {**kept, "idle": idle, "lost": sum(lost.values())}
+    lost = {name: round(parts.get(name, 0) * lost_share) for name in STEP_CATEGORIES}
+    lasting = {name: part - lost.get(name, 0) for name, part in parts.items()}
+    return {**lasting, "idle": idle, "lost": sum(lost.values())}
 
 
 def _fit(parts: dict[Category, int], total: int) -> None:
@@ -203,9 +203,9 @@ def _fit(parts: dict[Category, int], total: int) -> None:
     if over <= 0:
         parts["starting"] = parts.get("starting", 0) - over
         return
-    whole = over + total
+    sum_ms = over + total
     for name in parts:
-        parts[name] = parts[name] * total // whole
+        parts[name] = parts[name] * total // sum_ms
     parts[max(parts, key=lambda name: parts[name])] += total - sum(parts.values())
 
 
@@ -217,18 +217,18 @@ def _lost_share(from_step: float, step: float, kept_step: float) -> float:
 def _kept_steps(records: Sequence[Mapping[str, Any]]) -> list[float]:
     """The last step of each attempt that a later one did not take again; of those that nobody has gone on from and that
     ended before their last step, the last one that was saved."""
-    kept: list[float] = []
+    lasting: list[float] = []
     resumed_from = math.inf
     for record in reversed(records):
         timing = _mapping(record.get("timing"))
         saved = amount(timing.get("saved_step"))
         has_ended_badly = record.get("outcome") not in (None, "done")
-        kept.append(
+        lasting.append(
             saved if resumed_from == math.inf and has_ended_badly and saved is not None else resumed_from
         )
         if (from_step := amount(timing.get("from_step"))) is not None:
             resumed_from = min(resumed_from, from_step)
-    return kept[::-1]
+    return lasting[::-1]
 
 
 def _waiting_ms(before: Mapping[str, Any], record: Mapping[str, Any]) -> int:

@@ -305,12 +305,12 @@ def without_retaken(
     """
     later_steps: dict[str, set[float]] = {}
     lowest: dict[str, float] = {}
-    kept: list[Mapping[str, Any]] = []
+    retained: list[Mapping[str, Any]] = []
     retaken: list[float] = []
     for line in reversed(lines):
         step = amount(line.get("step"))
         if step is None:
-            kept.append(line)
+            retained.append(line)
             continue
         names = [name for name in line if name not in ("step", "time")]
         old = {
@@ -324,8 +324,8 @@ def without_retaken(
         if old:
             retaken.append(step)
         if not old or len(old) < len(names):
-            kept.append({name: value for name, value in line.items() if name not in old})
-    return kept[::-1], retaken_message(retaken)
+            retained.append({name: value for name, value in line.items() if name not in old})
+    return retained[::-1], retaken_message(retaken)
 
 
 def retaken_message(steps: Sequence[float]) -> list[str]:

@@ -23,7 +23,7 @@ Reader = Callable[[str, str], Any]
 """Gives the value of an option, such as --lines, and a text. Raises RequestError: the text has none."""
 
 USD = re.compile(r"\d{1,9}(\.\d{1,6})?")
-WHOLE = re.compile(r"-?\d{1,9}", re.ASCII)
+WHOLE_NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -79,9 +79,9 @@ def flag(help: str) -> Any:
     return dataclasses.field(default=False, metadata={"option": Option(help=help, read=_as_typed, kind=bool)})
 
 
-def several(help: str) -> Any:
+def repeatable(help: str) -> Any:
     """Declare an option that may be given several times; its value is a tuple."""
-    list_option = Option(help=help, read=lambda _option, given: tuple(given), kind=list)
+    list_option = Option(help=help, read=lambda _option, values: tuple(values), kind=list)
     return dataclasses.field(default=(), metadata={"option": list_option})
 
 
@@ -162,14 +162,14 @@ def long(name: str) -> str:
 # --- what a value may be -------------------------------------------------------------------------------------------
 
 
-def whole(minimum: int | None = None) -> Reader:
+def whole_number(minimum: int | None = None) -> Reader:
     """Read whole numbers, from `least` on.
 
     Invoke would read numbers itself, but answers what is none with a traceback.
     """
 
     def read(option: str, text: str) -> int:
-        is_whole = WHOLE.fullmatch(text)
+        is_whole = WHOLE_NUMBER.fullmatch(text)
         if minimum is not None and not (is_whole and int(text) >= minimum):
             raise RequestError(f"{option} {text}: must be a whole number of at least {minimum}")
         if not is_whole:
@@ -181,7 +181,7 @@ def whole(minimum: int | None = None) -> Reader:
 
 def seconds(minimum: int) -> Reader:
     """Read whole seconds, as a float."""
-    return lambda option, text: float(whole(minimum)(option, text))
+    return lambda option, text: float(whole_number(minimum)(option, text))
 
 
 def usd(option: str, text: str) -> float:
@@ -200,7 +200,7 @@ def number(option: str, text: str) -> float:
 
 def port(option: str, text: str) -> int:
     """Read a port, 0 for any that is free."""
-    if not WHOLE.fullmatch(text) or not 0 <= int(text) < 2**16:
+    if not WHOLE_NUMBER.fullmatch(text) or not 0 <= int(text) < 2**16:
         raise RequestError(f"{option} {text}: must be a whole number from 0 to {2**16 - 1}")
     return int(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.command_options import argument, flag, group, option, options, positionals, seconds, whole
+from fabfile.command_options import argument, flag, group, option, options, positionals, seconds, whole_number
 from fabfile.selector import Selector
 from fabfile.train_tasks import ACCESS, RUNTIME
 
@@ -151,7 +151,7 @@ def get(args: Get) -> int:
 @options
 class Ssh:
     host: int | None = option(
-        "which host, by index, of the slice or of the run (default: the first)", whole(0)
+        "which host, by index, of the slice or of the run (default: the first)", whole_number(0)
     )
     selector: Selector = group(Selector, "stack", "slice", "hosts", "runs")
     run: str | None = argument(

@@ -68,11 +68,11 @@ def serve(args: Serve) -> int:
 
     if {"-h", "--help"} & {*args.positionals}:
         return status_command.list_jobs(jobs.SERVER)
-    one = "1" if args.selector.stack_name == "local" else "0"
-    target = dataclasses.replace(args.selector, hosts=args.selector.hosts or one).target()
+    default_hosts = "1" if args.selector.stack_name == "local" else "0"
+    target = dataclasses.replace(args.selector, hosts=args.selector.hosts or default_hosts).target()
     if len(target.hosts) > 1:
         raise RequestError(f"--hosts {args.selector.hosts}: a server is one process on one host; name one")
-    how = serving.Options(
+    server_options = serving.Options(
         address=args.address,
         port=args.port,
         token_file=args.token_file,
@@ -80,7 +80,7 @@ def serve(args: Serve) -> int:
         detach=args.detach,
         server_arguments=args.positionals,
     )
-    return serving.serve(target, args.run, how)
+    return serving.serve(target, args.run, server_options)
 
 
 @options

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
-from fabfile.command_options import flag, group, option, options, positionals, seconds, several, whole
+from fabfile.command_options import (
+    flag,
+    group,
+    option,
+    options,
+    positionals,
+    repeatable,
+    seconds,
+    whole_number,
+)
 from fabfile.selector import JSON, Selector
 from fabfile.train_tasks import Training, prints_help
 
@@ -22,7 +31,7 @@ class Queued:
     """A run that is to wait in the queue."""
 
     priority: int = option(
-        "entries of a higher one are taken first; may be negative (default: 0)", whole(), default=0
+        "entries of a higher one are taken first; may be negative (default: 0)", whole_number(), default=0
     )
     run: Training = group(
         Training,
@@ -69,10 +78,12 @@ def submit(args: Submit) -> int:
 
 @options
 class Sweep:
-    grid: tuple[str, ...] = several(
+    grid: tuple[str, ...] = repeatable(
         "an option of the job and its values, as learning-rate=1e-4,3e-4; may be given several times"
     )
-    seeds: int | None = option("how many seeds each combination is run with (as the job's --seed)", whole(1))
+    seeds: int | None = option(
+        "how many seeds each combination is run with (as the job's --seed)", whole_number(1)
+    )
     entry: Queued = group(Queued)
 
 
@@ -96,7 +107,7 @@ class Queue:
     all: bool = flag("every entry (default: those that wait or run, and the last ten that have ended)")
     json: bool = flag(JSON)
     stay: bool = flag("with work: go on when the queue is empty, until Ctrl-C")
-    priority: int | None = option("with move: the entry's new priority", whole())
+    priority: int | None = option("with move: the entry's new priority", whole_number())
     grace: float = option(
         "with cancel: seconds for saving a checkpoint (default: 120)", seconds(0), default=120.0
     )
@@ -126,7 +137,7 @@ def queue(args: Queue) -> int:
     if action == "cancel" and names:
         return queue_commands.cancel(entries, stack, names, grace_s=args.grace)
     if action == "move" and 1 <= len(names) <= 2:
-        number = whole(1)("fab queue move", names[0])
+        number = whole_number(1)("fab queue move", names[0])
         return queue_commands.move(entries, number, "".join(names[1:]), priority=args.priority)
     raise RequestError(
         f"fab queue {' '.join([action, *names])}: write fab queue, fab queue work, fab queue cancel ENTRY …, or fab "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
 from fabfile.command import task
-from fabfile.command_options import argument, flag, number, option, options, whole
+from fabfile.command_options import argument, flag, number, option, options, whole_number
 
 if TYPE_CHECKING:
     from rehearsal.daemon.cli import UpRequest
@@ -21,11 +21,13 @@ class Rehearsal:
     action: str = argument(
         "up, down, status, env, acts; or an act such as kill, cut, preempt (`fab rehearsal acts` lists them)"
     )
-    hosts: int = option("how many hosts `up` makes (default: 2)", whole(1), default=2)
+    hosts: int = option("how many hosts `up` makes (default: 2)", whole_number(1), default=2)
     docker: bool = flag("with `up`: hosts with Docker, and an image registry")
     kubernetes: bool = flag("with `up`: a cluster of real Kubernetes, and its nodes as the slice")
     slices: int = option(
-        "with `--kubernetes`: the hosts as so many slices, and JobSet's controller", whole(1), default=1
+        "with `--kubernetes`: the hosts as so many slices, and JobSet's controller",
+        whole_number(1),
+        default=1,
     )
     queue: str = option("with `--kubernetes`: Kueue, and a queue of this name", default="")
     keeper: bool = flag("with `up`: a gateway with a keeper")

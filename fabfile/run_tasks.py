@@ -17,7 +17,7 @@ from fabfile.command_options import (
     positionals,
     seconds,
     trackers,
-    whole,
+    whole_number,
 )
 from fabfile.selector import JSON, RUN, STACK, Selector
 
@@ -159,7 +159,7 @@ def rm(args: Rm) -> int:
 
 @options
 class Prune:
-    keep: int = option("how many runs to keep (default: 20)", whole(0), default=20)
+    keep: int = option("how many runs to keep (default: 20)", whole_number(0), default=20)
     yes: bool = flag(YES)
     selector: Selector = group(Selector, "stack", "slice", "runs")
 
@@ -191,7 +191,7 @@ def stacks(args: Stacks) -> int:
 @options
 class Profile:
     run: str = argument(RUN, default="latest")
-    steps: int = option("how many steps to trace, 100 at most (default: 5)", whole(1), default=5)
+    steps: int = option("how many steps to trace, 100 at most (default: 5)", whole_number(1), default=5)
     limit: float = option(
         "seconds to wait until the traces are written (default: 600)", seconds(1), default=600.0
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from fabfile.command import task
-from fabfile.command_options import flag, group, option, options, positionals, whole
+from fabfile.command_options import flag, group, option, options, positionals, whole_number
 from fabfile.run_tasks import YES
 from fabfile.selector import JSON, Selector
 
@@ -15,7 +15,7 @@ from fabfile.selector import JSON, Selector
 class Accelerators:
     zone: str | None = option("only types in this zone, at its prices")
     generation: str | None = option("only this generation, such as v5e")
-    max_chips: int | None = option("the largest number of chips (default: 64)", whole(1))
+    max_chips: int | None = option("the largest number of chips (default: 64)", whole_number(1))
     grant: str | None = option(
         "only types that the grant in this configuration file covers, such as Pulumi.dev.yaml"
     )
@@ -36,7 +36,7 @@ class Fit:
     job: str | None = option("the job whose step is compiled (a JAX job, see `fab jobs`)")
     args: str = option("the job's own options in one word, instead of after --", default="")
     accelerator: str | None = option("the type of the slice, such as v5litepod-16 (see `fab accelerators`)")
-    slices: int = option("how many such slices train together (default: 1)", whole(1), default=1)
+    slices: int = option("how many such slices train together (default: 1)", whole_number(1), default=1)
     compare: str | None = option("other types, such as v6e-8,v5p-8: a table of all of them")
     keep: bool = flag("keep the program: `fab train` of the same code, options and slice takes it along")
     json: bool = flag(JSON)
@@ -82,7 +82,7 @@ def fit(args: Fit) -> int:
 @options
 class Capacity:
     selector: Selector = group(Selector, "stack")
-    days: int | None = option("how far back (default: 30)", whole(1))
+    days: int | None = option("how far back (default: 30)", whole_number(1))
     json: bool = flag("for programs: every hour that is known")
 
 

@@ -157,7 +157,7 @@ class Line:
     def _is_script(self, command: Command, word: str) -> bool:
         """Whether a word is a script to train with, whose folder or job nobody names."""
         trains = command.positionals is not None and command.positionals.owner == "job"
-        names = {each.partition("=")[0] for each in self.tokens}
+        names = {token.partition("=")[0] for token in self.tokens}
         return (
             trains
             and word.endswith(".py")
@@ -169,8 +169,8 @@ class Line:
         """Take out an option that the command does not have, and the next word if that may be its value."""
         word, flags = self.tokens.pop(place), self.command.parser_context.flags
         self.strays.append(word)
-        meant = flags.get(suggestion(word, flags) or "")
-        has_value = "=" not in word and (meant is None or meant.takes_value)
+        flag = flags.get(suggestion(word, flags) or "")
+        has_value = "=" not in word and (flag is None or flag.takes_value)
         if has_value and place < len(self.tokens) and not OPTION.match(self.tokens[place]):
             self.strays.append(self.tokens.pop(place))
 

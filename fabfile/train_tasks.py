@@ -17,11 +17,11 @@ from fabfile.command_options import (
     option,
     options,
     positionals,
+    repeatable,
     seconds,
-    several,
     trackers,
     usd,
-    whole,
+    whole_number,
 )
 from fabfile.selector import JSON, RUN, Selector
 
@@ -64,7 +64,7 @@ class Training:
     )
     max_restarts: int | None = option(
         "how often the run is started again after it was lost, failed or hung (default: 0; of pods: 10)",
-        whole(0),
+        whole_number(0),
     )
     hang_limit: float = option(
         "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
@@ -74,21 +74,21 @@ class Training:
     heartbeat_limit: float = option(
         "also stop a run as hung after so many seconds without a heartbeat", seconds(10), default=300.0
     )
-    send: tuple[str, ...] = several(
+    send: tuple[str, ...] = repeatable(
         "a file of your folder that is sent although it may hold a secret; may be given several times"
     )
-    env: tuple[str, ...] = several(
+    env: tuple[str, ...] = repeatable(
         "NAME=VALUE, or NAME for its value in this shell: a variable of the run's processes; may be given several times"
     )
-    env_file: tuple[str, ...] = several("a file of such lines; may be given several times")
-    secret: tuple[str, ...] = several(
+    env_file: tuple[str, ...] = repeatable("a file of such lines; may be given several times")
+    secret: tuple[str, ...] = repeatable(
         "NAME, a variable of this shell, or NAME=sm://PROJECT/SECRET: a variable of the run whose value nothing shows"
     )
-    secret_file: tuple[str, ...] = several(
+    secret_file: tuple[str, ...] = repeatable(
         "a file of lines NAME=VALUE that are secrets; may be given several times"
     )
     no_install: bool = flag("do not install what your folder or script says that it needs")
-    from_source: tuple[str, ...] = several(
+    from_source: tuple[str, ...] = repeatable(
         "a package of those that has no wheel, and may be built on this machine; may be given several times"
     )
     positionals: tuple[str, ...] = positionals("[-- OPTIONS OF THE JOB]", owner="job")
@@ -182,9 +182,11 @@ class Training:
 class KeepLimits:
     """How long the keeper keeps a run."""
 
-    keep_attempts: int | None = option("how often the keeper may resume the run (default: 20)", whole(1))
+    keep_attempts: int | None = option(
+        "how often the keeper may resume the run (default: 20)", whole_number(1)
+    )
     keep_hours: int | None = option(
-        "for how many hours from now the keeper brings the run back (default: no end)", whole(1)
+        "for how many hours from now the keeper brings the run back (default: no end)", whole_number(1)
     )
 
     def hand_over(self) -> HandOver:
@@ -292,9 +294,9 @@ def status(args: Status) -> int:
 @options
 class Logs:
     run: str = argument(RUN, default="latest")
-    host: int | None = option("one host's log, by index (default: all hosts)", whole(0))
+    host: int | None = option("one host's log, by index (default: all hosts)", whole_number(0))
     follow: bool = flag("continue to print until the run ends")
-    lines: int = option("how many of the last lines to print first (0: all)", whole(0), default=40)
+    lines: int = option("how many of the last lines to print first (0: all)", whole_number(0), default=40)
     selector: Selector = group(Selector, "stack", "slice", "runs")
 
 

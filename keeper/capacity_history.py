@@ -21,22 +21,22 @@ DAYS = 30
 HEADINGS = (
     "zone", "type", "capacity", "asked", "in vain", "last in vain", "last served", "hours of the day, UTC",
 )  # fmt: skip
-NEVER, SERVED, SOME, OUT = "·", "○", "◐", "●"
+NEVER, SERVED, BOTH, OUT = "·", "○", "◐", "●"
 LEGEND = (
-    f"asked, in vain: hours of the last %d days. A mark for each hour from 00: {OUT} in vain, {SOME} both, "
+    f"asked, in vain: hours of the last %d days. A mark for each hour from 00: {OUT} in vain, {BOTH} both, "
     f"{SERVED} served, {NEVER} not asked"
 )
 
 
-def capacity(console: Console, wanted: targets.TargetRequest, *, days: int, as_json: bool) -> int:
+def capacity(console: Console, request: targets.TargetRequest, *, days: int, as_json: bool) -> int:
     """Print it, the zone that served most often first; as_json: every hour that is known.
 
     Raises:
         RequestError: the stack has no place where that is remembered, or it does not answer.
     """
-    if wanted.stack == targets.LOCAL:
+    if request.stack == targets.LOCAL:
         raise RequestError("this machine asks for no TPUs; say --stack as well")
-    documents = documents_for(wanted)
+    documents = documents_for(request)
     try:
         hours_by_offer = stock_outs.read(documents)
     except DocumentsError as error:
@@ -90,7 +90,7 @@ def _in_vain(hours: Hours) -> float:
 
 def _slot(hour: str, hours: Hours) -> str:
     out, served = (any(moment.endswith(hour) for moment in kind) for kind in (hours.out, hours.served))
-    return SOME if out and served else OUT if out else SERVED if served else NEVER
+    return BOTH if out and served else OUT if out else SERVED if served else NEVER
 
 
 def _ago(hours: tuple[str, ...], now: datetime.datetime) -> str:

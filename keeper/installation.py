@@ -40,7 +40,7 @@ PASS_LIMIT_S = 7200
 FIRST_PASS_S = 120
 SHARE_OWNER = 1000
 """`infra.file_server.OWNER_ID`: as this user the keeper reads and writes run directories on the share."""
-KEPT = (
+INHERITED_VARIABLES = (
     gateway_login.VARIABLE, KEY_VARIABLE, "PATH", "HTTPS_PROXY", "NO_PROXY", "CLOUDSDK_CONFIG",
     "GOOGLE_APPLICATION_CREDENTIALS",
 )  # fmt: skip
@@ -96,7 +96,7 @@ def gateway_place(inventory: Inventory, lock: Lock) -> Place:
     )
 
 
-def here(inventory: Inventory) -> Place:
+def local_place(inventory: Inventory) -> Place:
     """Return this machine: a service of this user for each stack, with the environment of this checkout."""
     return Place(
         name=f"{NAME}-{inventory.stack}",
@@ -104,7 +104,7 @@ def here(inventory: Inventory) -> Place:
         units="~/.config/systemd/user",
         python=sys.executable,
         system=False,
-        environment=tuple((name, os.environ[name]) for name in KEPT if name in os.environ),
+        environment=tuple((name, os.environ[name]) for name in INHERITED_VARIABLES if name in os.environ),
     )
 
 
@@ -127,7 +127,7 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
     bundle, lock = _bundle(), python_environment.read_lock("keeper", CHECKOUT, "")
     transport: Transport
     if on_this_machine:
-        place, transport, host = here(inventory), LocalTransport(), "this machine"
+        place, transport, host = local_place(inventory), LocalTransport(), "this machine"
     else:
         place = gateway_place(inventory, lock)
         transport, host = _gateway(inventory)
@@ -204,7 +204,9 @@ def steps(place: Place, inventory: Inventory, bundle: Bundle, sent: str, lock: L
     before: tuple[Step, ...] = ()
     if place.system:
         uploaded = dataclasses.replace(lock, folder=f"{code}/requirements")
-        step = python_environment.made(MODULES, uploaded, place.python.removesuffix("/bin/python"))
+        step = python_environment.managed_environment(
+            MODULES, uploaded, place.python.removesuffix("/bin/python")
+        )
         environment = dataclasses.replace(
             step,
             root=True,
@@ -215,7 +217,7 @@ def steps(place: Place, inventory: Inventory, bundle: Bundle, sent: str, lock: L
         )
         before = (certificates(), _user())
     else:
-        environment = python_environment.found(place.python, MODULES, "`make install`")
+        environment = python_environment.existing_python(place.python, MODULES, "`make install`")
     return (*before, _code(place, code, sent, bundle.sha256), environment, _service(place, code, inventory))
 
 

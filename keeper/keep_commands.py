@@ -115,14 +115,13 @@ class HandOver:
                     history=before.history if before else (),
                 )
 
-            kept = store.edit_run(run.run_id, change)
+            document = store.edit_run(run.run_id, change)
         except DocumentsError as error:
             raise RequestError(f"{run.run_id} is not kept: {error}") from None
-        assert kept is not None
-        until = "" if kept.limits.deadline_s is None else f", until {_moment(kept.limits.deadline_s)}"
-        return (
-            f"{kept.run_id} is kept: at most {kept.limits.attempts} more attempts{until}; `fab keeper status`"
-        )
+        assert document is not None
+        until = "" if document.limits.deadline_s is None else f", until {_moment(document.limits.deadline_s)}"
+        limit = f"at most {document.limits.attempts} more attempts{until}"
+        return f"{document.run_id} is kept: {limit}; `fab keeper status`"
 
 
 def keep(target: Target, on: Callable[[str], Target], name: str, hand_over: HandOver) -> int:

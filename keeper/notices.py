@@ -95,8 +95,8 @@ class Notices:
         def change(now: Run | None) -> Run | None:
             if now is None:
                 return None
-            others = (other for other in now.notices if other["event"] != notice["event"])
-            return dataclasses.replace(now, notices=(*others, *remaining))
+            different = (other for other in now.notices if other["event"] != notice["event"])
+            return dataclasses.replace(now, notices=(*different, *remaining))
 
         if remaining != (notice,):
             self._store.edit_run(run.run_id, change)

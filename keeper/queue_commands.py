@@ -97,7 +97,7 @@ def _sweeps(target: Target) -> set[str]:
     if not is_url(target.runs_url) and not target.hosts[0].internal_address:
         return set()
     try:
-        return {str(sweep.of_run(run).get("name")) for run in runs.list_runs(target.runs)}
+        return {str(sweep.sweep_record(run).get("name")) for run in runs.list_runs(target.runs)}
     except HostError:
         return set()
 
@@ -113,13 +113,13 @@ def _add(targets: Sequence[Target], requests: Sequence[Request], wishes: Wishes)
     for request in requests:
         follow.require_job(request)
         submitted, fitting = _checked(targets, request)
-        if request.name is not None and (other := names.get(request.name)) and other.submission:
+        if request.name is not None and (neighbour := names.get(request.name)) and neighbour.submission:
             raise RequestError(
-                f"--name {request.name}: entry {other.submission.number} of the queue has it; choose another"
+                f"--name {request.name}: entry {neighbour.submission.number} of the queue has it; choose another"
             )
         submission = Submission(
             number=0,
-            what=_what(submitted),
+            what=_label(submitted),
             **submissions.described(dataclasses.replace(request, job=submitted.name, track=track), submitted),
             where=wishes.where,
             by=getpass.getuser(),
@@ -185,27 +185,29 @@ def _checked(targets: Sequence[Target], request: Request) -> tuple[Submitted, tu
     return submission, tuple(fitting)
 
 
-def _what(submitted: Submitted) -> str:
-    words = (
+def _label(submitted: Submitted) -> str:
+    arguments = (
         [str(word) for word in submitted.options["words"]] if submitted.is_own_command else [submitted.name]
     )
-    return next((word for word in words if word.endswith((".py", ".sh"))), words[0]).rpartition("/")[2]
+    return next((word for word in arguments if word.endswith((".py", ".sh"))), arguments[0]).rpartition("/")[
+        2
+    ]
 
 
-def work(documents: Documents, wanted: TargetRequest, *, stay: bool) -> int:
+def work(documents: Documents, request: TargetRequest, *, stay: bool) -> int:
     """Bring about what is wanted, until no submitted run waits or runs; with `stay` until Ctrl-C.
 
     FAILED if a run ended otherwise than done.
     """
     tell, store = say(terminal()), store_at(documents)
-    world = World(documents, tell, program="fab queue work", request=wanted)
+    world = World(documents, tell, program="fab queue work", request=request)
     unfinished = {run.run_id for run in pending(store.read().runs.values())}
     ended: dict[str, str] = {}
     problem = ""
     try:
         while True:
             try:
-                reconcile(store, world, tell, wanted)
+                reconcile(store, world, tell, request)
                 content, problem = store.read(), ""
             except (HostError, HostsError, Unreachable) as error:  # the bucket may be away, or a host
                 if str(error) != problem:
@@ -376,11 +378,18 @@ def move(documents: Documents, number: int, place: str, *, priority: int | None)
         new_priority = min(entry.priority for entry in waiting)
         order = max(entry.order for entry in waiting) + 1.0
     elif place:
-        other = numbered(entries, int(place.removeprefix("before:"))) if place.startswith("before:") else run
+        neighbour = (
+            numbered(entries, int(place.removeprefix("before:"))) if place.startswith("before:") else run
+        )
         earlier = [
-            entry.order for entry in waiting if entry.priority == other.priority and entry.order < other.order
+            entry.order
+            for entry in waiting
+            if entry.priority == neighbour.priority and entry.order < neighbour.order
         ]
-        new_priority, order = other.priority, (max(earlier, default=other.order - 2.0) + other.order) / 2
+        new_priority, order = (
+            neighbour.priority,
+            (max(earlier, default=neighbour.order - 2.0) + neighbour.order) / 2,
+        )
 
     def moved(now: Run | None) -> Run | None:
         if now is None or now.slice is not None:

@@ -77,7 +77,7 @@ def stack_documents(target: Target) -> Documents:
     """
     if target.capabilities.shares_files:
         return Documents(f"{target.runs_url.rstrip('/')}/.control")
-    return _documents_of(target.inventory, target.name)
+    return _stack_documents(target.inventory, target.name)
 
 
 def documents_for(request: AskedFor) -> Documents:
@@ -88,10 +88,10 @@ def documents_for(request: AskedFor) -> Documents:
     """
     if request.stack == targets.LOCAL:
         return stack_documents(resolve(request))
-    return _documents_of(read_inventory(request), request.stack)
+    return _stack_documents(read_inventory(request), request.stack)
 
 
-def _documents_of(inventory: Inventory, stack: str) -> Documents:
+def _stack_documents(inventory: Inventory, stack: str) -> Documents:
     if inventory.control is None:
         raise RequestError(
             f"--stack {stack}: what is kept or queued, and stock-outs, are noted in its bucket, and it has none; set "

@@ -20,7 +20,9 @@ from launch.targets import Secret
 
 def described(template: Request, submitted: Submitted) -> dict[str, Any]:
     """Return the fields of a Submission that say what is run."""
-    require_references(sources := {name: one.source for name, one in template.secrets.items()}, "the queue")
+    require_references(
+        sources := {name: secret.source for name, secret in template.secrets.items()}, "the queue"
+    )
     left_out = ("command", "resume", "submitted", "bundles", "run_id", "precompiled", "secrets")
     request, fields = (
         {name: value for name, value in vars(part).items() if name not in left_out}

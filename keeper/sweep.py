@@ -77,7 +77,9 @@ def requests(template: Request, name: str, grid: Sequence[Member]) -> Iterator[R
         raise RequestError(f"--{twice[0]}: is an option of the grid; leave it out after --")
     switches = () if template.command else jobs.find(template.job, template.framework).options()
     for index, member in enumerate(grid, start=1):
-        more = tuple(word for option, value in member.items() for word in _words(option, value, switches))
+        more = tuple(
+            word for option, value in member.items() for word in _option_arguments(option, value, switches)
+        )
         command = template.command and dataclasses.replace(
             template.command, config=dataclasses.replace(template.command.config, words=(*own_words, *more))
         )
@@ -90,7 +92,7 @@ def requests(template: Request, name: str, grid: Sequence[Member]) -> Iterator[R
         )
 
 
-def _words(option: str, value: str, switches: Sequence[str]) -> tuple[str, ...]:
+def _option_arguments(option: str, value: str, switches: Sequence[str]) -> tuple[str, ...]:
     if f"--no-{option}" in switches and value in ("true", "false"):
         return (f"--{option}" if value == "true" else f"--no-{option}",)
     return f"--{option}", value
@@ -165,7 +167,7 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
         RequestError: there is no such sweep.
     """
     listing = runs.survey(target.runs)
-    started = [run for run in reversed(listing.runs) if of_run(run).get("name") == name]
+    started = [run for run in reversed(listing.runs) if sweep_record(run).get("name") == name]
     submitted = [
         run
         for run in store.read().runs.values()
@@ -176,9 +178,9 @@ def compare(target: Target, store: Store, name: str, *, as_json: bool) -> int:
             f"--sweep {name}: there is none, in {target.runs_url} or in the queue; `fab queue --all`"
         )
     look = target.backend.status(started)
-    results = [_of_run(run, runs.state_by(run, look)) for run in started]
+    results = [_run_result(run, runs.state_by(run, look)) for run in started]
     started_ids = {run.run_id for run in started}
-    results += [_of_submitted(run) for run in submitted if run.run_id not in started_ids]
+    results += [_waiting_result(run) for run in submitted if run.run_id not in started_ids]
     metric = next((run.metrics.get(run.metrics.headline) for run in started if run.metrics.headline), None)
     compared = rows(results, metric)
     if as_json:
@@ -222,17 +224,17 @@ def _figure(row: Row, metric: Metric | None) -> str:
     return metric.text(row.mean) + (f" ± {scale * row.deviation:.2g}" if row.deviation is not None else "")
 
 
-def of_run(run: Run) -> Mapping[str, Any]:
+def sweep_record(run: Run) -> Mapping[str, Any]:
     return run.described.get("sweep") or {}
 
 
-def _of_run(run: Run, state: str) -> MemberResult:
+def _run_result(run: Run, state: str) -> MemberResult:
     summary = overview.overview(run, state)  # type: ignore[arg-type]
     reason = summary["error"] if state not in ("done", "starting", "running", "saving") else None
-    return MemberResult(options=of_run(run)["options"], state=state, overview=summary, reason=reason)
+    return MemberResult(options=sweep_record(run)["options"], state=state, overview=summary, reason=reason)
 
 
-def _of_submitted(run: TargetRequest) -> MemberResult:
+def _waiting_result(run: TargetRequest) -> MemberResult:
     assert run.submission is not None
     options = run.submission.request["sweep"]["options"]
     state = run.end.outcome if run.end is not None else "waiting"

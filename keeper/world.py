@@ -131,7 +131,7 @@ class World:
     def request(self, name: str, content: Content, lease: Lease, *, wait_s: float) -> bool:
         stack = self._specified(content)
         try:
-            made = ensure.ensure(
+            remade_slice = ensure.ensure(
                 self.clients,
                 self.backoff,
                 stack.slices[name],
@@ -147,9 +147,9 @@ class World:
             raise SliceLostError(str(error)) from None
         except CloudTpuError as error:
             raise RequestRefusedError(str(error), is_final=error.status in WRONG) from None
-        if made is not None:
-            ensure.record(self._documents, made)
-        return made is not None
+        if remade_slice is not None:
+            ensure.record(self._documents, remade_slice)
+        return remade_slice is not None
 
     def release(self, name: str, content: Content, lease: Lease) -> None:
         stack = self._specified(content)
@@ -212,13 +212,13 @@ class World:
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    def signs(self, several: Sequence[Run]) -> dict[str, Signs]:
+    def signs(self, observed_runs: Sequence[Run]) -> dict[str, Signs]:
         by_run: dict[str, Signs] = {}
         names = [run_directory.heartbeat(0), run_directory.RESULT]
         for folder in sorted(
-            {run.runs_url for run in several if run.attempt is not None or not run.submission}
+            {run.runs_url for run in observed_runs if run.attempt is not None or not run.submission}
         ):
-            ids = sorted(run.run_id for run in several if run.runs_url == folder)
+            ids = sorted(run.run_id for run in observed_runs if run.runs_url == folder)
             if not is_url(folder) and not Path(folder).is_dir():
                 continue
             try:
@@ -369,17 +369,17 @@ def observed_slice(
     if listing is None:
         return SliceObserved(standing="unknown")
     spec = api.spec(properties)
-    looks = [api.glance(spec, resource) for resource in api.in_listing(listing, spec).values()]
-    if listing.unreachable and ACTIVE not in [look.state for look in looks]:
+    sightings = [api.glance(spec, resource) for resource in api.in_listing(listing, spec).values()]
+    if listing.unreachable and ACTIVE not in [look.state for look in sightings]:
         return SliceObserved(standing="unknown")  # it may be in a zone that could not be asked
-    kinds = [look.kind for look in looks]
+    kinds = [look.kind for look in sightings]
     order: tuple[Standing, ...] = ("active", "waiting", "lost")
     kind: Standing = next((entry for entry in order if entry in kinds), "absent")
-    created = next((str(look.resource.get("createTime", "")) for look in looks if look.kind == kind), "")
-    if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in looks) > 1:
+    created = next((str(look.resource.get("createTime", "")) for look in sightings if look.kind == kind), "")
+    if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in sightings) > 1:
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
-        kind = "overdue" if any(zones.is_over(spec, look, api.now()) for look in looks) else kind
+        kind = "overdue" if any(zones.is_over(spec, look, api.now()) for look in sightings) else kind
     # Recorded when its hosts were: a listing of requests does not show when their nodes end.
     ends_s = recorded.ends_s if created and recorded.created == created else None
     return SliceObserved(standing=kind, created=created, ends_s=ends_s)

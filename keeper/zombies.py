@@ -44,7 +44,9 @@ EMPTY_STATES = frozenset(
 )
 """States in which a resource holds no machine and nothing is billed."""
 QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
-QUOTA_PREFIXES = {each.name: each.quota_prefix for each in catalogue.GENERATIONS if each.offered}
+QUOTA_PREFIXES = {
+    generation.name: generation.quota_prefix for generation in catalogue.GENERATIONS if generation.offered
+}
 SPOT, SERVING = "Preemptible", "Serving"
 ANSWER_LIMIT_S = 10.0
 
@@ -175,9 +177,11 @@ def zone_ids(inventory: Inventory) -> set[str]:
     names: set[str] = set()
     for one_slice in inventory.slices:
         kind, _, own_id = one_slice.origin.rpartition(" ")
-        is_of_parts = kind in ("group", "instance")
-        own_ids = naming.part_names(own_id, one_slice.count) if is_of_parts else (own_id,)
-        names |= {f"{zone}/{each}" for zone in (one_slice.zone, *one_slice.zones) for each in own_ids}
+        has_parts = kind in ("group", "instance")
+        own_ids = naming.part_names(own_id, one_slice.count) if has_parts else (own_id,)
+        names |= {
+            f"{zone}/{resource_id}" for zone in (one_slice.zone, *one_slice.zones) for resource_id in own_ids
+        }
     return names
 
 
@@ -230,7 +234,7 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
     for thing in things:
         if not compute.is_group(thing) and _tpu(thing) is not None:
             machines.setdefault((compute.zone_of(thing), compute.part_of(thing)), []).append(thing)
-    found = []
+    holdings = []
     for zone, name in sorted({*machines, *groups}):
         group, instances = groups.get((zone, name)), machines.get((zone, name), [])
         owner = compute.owner_of(group or instances[0])
@@ -245,8 +249,8 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
             ownership = "in use"
         elif owner and owner == stack.owner:
             ownership = "zombie"
-        statuses = {str(each.get("status")) for each in instances}
-        found.append(
+        statuses = {str(instance.get("status")) for instance in instances}
+        holdings.append(
             Holding(
                 kind="instance" if group is None else "group",
                 zone=zone,
@@ -260,21 +264,23 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
                 asked_by=name,
             )
         )
-    return found
+    return holdings
 
 
 def _tpu(instance: Json) -> tuple[str, int] | None:
     """Return generation and chips of an instance's machine type; None: it has no TPU."""
     machine_type = str(instance.get("machineType", "")).rpartition("/")[2]
     number = machine_type.rpartition("-")[2].removesuffix("t")
-    prefixes = {each.nodes.prefix: each.name for each in catalogue.GENERATIONS if each.nodes}
+    prefixes = {
+        generation.nodes.prefix: generation.name for generation in catalogue.GENERATIONS if generation.nodes
+    }
     generation = prefixes.get(machine_type.rpartition("-")[0])
     return (generation, int(number)) if generation and number.isdecimal() else None
 
 
 def _accelerator_type(instances: Sequence[Json]) -> str:
     """Return the type of a slice of these machines; its machine type where no slice is of so many chips."""
-    chips = sum(tpu[1] for each in instances if (tpu := _tpu(each)) is not None)
+    chips = sum(tpu[1] for instance in instances if (tpu := _tpu(instance)) is not None)
     generation = (_tpu(instances[0]) or ("", 0))[0]
     types = [
         name

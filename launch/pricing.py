@@ -148,7 +148,7 @@ def by_month(listed: Sequence[Run], slices: Sequence[Slice], now_s: float) -> li
     spans: list[_Span] = []
     held: dict[str, list[_Span]] = {}
     for run in listed:
-        parts = goodput.of_attempts(run.described, run.result, run.heartbeats)
+        parts = goodput.attempt_goodputs(run.described, run.result, run.heartbeats)
         for attempt, part in zip(_attempts(run), parts, strict=True):
             if part is not None:
                 at_s = parse_time(attempt["started"]) - part.seconds.get("waiting", 0.0)
@@ -173,7 +173,7 @@ def _month(month: str, spans: Sequence[_Span]) -> Month:
     return Month(
         month=month,
         runs=frozenset(span.run_id for span in spans if span.run_id is not None),
-        goodput=goodput.sum_of([span.goodput for span in spans]),
+        goodput=goodput.total_goodput([span.goodput for span in spans]),
         cost=total(costs) if costs else None,
         is_cost_complete=len(costs) == len(spans),
     )

@@ -121,7 +121,7 @@ class Run:
     @property
     def goodput(self) -> Goodput | None:
         """Where the time of its attempts went; None where nothing is known of it."""
-        return goodput.of_run(self.described, self.result, self.heartbeats)
+        return goodput.run_goodput(self.described, self.result, self.heartbeats)
 
     def current(self) -> list[dict[str, Any] | None]:
         """Each process's heartbeat of the latest attempt; None where it has not written one yet."""

@@ -82,11 +82,11 @@ def _refuse_to_restore(_say: Say) -> None:
     raise RequestError("this machine's agent does not answer; the reason is above")
 
 
-def _terminal(target: Target, _index: int | None, words: Sequence[str]) -> int:
-    if not words:
+def _terminal(target: Target, _index: int | None, arguments: Sequence[str]) -> int:
+    if not arguments:
         target.require("ssh")
     sys.stdout.flush()
-    os.execv(words[0], [*words])
+    os.execv(arguments[0], [*arguments])
 
 
 def on_this_machine(

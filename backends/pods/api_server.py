@@ -87,8 +87,8 @@ Right = tuple[str, str, str]
 def may(ask: Callable[[str, str, Object | None], Mapping[str, Any]], namespace: str, right: Right) -> bool:
     """Return whether this user has a right in a namespace. An API server need not know all that its authorizers would
     allow, so each is asked for by itself. ask: of a `Connection`."""
-    group, whole, verb = right
-    resource, _, part = whole.partition("/")
+    group, resource_path, verb = right
+    resource, _, part = resource_path.partition("/")
     attributes = {
         "namespace": namespace,
         "verb": verb,
@@ -142,7 +142,7 @@ class Connection:
             RequestError: this machine knows no such cluster.
         """
         limits_s = (CONNECT_LIMIT_S, ANSWER_LIMIT_S)
-        answer = self._asked(
+        answer = self._request_answer(
             path, method, query, body=body, content=content, response_type="object", _request_timeout=limits_s
         )
         if not isinstance(answer, dict):  # a page of something between
@@ -153,16 +153,18 @@ class Connection:
         """Begin a watch; return its events as they come, until the API server ends it. Raises ApiError."""
         limits_s = (CONNECT_LIMIT_S, WATCH_SILENCE_S)
         parameters = {**query, "watch": "1"}
-        answer = self._asked(path, "GET", parameters, _preload_content=False, _request_timeout=limits_s)
+        answer = self._request_answer(
+            path, "GET", parameters, _preload_content=False, _request_timeout=limits_s
+        )
 
-        def told() -> Iterator[Object]:
+        def parsed_events() -> Iterator[Object]:
             left = b""
             with contextlib.closing(answer), self._errors():
                 for piece in answer.stream(None, decode_content=False):
                     *lines, left = (left + piece).split(b"\n")
                     yield from map(json.loads, lines)
 
-        return told()
+        return parsed_events()
 
     def watched(self, kind: str, labels: str) -> Watch:
         """Return the watch over objects of a kind; there is one, however many ask.
@@ -231,7 +233,7 @@ class Connection:
             api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._client.configuration))
             return opened(getattr(api, call), pod, self.cluster.namespace, **options)
 
-    def _asked(
+    def _request_answer(
         self,
         path: str,
         method: str,
@@ -270,8 +272,10 @@ class Connection:
 
     def _refused(self, error: Any) -> ApiError:
         if not error.status:  # it has said nothing; the client tells the reason in words
-            prefix, _, of_tls = str(error.reason).partition("SSLError\n")
-            return self._unreachable(of_tls) if of_tls else ApiError(host=self.name, reason=_line(prefix))
+            prefix, _, tls_error = str(error.reason).partition("SSLError\n")
+            return (
+                self._unreachable(tls_error) if tls_error else ApiError(host=self.name, reason=_line(prefix))
+            )
         try:
             message = json.loads(error.body)["message"]
         except (ValueError, KeyError, TypeError):
@@ -336,32 +340,36 @@ def _use_kubeconfig(cluster: Cluster, configuration: Any) -> None:
         ) from None
 
 
-def _use_google(cluster: Cluster, made: Any) -> None:
+def _use_google(cluster: Cluster, configuration: Any) -> None:
     """Complete the client's configuration for a GKE cluster, by the user's application default credentials."""
     import google.auth
     import google.auth.transport.requests
 
-    made.host = cluster.endpoint
-    made.proxy = urllib.request.getproxies().get("https")  # the client would take that for http first
-    made.ssl_ca_cert = next(filter(os.path.exists, [*SYSTEM_CAS]), None)  # the client would take no company's
+    configuration.host = cluster.endpoint
+    configuration.proxy = urllib.request.getproxies().get(
+        "https"
+    )  # the client would take that for http first
+    configuration.ssl_ca_cert = next(
+        filter(os.path.exists, [*SYSTEM_CAS]), None
+    )  # the client would take no company's
     if cluster.ca_certificate is not None:
         name = hashlib.sha256(cluster.ca_certificate.encode()).hexdigest()[:16]
         path = user_cache_dir(os.environ) / "clusters" / f"{name}.pem"
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, cluster.ca_certificate)
-        made.ssl_ca_cert = str(path)
-    request, found = google.auth.transport.requests.Request(), list[Any]()
+        configuration.ssl_ca_cert = str(path)
+    request, credentials = google.auth.transport.requests.Request(), list[Any]()
 
     def authorize(configuration: Any) -> None:
-        if not found:
-            found.append(google.auth.default(scopes=[GOOGLE_SCOPE])[0])
-        if not found[0].valid:
-            found[0].refresh(request)
-        configuration.api_key["authorization"] = f"Bearer {found[0].token}"
+        if not credentials:
+            credentials.append(google.auth.default(scopes=[GOOGLE_SCOPE])[0])
+        if not credentials[0].valid:
+            credentials[0].refresh(request)
+        configuration.api_key["authorization"] = f"Bearer {credentials[0].token}"
 
     # Asked before each request, as tokens expire; but not at all where there is no key to refresh.
-    made.api_key["authorization"] = ""
-    made.refresh_api_key_hook = authorize
+    configuration.api_key["authorization"] = ""
+    configuration.refresh_api_key_hook = authorize
 
 
 def _line(message: object) -> str:

@@ -19,12 +19,12 @@ from backends.pods.pods import (
     GRACE_S,
     OURS,
     Object,
-    Seen,
+    ObservedRun,
     is_alive,
     job_name,
     label,
     main_container,
-    seen,
+    observed_runs,
     trouble,
     waits_in_vain,
 )
@@ -82,13 +82,13 @@ class ClusterRuns:
 
         return in_thread(carry_out)
 
-    def seen(self) -> dict[str, Seen]:
+    def observed_runs(self) -> dict[str, ObservedRun]:
         """Return every run that the cluster has something of. Raises ApiError."""
         works = [work for kind in WORKS for work in self.connection.watched(kind, OURS).objects()]
-        return seen(works, self.connection.watched("pods", OURS).objects())
+        return observed_runs(works, self.connection.watched("pods", OURS).objects())
 
-    def run_in_cluster(self, run_id: str) -> Seen:
-        return self.seen().get(label(run_id)) or Seen(run_id=run_id, work=None, pods={})
+    def run_in_cluster(self, run_id: str) -> ObservedRun:
+        return self.observed_runs().get(label(run_id)) or ObservedRun(run_id=run_id, work=None, pods={})
 
     def running_pod(self, run_id: str, index: int) -> Object:
         """Return the pod of a run's process, which runs. Raises HostError: it does not."""
@@ -106,22 +106,22 @@ class ClusterRuns:
             return 0.0
         return time.monotonic() - since_s.setdefault(uid, time.monotonic())
 
-    def entries(self, one: Seen) -> list[dict[str, Any]]:
+    def entries(self, observed: ObservedRun) -> list[dict[str, Any]]:
         """Return each process as an agent's `status` does. Where one waits in vain, the run has come to its end."""
-        ended = {"state": "exited", "supervised": False} if self._is_stuck(one) else {}
-        return [{**entry, **ended} for entry in one.entries()]
+        ended = {"state": "exited", "supervised": False} if self._is_stuck(observed) else {}
+        return [{**entry, **ended} for entry in observed.entries()]
 
-    def _is_stuck(self, one: Seen) -> bool:
-        waits_s = max(map(self.in_vain_s, one.pods.values()), default=0.0)
-        return waits_s > NO_RESTART_LIMIT_S or self._has_missed_its_time(one)
+    def _is_stuck(self, observed: ObservedRun) -> bool:
+        waits_s = max(map(self.in_vain_s, observed.pods.values()), default=0.0)
+        return waits_s > NO_RESTART_LIMIT_S or self._has_missed_its_time(observed)
 
-    def _has_missed_its_time(self, one: Seen) -> bool:
+    def _has_missed_its_time(self, observed: ObservedRun) -> bool:
         """Return whether the pods of a run, whose launcher is gone, can begin no attempt any more, and never have."""
-        is_late = one.begins_pods and time.time() > one.begin_by_s + run_directory.CLOCKS_DIFFER_S
-        if not is_late or any("running" in main_container(pod) for pod in one.pods.values()):
+        is_late = observed.begins_pods and time.time() > observed.begin_by_s + run_directory.CLOCKS_DIFFER_S
+        if not is_late or any("running" in main_container(pod) for pod in observed.pods.values()):
             return False
         try:
-            described = self._directory(one.run_id).read_json(run_directory.RUN)
+            described = self._directory(observed.run_id).read_json(run_directory.RUN)
         except (HostError, OSError):  # nothing is known of it just now
             return False
         return described is not None and "pod" not in described["attempts"][-1]
@@ -218,7 +218,7 @@ class ClusterRuns:
                 else {number: pod for number, pod in now.pods.items() if number == index}
             )
             if not any(is_alive(pod) for pod in left.values()) and (index is not None or now.work is None):
-                last = seen([], pods.gone()).get(run_id, now).pods
+                last = observed_runs([], pods.gone()).get(run_id, now).pods
                 return left.get(index) or last.get(index) if index is not None else None
             if time.monotonic() > until_s:
                 reason = f"its pod is not gone after {spoken(limit_s)}"
@@ -241,8 +241,8 @@ class ClusterRuns:
         if before is None or not is_alive(before):
             return {"stopped": []}
         code = (main_container(pod or before).get("terminated") or {}).get("exitCode")
-        how = {None: "terminated", KILLED: "killed"}.get(code, f"exited by itself (exit code {code})")
-        return {"stopped": [{"process_id": index, "pid": None, "how": how, "code": code}]}
+        ending = {None: "terminated", KILLED: "killed"}.get(code, f"exited by itself (exit code {code})")
+        return {"stopped": [{"process_id": index, "pid": None, "how": ending, "code": code}]}
 
     def join(self, process: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """Wait for a process as its agent does, from before its pod has begun. process: as the agent names it."""

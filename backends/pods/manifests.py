@@ -54,7 +54,7 @@ one whose pods cannot ask, as after its bucket was deleted: some four days later
 AS_ROOT = {"runAsUser": 0, "runAsGroup": 0}
 """The device files of a TPU are root's, and only root may pin memory beyond the node's limit, as its driver does:
 https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. Of root's rights it has no other."""
-LEAST = {"cpu": "1", "memory": "1Gi"}
+MIN_REQUESTS = {"cpu": "1", "memory": "1Gi"}
 """A pod that asks for none of these is the last to be given a processor, and the first to be ended where memory is
 short. It may use all that the node has."""
 
@@ -178,21 +178,20 @@ def manifests(plan: Plan, options: Options) -> list[Manifest]:
             "ingress": [{"from": [{"podSelector": {"matchLabels": own}}]}],
         },
     }
-    found = (
-        [work, policy] if has_several_slices else [work, service, policy]
-    )  # a JobSet makes its own Service
+    # A JobSet makes its own Service.
+    objects = [work, policy] if has_several_slices else [work, service, policy]
     if values := plans.secret_values(plan):
         secret = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True}
-        found.append(
+        objects.append(
             {
                 **secret,
                 "metadata": {"name": name, "labels": labels},
                 "stringData": {SECRETS_KEY: json.dumps(values)},
             }
         )
-    for manifest in found:
+    for manifest in objects:
         manifest["metadata"]["namespace"] = cluster.namespace
-    return found
+    return objects
 
 
 def owned(manifest: Manifest, owner: Manifest) -> Manifest:
@@ -334,7 +333,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "image": plan.container.image,
                 "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", *code],
                 "env": environment,
-                "resources": {"requests": LEAST},
+                "resources": {"requests": MIN_REQUESTS},
                 "volumeMounts": mounts,
                 "securityContext": safe,
             }
@@ -344,8 +343,8 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "name": CONTAINER,
                 "image": plan.container.image,
                 "command": [*agent, "_pod"],
-                "env": [*environment, *_told(plan, options)],
-                "resources": {"requests": {**chips, **LEAST}, "limits": chips},
+                "env": [*environment, *_pod_variables(plan, options)],
+                "resources": {"requests": {**chips, **MIN_REQUESTS}, "limits": chips},
                 "volumeMounts": [
                     *mounts,
                     {"name": "shm", "mountPath": "/dev/shm"},
@@ -396,23 +395,23 @@ def _secret_mounts(plan: Plan, name: str) -> tuple[list[Manifest], list[Manifest
     return [mount], [{"name": "secrets", "secret": {"secretName": name, "defaultMode": 0o444}}]
 
 
-def _told(plan: Plan, options: Options) -> list[Manifest]:
+def _pod_variables(plan: Plan, options: Options) -> list[Manifest]:
     """What the pod's process 1 finds in its environment: all that it is told, and what only the cluster knows."""
     target = plan.target
-    told = json.dumps(pod_request(plan, options), separators=(",", ":"))
-    found: list[Manifest] = [
-        _variable("TPU_STACK_POD", told),
+    request = json.dumps(pod_request(plan, options), separators=(",", ":"))
+    variables: list[Manifest] = [
+        _variable("TPU_STACK_POD", request),
         {"name": "TPU_STACK_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
     ]
     if (slices := slice_count(plan)) > 1:
         index = {"valueFrom": {"fieldRef": {"fieldPath": JOBSET_INDEX}}}
-        found += [
+        variables += [
             {"name": "TPU_STACK_POD_SLICE", **index},
             {"name": "MEGASCALE_COORDINATOR_ADDRESS", "value": target.coordinator_host},
             {"name": "MEGASCALE_NUM_SLICES", "value": str(slices)},
             {"name": "MEGASCALE_SLICE_ID", **index},
         ]
-    return found
+    return variables
 
 
 def _variable(name: str, text: str) -> Manifest:
@@ -447,22 +446,21 @@ def pod_request(plan: Plan, options: Options) -> dict[str, Any]:
 def _node_selector(plan: Plan) -> dict[str, str]:
     """By the labels that GKE gives the nodes of its TPU pools:
     https://cloud.google.com/kubernetes-engine/docs/how-to/tpus."""
-    one, pool = plan.target.slice, _pool(plan)
-    found = {
+    slice_spec, pool = plan.target.slice, _pool(plan)
+    labels = {
         "cloud.google.com/gke-tpu-accelerator": pool.accelerator,
-        "cloud.google.com/gke-tpu-topology": one.topology,
+        "cloud.google.com/gke-tpu-topology": slice_spec.topology,
     }
-    if (
-        _cluster(plan).endpoint is not None and one.count == 1
-    ):  # a pool of ours, and no other one that is like it
-        found["cloud.google.com/gke-nodepool"] = one.origin.removeprefix("node-pool ")
-    if one.capacity == "spot":
-        found["cloud.google.com/gke-spot"] = "true"
-    if one.capacity == "flex-start":
-        found["cloud.google.com/gke-flex-start"] = "true"
+    # A pool of ours is named, so that no similar pool is taken.
+    if _cluster(plan).endpoint is not None and slice_spec.count == 1:
+        labels["cloud.google.com/gke-nodepool"] = slice_spec.origin.removeprefix("node-pool ")
+    if slice_spec.capacity == "spot":
+        labels["cloud.google.com/gke-spot"] = "true"
+    if slice_spec.capacity == "flex-start":
+        labels["cloud.google.com/gke-flex-start"] = "true"
     if pool.reservation is not None:
-        found["cloud.google.com/reservation-name"] = pool.reservation
-    return found
+        labels["cloud.google.com/reservation-name"] = pool.reservation
+    return labels
 
 
 def _tolerations(plan: Plan) -> list[Manifest]:
@@ -501,9 +499,9 @@ for url, sha256 in zip(wanted[::2], wanted[1::2]):
             if pause_s is None:
                 sys.exit(f"{url}: cannot be read; may this service account read the bucket?")
             time.sleep(pause_s)
-    found = hashlib.sha256(archive).hexdigest()
-    if found != sha256:
-        sys.exit(f"{url}: its sha256 is {found}; launch the run again")
+    actual = hashlib.sha256(archive).hexdigest()
+    if actual != sha256:
+        sys.exit(f"{url}: its sha256 is {actual}; launch the run again")
     path = os.path.join(folder, sha256)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         tar.extractall(path + ".part", filter="data")

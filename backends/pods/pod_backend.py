@@ -79,7 +79,7 @@ class PodBackend:
         recorded = (before.described.get("pods") or {}) if before else {}
         preset = {"restarts": options.restarts, "queue": options.queue}
         preset = {name: value for name, value in preset.items() if value is not None}
-        return PodLauncher.of(self.runs, target, {**recorded, **preset}, wait_s=options.wait_s)
+        return PodLauncher.for_target(self.runs, target, {**recorded, **preset}, wait_s=options.wait_s)
 
     def hold(self) -> contextlib.AbstractContextManager[Require]:
         return contextlib.nullcontext(lambda: None)  # of two Jobs of one name the cluster takes one
@@ -88,12 +88,16 @@ class PodBackend:
         run_id = selected[0].run_id if selected is not None and len(selected) == 1 else None
 
         def look() -> Look:
-            chosen = [*self.runs.seen().values()] if run_id is None else [self.runs.run_in_cluster(run_id)]
+            chosen = (
+                [*self.runs.observed_runs().values()]
+                if run_id is None
+                else [self.runs.run_in_cluster(run_id)]
+            )
             return Look(
-                processes=tuple(entry for one in chosen for entry in self.runs.entries(one)),
+                processes=tuple(entry for observed in chosen for entry in self.runs.entries(observed)),
                 errors=(),
                 knowing=1,
-                restarting=frozenset(one.run_id for one in chosen if one.begins_pods),
+                restarting=frozenset(observed.run_id for observed in chosen if observed.begins_pods),
             )
 
         try:
@@ -151,7 +155,7 @@ class PodBackend:
 
 
 def make_target(
-    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, wanted: TargetRequest
+    inventory: Inventory, one_slice: Slice, hosts: tuple[Host, ...], runs_url: str, request: TargetRequest
 ) -> Target:
     """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""
     if inventory.cluster is None:
@@ -165,12 +169,12 @@ def make_target(
         )
     files = Buckets()
     return Target(
-        name=wanted.stack,
-        pulumi_stack=None if inventories.is_file(wanted.stack) else inventory.stack,
+        name=request.stack,
+        pulumi_stack=None if inventories.is_file(request.stack) else inventory.stack,
         inventory=inventory,
         slice=one_slice,
         hosts=hosts,
-        platform=wanted.platform or (wanted.preset.platform if wanted.preset else "tpu"),
+        platform=request.platform or (request.preset.platform if request.preset else "tpu"),
         transports=(),
         agents=(),
         python="python",

@@ -33,7 +33,7 @@ from backends.pods.pods import (
     OURS,
     RUN_LABEL,
     Object,
-    Seen,
+    ObservedRun,
     trouble,
 )
 from contracts.aliases import Say
@@ -77,7 +77,7 @@ class PodLauncher:
     wait_s: float
 
     @classmethod
-    def of(
+    def for_target(
         cls, runs: ClusterRuns, target: Target, options: Mapping[str, Any], *, wait_s: float | None
     ) -> PodLauncher:
         """Return the launcher for a target. options: as `Options` takes them. wait_s: None is the usual time."""
@@ -96,7 +96,8 @@ class PodLauncher:
 
     def documents(self, plan: Plan) -> list[Object]:
         shown = {
-            name: dataclasses.replace(one, value=one.value and "***") for name, one in plan.secrets.items()
+            name: dataclasses.replace(secret, value=secret.value and "***")
+            for name, secret in plan.secrets.items()
         }
         return manifests.manifests(dataclasses.replace(plan, secrets=shown), self.options)
 
@@ -211,7 +212,7 @@ class PodLauncher:
         begin_by_s = round(time.time() + self.wait_s + BEGIN_LATER_S)
         # A queue may begin it before the others are made; pods wait for each other, and by their names.
         waiting = dataclasses.replace(self.options, suspended=True, begin_by_s=begin_by_s)
-        first, *others = manifests.manifests(plan, waiting)
+        first, *further = manifests.manifests(plan, waiting)
         marks = {LAUNCH_TOKEN: secrets.token_hex(16), BEGIN_BY: str(begin_by_s)}
         first["metadata"]["annotations"] = {**first["metadata"].get("annotations", {}), **marks}
         try:
@@ -221,7 +222,7 @@ class PodLauncher:
                 raise AtWorkError(
                     f"{plan.run_id} is being launched by another process; `fab status` shows it"
                 ) from None
-            for manifest in others:
+            for manifest in further:
                 self._create(manifests.owned(manifest, owner))
             if self.options.queue is None:
                 path = self._connection.path(_kind(first), first["metadata"]["name"])
@@ -312,19 +313,19 @@ class PodLauncher:
                 )
             self._connection.watched("pods", OURS).wait(min(LOOK_S, max(0.1, left_s)))
 
-    def _why_waiting(self, now: Seen, waiting: Sequence[int], is_over: bool) -> dict[int, str]:
+    def _why_waiting(self, now: ObservedRun, waiting: Sequence[int], is_over: bool) -> dict[int, str]:
         """Return for each process why it has no node."""
-        of_work = NOT_YET
+        job_reason = NOT_YET
         if is_over:
-            of_work = (now.verdict or {}).get("message") or "its Job was removed by somebody else"
+            job_reason = (now.verdict or {}).get("message") or "its Job was removed by somebody else"
         elif now.work is None:  # just made, and not seen yet
             pass
         elif self.options.queue is not None and now.work["spec"].get("suspend"):
-            of_work = f"the queue {self.options.queue} has not admitted it"
+            job_reason = f"the queue {self.options.queue} has not admitted it"
         elif any(index not in now.pods for index in waiting):
-            of_work = self._last_warning(now.work) or NOT_YET
+            job_reason = self._last_warning(now.work) or NOT_YET
         troubles = {index: trouble(pod) for index in waiting if (pod := now.pods.get(index)) is not None}
-        return {index: troubles.get(index) or of_work for index in waiting}
+        return {index: troubles.get(index) or job_reason for index in waiting}
 
     def _last_warning(self, work: Object) -> str | None:
         name = work["metadata"]["name"]

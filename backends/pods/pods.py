@@ -62,7 +62,7 @@ def label(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
+class ObservedRun:
     """What a cluster has of a run. work: its Job or JobSet. pods: of each process that has one, the newest."""
 
     run_id: str
@@ -123,7 +123,7 @@ class Seen:
         return {**entry, "state": "exited", "ended": _time(over.get("finishedAt"))}
 
 
-def seen(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, Seen]:
+def observed_runs(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, ObservedRun]:
     """Return what there is of each run, by its id."""
     mine = {_run(work): work for work in works if _run(work) and not work["metadata"].get("ownerReferences")}
     newest: dict[str, dict[int, Object]] = {}
@@ -136,7 +136,7 @@ def seen(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, Seen]:
         nodes = int(_find_job(work)[0]["completions"]) if work else 0
         newest.setdefault(_run(pod), {})[int(labels.get(SLICE_INDEX, 0)) * nodes + int(index)] = pod
     return {
-        run_id: Seen(run_id=run_id, work=mine.get(run_id), pods=newest.get(run_id, {}))
+        run_id: ObservedRun(run_id=run_id, work=mine.get(run_id), pods=newest.get(run_id, {}))
         for run_id in mine.keys() | newest.keys()
     }
 
@@ -149,8 +149,8 @@ def _find_job(work: Object) -> tuple[Object, int]:
     """The specification of a run's Job, and how many of it there are."""
     if work["kind"] == "Job":
         return work["spec"], 1
-    (one,) = work["spec"]["replicatedJobs"]
-    return one["template"]["spec"], int(one["replicas"])
+    (replicated_job,) = work["spec"]["replicatedJobs"]
+    return replicated_job["template"]["spec"], int(replicated_job["replicas"])
 
 
 def is_alive(pod: Object) -> bool:
@@ -187,14 +187,14 @@ def trouble(pod: Object) -> str | None:
     status = pod["status"]
     if status.get("reason"):  # Evicted, NodeLost, …
         return f"{status['reason']}: {status.get('message', '')}".rstrip(": ")
-    for each in _containers(pod):
-        over = each["state"].get("terminated") or {}
+    for item in _containers(pod):
+        over = item["state"].get("terminated") or {}
         if over.get("exitCode"):
             message = over.get("message") or (over.get("reason") if over.get("reason") != "Error" else None)
             reason = message.strip().splitlines()[-1] if message else f"exit code {over['exitCode']}"
-            return reason if each["name"] == CONTAINER else f"its code could not be had: {reason}"
-    for each in status.get("conditions") or ():
-        is_unplaced = each["type"] == "PodScheduled" and each["status"] == "False"
-        if is_unplaced or (each["type"] == "DisruptionTarget" and each["status"] == "True"):
-            return str(each.get("message") or each.get("reason"))
+            return reason if item["name"] == CONTAINER else f"its code could not be had: {reason}"
+    for item in status.get("conditions") or ():
+        is_unplaced = item["type"] == "PodScheduled" and item["status"] == "False"
+        if is_unplaced or (item["type"] == "DisruptionTarget" and item["status"] == "True"):
+            return str(item.get("message") or item.get("reason"))
     return waits_in_vain(pod)

@@ -70,14 +70,14 @@ class Access:
     def _by_hand(self) -> str:
         return "`fab trust`" if self.index is None else f"`fab trust --host {self.index}`"
 
-    def host_key_unreadable(self, line: str, why: str) -> HostError:
+    def host_key_unreadable(self, line: str, reason: str) -> HostError:
         return HostError(
             host=self.name,
-            reason=f'the inventory\'s host key "{line[:60]}" cannot be read: {why}',
+            reason=f'the inventory\'s host key "{line[:60]}" cannot be read: {reason}',
             remedy='write it as "ssh-ed25519 AAAA…", the first two words of /etc/ssh/ssh_host_ed25519_key.pub',
         )
 
-    def host_key_changed(self, expected: Sequence[str], found: str) -> HostError:
+    def host_key_changed(self, expected: Sequence[str], shown: str) -> HostError:
         """It may be another machine. expected, found: fingerprints."""
         again = (
             "made again since the inventory was written: `pulumi up --refresh`"
@@ -86,7 +86,7 @@ class Access:
         )
         return HostError(
             host=self.name,
-            reason=f"shows the host key {found}, and the inventory has {' and '.join(expected)}",
+            reason=f"shows the host key {shown}, and the inventory has {' and '.join(expected)}",
             remedy=f"if it was {again}; where what it publishes stays the old one, {self._by_hand()} shows the key and "
             "asks; if you did not expect that, somebody may be in between: do not connect",
         )

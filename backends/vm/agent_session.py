@@ -178,8 +178,8 @@ class _Session:
 def with_verb(verb: str, request: str) -> bytes:
     """Return a verb's request as a session's line. It is not read anew: with a bundle in it, it is long."""
     assert request.startswith("{") and "\n" not in request, "a request is a JSON object on one line"
-    rest = request[1:].lstrip()
-    return f'{{"verb": {json.dumps(verb)}{"" if rest.startswith("}") else ", "}{rest}\n'.encode()
+    fields = request[1:].lstrip()
+    return f'{{"verb": {json.dumps(verb)}{"" if fields.startswith("}") else ", "}{fields}\n'.encode()
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -400,12 +400,12 @@ class Proxy:
     @classmethod
     async def start(cls, argv: Sequence[str]) -> Proxy:
         """Raises OSError: there is no such program."""
-        ours, its = socket.socketpair()
+        ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=its.fileno(),
-                stdout=its.fileno(),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=asyncio.subprocess.PIPE,
                 limit=LONGEST_LINE_BYTES,
                 start_new_session=True,  # Ctrl-C in the launcher's terminal is not meant for a connection
@@ -414,7 +414,7 @@ class Proxy:
             ours.close()
             raise
         finally:
-            its.close()
+            theirs.close()
         ours.setblocking(False)
         return cls(process, ours)
 

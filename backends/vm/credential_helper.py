@@ -32,14 +32,14 @@ def get(server: str) -> dict[str, str]:
     return {"ServerURL": server, "Username": "oauth2accesstoken", "Secret": token}
 
 
-def main(words: list[str]) -> int:
-    if words == ["list"]:
+def main(arguments: list[str]) -> int:
+    if arguments == ["list"]:
         print("{}")
         return 0
-    if words in (["store"], ["erase"]):
+    if arguments in (["store"], ["erase"]):
         sys.stdin.read()
         return 0
-    if words != ["get"]:
+    if arguments != ["get"]:
         print("usage: docker-credential-tpu-stack get|store|erase|list", file=sys.stderr)
         return 2
     try:

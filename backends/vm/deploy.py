@@ -18,7 +18,6 @@ from backends.vm.python_environment import Lock
 from backends.vm.steps import (
     Step,
     certificates,
-    comforts,
     docker,
     docker_login,
     first_boot,
@@ -26,6 +25,7 @@ from backends.vm.steps import (
     huge_pages,
     registries,
     share,
+    shell_tools,
     to_json,
 )
 from contracts.aliases import Say
@@ -83,7 +83,7 @@ def steps(
     if target.capabilities.shares_files:
         return (
             folders([*own, target.runs_url]),
-            python_environment.found(target.python, modules, "`make install`"),
+            python_environment.existing_python(target.python, modules, "`make install`"),
         )
     mounted = target.mount is not None
     needs = ("share",) if mounted else ()
@@ -97,15 +97,15 @@ def steps(
         *((docker(),) if contained else ()),
         *docker_login(registries(target.inventory.images.values())),
         *((_python(target, modules, lock),) if bare else ()),
-        *((comforts(),) if with_comforts else ()),
+        *((shell_tools(),) if with_comforts else ()),
     )
 
 
 def _python(target: Target, modules: Sequence[str], lock: Lock | None) -> Step:
     if lock is not None:
-        return python_environment.made(modules, lock)
+        return python_environment.managed_environment(modules, lock)
     remedy = "install what jobs need there, or leave --python out to have it made"
-    return python_environment.found(target.python, modules, remedy)
+    return python_environment.existing_python(target.python, modules, remedy)
 
 
 def _carry_out(
@@ -206,18 +206,18 @@ class Deployment:
     def __init__(
         self,
         host: str,
-        wanted: Sequence[Step],
+        steps: Sequence[Step],
         show: Callable[[Answer], None],
         error: HostError | None = None,
         limit_s: float = DEPLOY_LIMIT_S,
     ) -> None:
-        self._host, self._wanted, self._show, self._error, self._limit_s = host, wanted, show, error, limit_s
+        self._host, self._steps, self._show, self._error, self._limit_s = host, steps, show, error, limit_s
         self._reader, self._ended = Reader(), list[Answer]()
         self._future: Future[int | None] | None = None
 
     def begin(self, transport: Transport) -> Deployment:
         """Start, unless it is known already that this will not do."""
-        request = to_json(self._wanted)
+        request = to_json(self._steps)
         assert len(request) < SHELLS_LONGEST, "more steps than one argument holds"
         argv = [PYTHON, "-S", "-E", "-c", RUNNER.read_text(encoding="utf-8"), request]
         if self._error is None:
@@ -246,16 +246,16 @@ class Deployment:
 
     def _missing(self, code: int | None) -> HostError | None:
         """Return why there are no more answers, where there should be."""
-        if len(self._ended) == len(self._wanted):
+        if len(self._ended) == len(self._steps):
             return None
         after = f"after {self._ended[-1].step}" if self._ended else "before the first step"
         if code is None:
             reason = f"was not done within {self._limit_s:.0f} s, it ended {after}"
             return HostError(host=self._host, reason=reason)
-        words = self._reader.last_words
+        last_output = self._reader.last_words
         return HostError(
             host=self._host,
-            reason=f"ended {after} with exit code {code}" + (f": {words}" if words else ""),
+            reason=f"ended {after} with exit code {code}" + (f": {last_output}" if last_output else ""),
             remedy="`fab deploy` again; what was done is found done",
         )
 
@@ -298,15 +298,15 @@ class Reader:
     """Takes a host's output in pieces and gives its answers; memory is bounded, whatever the host sends."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._pending = b""
         self.last_words = ""
 
     def take(self, stream: Stream, data: bytes) -> Iterator[Answer]:
         if stream == "err":
             self._keep(data)
             return
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-LONGEST_LINE:]
+        *lines, incomplete = (self._pending + data).split(b"\n")
+        self._pending = incomplete[-LONGEST_LINE:]
         for line in lines:
             answer = parse(line)
             if answer is None:

@@ -73,7 +73,7 @@ def ensure(
     clients: Clients,
     backoff: Backoff,
     properties: Properties,
-    known: Slice,
+    recorded: Slice,
     mine: Lease,
     *,
     wait_s: float,
@@ -88,7 +88,7 @@ def ensure(
         infra.cloud_tpu.retry.CloudTpuError: it is not available, or not with these properties.
         infra.documents.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
     """
-    home = {"zone": known.zone} if known.zone in (properties.get("zones") or ()) else {}
+    home = {"zone": recorded.zone} if recorded.zone in (properties.get("zones") or ()) else {}
     try:
         lifecycle = lifecycles.lifecycle_for(properties, clients, _leased(backoff, mine))
         outputs = lifecycle.restore({**properties, **home, "wait_s": wait_s}, lost)
@@ -96,7 +96,7 @@ def ensure(
         mine.require()
         raise
     mine.require()
-    return entry(known, outputs)
+    return entry(recorded, outputs)
 
 
 def release(clients: Clients, backoff: Backoff, properties: Properties, mine: Lease | None) -> None:
@@ -105,13 +105,13 @@ def release(clients: Clients, backoff: Backoff, properties: Properties, mine: Le
     lifecycles.lifecycle_for(properties, clients, leased).delete(properties)
 
 
-def observed(clients: Clients, backoff: Backoff, properties: Properties, known: Slice) -> Slice | None:
+def observed(clients: Clients, backoff: Backoff, properties: Properties, recorded: Slice) -> Slice | None:
     """Return a slice as Google has it; None where it is not there, or not ours. Raises CloudTpuError."""
     outputs = lifecycles.lifecycle_for(properties, clients, backoff).read(properties)
-    return None if outputs is None else entry(known, outputs)
+    return None if outputs is None else entry(recorded, outputs)
 
 
-def entry(known: Slice, outputs: Mapping[str, Any]) -> Slice | None:
+def entry(recorded: Slice, outputs: Mapping[str, Any]) -> Slice | None:
     """Return what the inventory has of a slice, by the outputs of its lifecycle; None where it has no nodes.
 
     Raises:
@@ -121,13 +121,13 @@ def entry(known: Slice, outputs: Mapping[str, Any]) -> Slice | None:
     if state_kind(outputs["state"]) != "active" or not nodes:
         return None
     if not all(are_complete(node["workers"]) for node in nodes):
-        raise UnpublishedError(f"{known.name}: its hosts have not published their names and host keys yet")
+        raise UnpublishedError(f"{recorded.name}: its hosts have not published their names and host keys yet")
     return dataclasses.replace(
-        known,
+        recorded,
         hosts=inventory_hosts(nodes),
         created=str(outputs.get("create_time") or ""),
         ends_at=str(outputs.get("ends_at") or ""),
-        zone=str(outputs.get("zone") or known.zone),
+        zone=str(outputs.get("zone") or recorded.zone),
     )
 
 
@@ -151,7 +151,7 @@ def record(documents: Documents, fresh: Slice) -> None:
 # --- by a person, for one run ---------------------------------------------------------------------------------------
 
 
-def restore(control_url: str | None, pulumi_stack: str | None, known: Slice, say: Say) -> None:
+def restore(control_url: str | None, pulumi_stack: str | None, recorded: Slice, say: Say) -> None:
     """Make a slice again that has lost hosts, and no other one of its stack. It waits as long as `pulumi up` would.
 
     By its specification, under its lease; a slice that has none (a direct one, or of a stack without a bucket) by
@@ -163,15 +163,15 @@ def restore(control_url: str | None, pulumi_stack: str | None, known: Slice, say
     documents, properties = None, None
     if control_url is not None:
         documents = Documents(control_url)
-        properties = _specified(documents, known.name)
+        properties = _specified(documents, recorded.name)
     if documents is not None and properties is not None:
-        _restore_specified(documents, known, say)
+        _restore_specified(documents, recorded, say)
     elif pulumi_stack is not None:
-        _restore_by_pulumi(pulumi_stack, known.name, say)
+        _restore_by_pulumi(pulumi_stack, recorded.name, say)
     else:
         raise RequestError(
-            f"the slice {known.name} has lost hosts, and Pulumi did not make it; bring them back, then `fab recover` "
-            "again"
+            f"the slice {recorded.name} has lost hosts, and Pulumi did not make it; bring them back, then "
+            "`fab recover` again"
         )
 
 
@@ -181,33 +181,33 @@ def _specified(documents: Documents, slice_name: str) -> Properties | None:
     return properties
 
 
-def _restore_specified(documents: Documents, known: Slice, say: Say) -> None:
+def _restore_specified(documents: Documents, recorded: Slice, say: Say) -> None:
     backoff = Backoff(say=say)
-    with _held(documents, known.name, patience_s=lease.PATIENCE_S, waiting=say) as mine:
-        properties = _specified(documents, known.name)
+    with _held(documents, recorded.name, patience_s=lease.PATIENCE_S, waiting=say) as mine:
+        properties = _specified(documents, recorded.name)
         if mine.removed or properties is None:
-            raise RequestError(f"the slice {known.name} was removed by Pulumi; `pulumi up` makes it again")
+            raise RequestError(f"the slice {recorded.name} was removed by Pulumi; `pulumi up` makes it again")
         wait_s = float(properties.get("wait_s") or 0.0)
 
         def lost(reason: str) -> None:
-            say(f"the slice {known.name} is lost ({reason}); it alone is made again")
+            say(f"the slice {recorded.name} is lost ({reason}); it alone is made again")
 
         try:
             with contextlib.closing(Clients(lifecycles.read_environment_settings, backoff)) as google:
-                restored = ensure(google, backoff, properties, known, mine, wait_s=wait_s, lost=lost)
+                restored = ensure(google, backoff, properties, recorded, mine, wait_s=wait_s, lost=lost)
         except CloudTpuError as error:
             kind = Unreachable if error.status == "UNAVAILABLE" else RequestError
-            raise kind(f"the slice {known.name} is not made again: {error}") from None
+            raise kind(f"the slice {recorded.name} is not made again: {error}") from None
         except KeyboardInterrupt:
-            say(f"what was asked for {known.name} stays in the queue: `fab recover` goes on with it")
+            say(f"what was asked for {recorded.name} stays in the queue: `fab recover` goes on with it")
             raise
         if restored is None:
             raise Unreachable(
-                f"the slice {known.name} waits for capacity; its request stays in the queue, and `fab recover` goes on "
-                "with it"
+                f"the slice {recorded.name} waits for capacity; its request stays in the queue, and `fab recover` "
+                "goes on with it"
             )
         record(documents, restored)
-    say(f"the slice {known.name} is ACTIVE in {restored.zone}; its hosts are recorded in {documents.url}")
+    say(f"the slice {recorded.name} is ACTIVE in {restored.zone}; its hosts are recorded in {documents.url}")
 
 
 def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:

@@ -52,12 +52,12 @@ class Lock:
     folder: str
 
 
-def found(python: str, modules: Sequence[str], remedy: str) -> Step:
+def existing_python(python: str, modules: Sequence[str], remedy: str) -> Step:
     """Return the step that looks at an interpreter which is not ours, and changes nothing."""
     return Step(name="python", check=_probe(python, modules), remedy=remedy)
 
 
-def made(modules: Sequence[str], lock: Lock, environment: str = OURS) -> Step:
+def managed_environment(modules: Sequence[str], lock: Lock, environment: str = OURS) -> Step:
     """An environment of our own: made beside and renamed, by uv, with every file checked against its hash."""
     python, folder, name = f"{environment}/bin/python", at_home(lock.folder), shlex.quote(f"{lock.name}.txt")
     check = f"""{_probe(python, modules)}
@@ -157,10 +157,12 @@ def install(
         return {index: answer for index, answer in by_index.items() if not isinstance(answer, HostError)}
 
     folder = lock.folder if lock else "~"
-    there = ask([index for index, error in enumerate(errors) if error is None], "list", {"path": folder})
+    listings = ask([index for index, error in enumerate(errors) if error is None], "list", {"path": folder})
     for name, text in (lock.files if lock else {}).items():
         lacking = [
-            index for index, answer in there.items() if name not in answer["names"] and results[index] is None
+            index
+            for index, answer in listings.items()
+            if name not in answer["names"] and results[index] is None
         ]
         ask(lacking, "write", {"path": f"{folder}/{name}", "text": text})
     return results

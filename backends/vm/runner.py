@@ -45,8 +45,8 @@ LONGEST_LINE = 400
 def as_words(text: str, limit_s: float, root: bool) -> list[str]:
     """Return the command for some shell text, ended after `limit_s` by a program that may do so as root too."""
     shell = PRELUDE.format(python=shlex.quote(sys.executable)) + text
-    words = ["timeout", "-k", str(GRACE_S), str(limit_s), "sh", "-c", shell]
-    return ["sudo", "-n", "--", *words] if root and os.geteuid() != 0 else words
+    arguments = ["timeout", "-k", str(GRACE_S), str(limit_s), "sh", "-c", shell]
+    return ["sudo", "-n", "--", *arguments] if root and os.geteuid() != 0 else arguments
 
 
 def run(text: str, limit_s: float, root: bool, show: Callable[[str], None]) -> tuple[int | None, list[str]]:

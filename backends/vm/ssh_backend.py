@@ -86,10 +86,10 @@ def _deploy(target: Target) -> bool:
     return deploy(target, with_comforts=False) == 0
 
 
-def _terminal(target: Target, index: int | None, words: Sequence[str]) -> int:
+def _terminal(target: Target, index: int | None, arguments: Sequence[str]) -> int:
     from backends.vm import ssh_config
 
-    argv = ssh_config.command(target, index, words)
+    argv = ssh_config.command(target, index, arguments)
     sys.stdout.flush()
     # In place of this process, so that the terminal, its signals and its size are ssh's own.
     os.execvp(argv[0], argv)

@@ -26,7 +26,7 @@ from launch.targets import Target
 FOLDER = "tpu-stack"
 
 
-def command(target: Target, host: int | None, words: Sequence[str] = ()) -> list[str]:
+def command(target: Target, host: int | None, arguments: Sequence[str] = ()) -> list[str]:
     """Return the `ssh` command for a shell on a host, or for another program there; its configuration goes to the
     cache. host: None is the first.
 
@@ -42,8 +42,8 @@ def command(target: Target, host: int | None, words: Sequence[str] = ()) -> list
         raise RequestError(f"--host {host}: the hosts are {', '.join(map(str, indices))}")
     path = _write(_entries(target, [index]), user_cache_dir(os.environ) / "ssh", f"{_name(target)}-{index}")
     alias = host_alias(target.inventory.stack, target.slice, index)
-    tty = ["-t"] if words and sys.stdin.isatty() else []  # a shell has one by itself
-    return ["ssh", "-F", str(path), *tty, alias, *([shlex.join(words)] if words else [])]
+    tty = ["-t"] if arguments and sys.stdin.isatty() else []  # a shell has one by itself
+    return ["ssh", "-F", str(path), *tty, alias, *([shlex.join(arguments)] if arguments else [])]
 
 
 def show_config(target: Target, *, write: bool) -> int:
@@ -95,10 +95,10 @@ def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
 
 async def _users(accesses: Sequence[Access]) -> dict[Access, str]:
     """OS Login is asked once for all."""
-    of_os_login_access = next((access for access in accesses if access.os_login and not access.user), None)
-    of_os_login = await login.find_user(of_os_login_access, await _identities()) if of_os_login_access else ""
+    os_login_access = next((access for access in accesses if access.os_login and not access.user), None)
+    os_login_user = await login.find_user(os_login_access, await _identities()) if os_login_access else ""
     return {
-        access: of_os_login if access.os_login and not access.user else await login.find_user(access)
+        access: os_login_user if access.os_login and not access.user else await login.find_user(access)
         for access in accesses
     }
 
@@ -117,8 +117,8 @@ def _with_whole_path(access: Access) -> Access:
     """What starts `ssh` may have another PATH than this shell: an editor's, for one."""
     if access.proxy_command is None:
         return access
-    program, *rest = access.proxy_command
-    return dataclasses.replace(access, proxy_command=(shutil.which(program) or program, *rest))
+    program, *proxy_arguments = access.proxy_command
+    return dataclasses.replace(access, proxy_command=(shutil.which(program) or program, *proxy_arguments))
 
 
 def _keys() -> Keys:
@@ -237,10 +237,10 @@ def _block(entry: Entry, known_hosts_path: str, keys: Keys) -> str:
     return "\n    ".join(lines) + "\n"
 
 
-def _plain(what: str, value: str) -> str:
+def _plain(label: str, value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.:\[@][A-Za-z0-9_.:@\[\]+-]*\$?", value):
         raise RequestError(
-            f'the {what} "{value}" of the inventory cannot be written for OpenSSH; change it there'
+            f'the {label} "{value}" of the inventory cannot be written for OpenSSH; change it there'
         )
     return value
 
@@ -254,14 +254,14 @@ def _path(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
-def _command(words: Sequence[str]) -> str:
+def _command(arguments: Sequence[str]) -> str:
     """A line for sh that OpenSSH's own reading of quotes lets pass too: in a word in single quotes, as `shlex.join`
     would write it, a backslash would make the quotes uneven for it."""
     line = " ".join(
         word
         if re.fullmatch(r"[A-Za-z0-9_./:=@,+-]+", word)
         else '"' + re.sub(r'([\\"$`])', r"\\\1", word) + '"'
-        for word in words
+        for word in arguments
     )
     if not line.isprintable():
         raise RequestError(
@@ -273,10 +273,10 @@ def _command(words: Sequence[str]) -> str:
 def with_include(text: str) -> str:
     """Return a user's ~/.ssh/config with the line that reads ours; unchanged if that line is in force already."""
     for line in text.splitlines():
-        words = line.split()
-        if [word.lower() for word in words[:1]] in (["host"], ["match"]):
+        arguments = line.split()
+        if [word.lower() for word in arguments[:1]] in (["host"], ["match"]):
             break
-        if words[:1] and words[0].lower() == "include" and set(words[1:]) & {INCLUDE.split()[1]}:
+        if arguments[:1] and arguments[0].lower() == "include" and set(arguments[1:]) & {INCLUDE.split()[1]}:
             return text
     newline = "\r\n" if "\r\n" in text else "\n"
     return f"{INCLUDE}{newline}{newline}{text}" if text else f"{INCLUDE}\n"

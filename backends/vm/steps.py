@@ -15,7 +15,7 @@ LOOK_LIMIT_S = 60.0
 FIRST_BOOT_LIMIT_S = 300.0
 PACKAGES_LIMIT_S = 900.0
 SHARE_LIMIT_S = 240.0
-COMFORTS = ("zsh", "byobu", "mosh")
+SHELL_TOOLS = ("zsh", "byobu", "mosh")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 SHARE_UNIT = "tpu-stack-share.service"
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -154,9 +154,9 @@ echo always >{setting}
     )
 
 
-def comforts() -> Step:
+def shell_tools() -> Step:
     """What people install by hand on a TPU VM."""
-    listed = shlex.join(COMFORTS)
+    listed = shlex.join(SHELL_TOOLS)
     return Step(
         name="comforts",
         when=HAS_APT,
@@ -217,11 +217,11 @@ timeout 120 systemctl restart {SHARE_UNIT} || {{
 
 def folders(paths: Sequence[str], needs: Sequence[str] = ()) -> Step:
     """Folders that the user of a run writes to."""
-    words = " ".join(at_home(path) for path in paths)
+    quoted_paths = " ".join(at_home(path) for path in paths)
     return Step(
         name="folders",
         check=f"""
-for path in {words}; do
+for path in {quoted_paths}; do
   [ -d "$path" ] || {{ echo "$path is not there"; exit 1; }}
   trial=$(mktemp "$path/.deploy-trial.XXXXXX" 2>&1) || {{ echo "$path cannot be written: ${{trial##*: }}"; exit 1; }}
   printf x >"$trial" || {{ rm -f "$trial"; echo "$path cannot be written: is the disk full?"; exit 1; }}
@@ -229,7 +229,7 @@ for path in {words}; do
 done
 echo {shlex.quote(", ".join(paths))}
 """,
-        change=f"mkdir -p {words}",
+        change=f"mkdir -p {quoted_paths}",
         limit_s=60.0,
         needs=tuple(needs),
         remedy="free some space on that disk, or give the folder to the user that logs in",

@@ -190,8 +190,8 @@ class SshTransport:
         self, connection: asyncssh.SSHClientConnection, argv: Sequence[str], stdin: str, take: Take
     ) -> int:
         """Give all that a command says to `take`; its exit code."""
-        words, text = shlex.join(argv).encode(), stdin.encode()
-        command = shlex.join(["sh", "-c", KEEPER, "sh", str(len(words)), str(len(text))])
+        command_line, text = shlex.join(argv).encode(), stdin.encode()
+        command = shlex.join(["sh", "-c", KEEPER, "sh", str(len(command_line)), str(len(text))])
         process = await open_process(connection, self.access, command, window=WINDOW_BYTES)
 
         async def read(stream: Stream, reader: asyncssh.SSHReader[bytes]) -> None:
@@ -206,7 +206,7 @@ class SshTransport:
 
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and what it said tells why
-                process.stdin.write(words + text)
+                process.stdin.write(command_line + text)
             await together([read("out", process.stdout), read("err", process.stderr)])
             await process.wait_closed()
         finally:

@@ -58,12 +58,12 @@ def request_state(ask: Ask, project: str, one_slice: Slice) -> Finding:
     kind, _, name = one_slice.origin.partition(" ")
     if kind not in DESCRIBED or not name:
         return skip(f"{one_slice.name} came from no request to Google's APIs")
-    words, path = DESCRIBED[kind]
+    arguments, path = DESCRIBED[kind]
     # Of a multislice on Compute Engine, which has one for each slice, the first.
     name = f"{name}-0" if kind in ("group", "instance") and one_slice.count > 1 else name
     answer = ask(
         [
-            "gcloud", "compute", *words, "describe", name,
+            "gcloud", "compute", *arguments, "describe", name,
             f"--zone={one_slice.zone}", f"--project={project}", f"--format=value({path})",
         ]
     )  # fmt: skip

@@ -43,20 +43,20 @@ def layout(devices):
 
 def lower_step(devices):
     """Hands the step over to `fab fit`, with shapes in place of arrays, on devices that need not be there."""
-    whole, by_row = layout(devices)
-    weight = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+    replicated, by_row = layout(devices)
+    weight = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated)
     x = jax.ShapeDtypeStruct((POINTS * len(devices),), jnp.float32, sharding=by_row)
-    said = {"parameters": weight, "unit": "points", "per_step": x.size, "steps": STEPS}
-    return {"step": take_step, "arguments": (weight, x), **said}
+    settings = {"parameters": weight, "unit": "points", "per_step": x.size, "steps": STEPS}
+    return {"step": take_step, "arguments": (weight, x), **settings}
 
 
 def main():
     jax.distributed.initialize()
     run, rank = Path(os.environ["RUN_DIR"]), jax.process_index()
-    whole, by_row = layout(jax.devices())
+    replicated, by_row = layout(jax.devices())
     state = run / "state.json"
     saved = json.loads(state.read_text()) if state.exists() else {"step": 0, "weight": 0.0}
-    step, weight = saved["step"], jax.device_put(np.float32(saved["weight"]), whole)
+    step, weight = saved["step"], jax.device_put(np.float32(saved["weight"]), replicated)
     while step < STEPS:
         step += 1
         drawn = np.random.default_rng(step).standard_normal(POINTS * jax.device_count(), np.float32)
@@ -68,9 +68,9 @@ def main():
             with (run / "metrics.jsonl").open("a") as metrics:
                 metrics.write(json.dumps({"step": step, "loss": float(error), "time": time.time()}) + "\n")
         if rank == 0 and (step % 20 == 0 or leaving):
-            beside = run / "state.json.new"
-            beside.write_text(json.dumps({"step": step, "weight": float(weight)}))
-            beside.replace(state)
+            partial = run / "state.json.new"
+            partial.write_text(json.dumps({"step": step, "weight": float(weight)}))
+            partial.replace(state)
         if leaving:
             sys.exit(75)
     print(f"process {rank} of {jax.process_count()}: weight {float(weight):.3f}")

@@ -32,8 +32,8 @@ while step < 200:
     if rank == 0 and step % 20 == 0:
         with (run / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps({"step": step, "loss": loss.item(), "time": time.time()}) + "\n")
-        beside = run / "checkpoint.pt.new"
-        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, beside)
-        beside.replace(saved)
+        partial = run / "checkpoint.pt.new"
+        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial)
+        partial.replace(saved)
 print(f"rank {rank} of {dist.get_world_size()}: weight {model.module.weight.item():.3f}")
 dist.destroy_process_group()

@@ -203,7 +203,7 @@ def metadata() -> Json:
     }
     if not isinstance(attributes, str):
         shown = {name: str(attributes.get(name, "none")).split() for name in SHOWN_ATTRIBUTES}
-        entries.update({name: " ".join(words) for name, words in shown.items()})
+        entries.update({name: " ".join(parts) for name, parts in shown.items()})
     return entries
 
 

@@ -11,7 +11,7 @@ from contracts.host_interface import SECRET_NAMES, SET_BY_IMAGE
 from .attempt_process import Process
 from .containers.docker_command import client_environment
 from .protocol import Failed
-from .stack_traces import environment_of, processes_of_ranks, running_process
+from .stack_traces import process_environment, processes_of_ranks, running_process
 from .start import ENTRY
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 SHELL = ["sh", "-c", "exec $(command -v bash || echo sh)"]
-OF_THE_AGENT = "RUN_CONTROL_DIR"
+CONTROL_DIR_VARIABLE = "RUN_CONTROL_DIR"
 """By this variable the agent knows the processes of a run, which it kills at its end."""
 
 
@@ -43,16 +43,16 @@ def enter(root: str, run_id: str, attempt: str, process_id: str) -> NoReturn:
         sys.exit(f"{failure.message}; {failure.remedy}")
     folder, environment = None, {}
     if pids:
-        environment = environment_of(pids[0])
+        environment = process_environment(pids[0])
         with contextlib.suppress(OSError):  # it is another user's
             folder = os.readlink(f"/proc/{pids[0]}/cwd")
     secrets = [name for name in environment.get(SECRET_NAMES, "").split(",") if name]
-    for name in (*secrets, SECRET_NAMES, OF_THE_AGENT):
+    for name in (*secrets, SECRET_NAMES, CONTROL_DIR_VARIABLE):
         environment.pop(name, None)
     place = f"{folder or '/'}{'' if container is None else ' in its container'}"
     lacking = f", but for {', '.join(secrets)}" if secrets else ""
-    of_whom = f"rank {environment.get('RUN_PROCESS_ID')}" if environment else "the container"
-    print(f"{run_id}: {place}, with the variables of {of_whom}{lacking}", file=sys.stderr, flush=True)
+    owner = f"rank {environment.get('RUN_PROCESS_ID')}" if environment else "the container"
+    print(f"{run_id}: {place}, with the variables of {owner}{lacking}", file=sys.stderr, flush=True)
     if "TERM" in os.environ:
         environment["TERM"] = os.environ["TERM"]
     if container is None:

@@ -98,7 +98,7 @@ def by_py_spy(process: Process, program: str) -> tuple[list[Json], str | None]:
     for pid, (text, problem) in zip(pids, answers, strict=True):
         if text is not None:
             command = command_line(pid).replace("\0", " ").strip()
-            dumps.append({"rank": rank_of(pid), "pid": pid, "command": command[:300], "text": text})
+            dumps.append({"rank": process_rank(pid), "pid": pid, "command": command[:300], "text": text})
         elif problem is not None and problem not in problems:
             problems.append(problem)
     return dumps, "; ".join(problems) or None
@@ -175,7 +175,7 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def environment_of(pid: int) -> dict[str, str]:
+def process_environment(pid: int) -> dict[str, str]:
     """The variables that a process was started with; none where it is another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -185,8 +185,8 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(item.split("=", 1) for item in items if "=" in item)
 
 
-def rank_of(pid: int) -> int | None:
-    text = environment_of(pid).get("RUN_PROCESS_ID", "")
+def process_rank(pid: int) -> int | None:
+    text = process_environment(pid).get("RUN_PROCESS_ID", "")
     return int(text) if text.isdigit() else None
 
 

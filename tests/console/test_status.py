@@ -16,7 +16,7 @@ import pytest
 from backends.local.processes import ProcessLink
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pod_backend import PodBackend
-from backends.pods.pods import Seen
+from backends.pods.pods import ObservedRun
 from console import logs
 from console import status as status_command
 from contracts import run_directory
@@ -178,8 +178,8 @@ class Restarting(ClusterRuns):
         self.connection = CONNECTION
         self.work: dict[str, Any] | None = JOB
 
-    def of(self, run_id: str) -> Seen:
-        return Seen(run_id=run_id, work=self.work, pods={})
+    def of(self, run_id: str) -> ObservedRun:
+        return ObservedRun(run_id=run_id, work=self.work, pods={})
 
     def stop(self, run_id: str, attempt: int, index: int, grace_s: float) -> dict[str, Any]:
         self.work = None
@@ -214,9 +214,9 @@ class Over(ClusterRuns):
     def __init__(self) -> None:
         self.connection = CONNECTION
 
-    def of(self, run_id: str) -> Seen:
+    def of(self, run_id: str) -> ObservedRun:
         why = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded", "message": "gave up"}
-        return Seen(run_id=run_id, work={**JOB, "status": {"conditions": [why]}}, pods={})
+        return ObservedRun(run_id=run_id, work={**JOB, "status": {"conditions": [why]}}, pods={})
 
 
 def test_status_puts_on_record_why_a_cluster_gave_up_a_run(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import goodput
-from contracts.goodput import Goodput, of_attempts, of_run
+from contracts.goodput import Goodput, attempt_goodputs, run_goodput
 from jobs.runtime.monitoring.metrics import Part
 
 MADE, AGAIN = "2026-11-20T11:00:00.5Z", "2026-11-20T12:03:00Z"
@@ -56,7 +56,7 @@ def latest(found: list[dict[str, Any]], **result: Any) -> Goodput | None:
         "timing": timing,
     }
     plain = {name: last[name] for name in ("attempt", "started", "slice_created")}
-    return of_run({"attempts": [*earlier, plain]}, result, [beat, {"rank": 1}])
+    return run_goodput({"attempts": [*earlier, plain]}, result, [beat, {"rank": 1}])
 
 
 FIRST = attempt(0, "00:00", from_step=0, saved_step=60, step=100)
@@ -161,7 +161,7 @@ def test_the_time_of_a_run_is_divided_by_what_became_of_it(story: str) -> None:
         result = {"attempt": 0, "outcome": attempts[0]["outcome"], "wall_s": attempts[0]["wall_s"]}
         kept = {**attempts[0], **goodput.measured(attempts[0], result, beats)}
         after = attempt(1, "50:00", parts={}, wall_s=0.0, slice_created="")
-        assert seconds(of_attempts(run_of(kept, after), None, [])[0]) == expected
+        assert seconds(attempt_goodputs(run_of(kept, after), None, [])[0]) == expected
 
 
 def test_a_run_that_still_runs_has_the_time_until_its_last_heartbeat() -> None:
@@ -169,12 +169,12 @@ def test_a_run_that_still_runs_has_the_time_until_its_last_heartbeat() -> None:
     at_s = 1795176000.0
     timing = {"parts": {"start": 8.0, "compute": 30.0}, "open": "compute", "from_step": 0, "saved_step": 5}
     beats = [{"rank": 0, "attempt": 0, "state": "stepping", "step": 9, "time": at_s + 40.0, "timing": timing}]
-    found = of_run(run, None, [*beats, None])
+    found = run_goodput(run, None, [*beats, None])
     assert seconds(found) == {"productive": 30.0, "starting": 10.0}
     assert found is not None and found.text() == "75% of 40 s; starting 25%"
-    assert of_run(run, None, []) is None, "nothing is known of it yet"
+    assert run_goodput(run, None, []) is None, "nothing is known of it yet"
     hung = {"attempt": 0, "outcome": "hung", "time": at_s + 40.0, "wall_s": None}
-    assert seconds(of_run(run, hung, [{**beats[0], "step_time": at_s + 28.0}])) == {
+    assert seconds(run_goodput(run, hung, [{**beats[0], "step_time": at_s + 28.0}])) == {
         "productive": 10.0, "lost": 8.0, "starting": 10.0, "idle": 12.0,
     }  # fmt: skip
 
@@ -188,11 +188,11 @@ def test_what_is_not_known_is_said() -> None:
 
 
 def test_every_part_and_every_category_is_described() -> None:
-    assert goodput.CATEGORY_OF.keys() == {*get_args(Part)}
+    assert goodput.PART_CATEGORIES.keys() == {*get_args(Part)}
     assert (
         goodput.MEANINGS.keys()
         == {*goodput.CATEGORIES}
-        == {*goodput.CATEGORY_OF.values(), "lost", "waiting", "idle"}
+        == {*goodput.PART_CATEGORIES.values(), "lost", "waiting", "idle"}
     )
 
 
@@ -244,12 +244,12 @@ RESULT = st.fixed_dictionaries(
 def test_whatever_the_files_hold_the_categories_add_up_to_the_slice_time(
     attempts: Any, result: Any, heartbeats: list[Any]
 ) -> None:
-    found = of_attempts({"attempts": attempts}, result, heartbeats)
+    found = attempt_goodputs({"attempts": attempts}, result, heartbeats)
     for record, part in zip(attempts if isinstance(attempts, list) else [], found[:-1], strict=False):
         assert part is None or all(value > 0 for value in part.milliseconds.values())
         if part is not None and len(found) == len(attempts):
             waited = part.milliseconds.get("waiting", 0)
             assert sum(part.milliseconds.values()) - waited == round(1000 * record["wall_s"])
             assert part.share is None or 0 <= part.share <= 1
-    total = of_run({"attempts": attempts}, result, heartbeats)
+    total = run_goodput({"attempts": attempts}, result, heartbeats)
     assert total is None or json.loads(json.dumps(total.seconds)) == total.seconds

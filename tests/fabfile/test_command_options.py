@@ -19,9 +19,9 @@ from fabfile.command_options import (
     port,
     positionals,
     read,
-    several,
+    repeatable,
     usd,
-    whole,
+    whole_number,
 )
 from fabfile.commands import COMMANDS
 from fabfile.selector import Selector
@@ -29,15 +29,15 @@ from fabfile.selector import Selector
 
 @pytest.mark.parametrize("text", ["-1", "2", "two", "3.5", "³", " 3", "3_0", "9" * 5000])
 def test_a_whole_number_of_at_least_the_least_is_read_and_nothing_else(text: str) -> None:
-    assert whole(3)("--lines", "3") == 3
+    assert whole_number(3)("--lines", "3") == 3
     with pytest.raises(RequestError, match=f"--lines {text}: must be a whole number of at least 3"):
-        whole(3)("--lines", text)
+        whole_number(3)("--lines", text)
 
 
 def test_a_priority_may_be_negative() -> None:
-    assert whole()("--priority", "-3") == -3
+    assert whole_number()("--priority", "-3") == -3
     with pytest.raises(RequestError, match="--priority low: must be a whole number$"):
-        whole()("--priority", "low")
+        whole_number()("--priority", "low")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1e3", "five", "1,50", "nan", "0.0", "9" * 12])
@@ -57,14 +57,14 @@ def test_a_port_that_is_none_is_refused(text: str) -> None:
 @options
 class Limits:
     max_usd: float | None = option("dollars", usd)
-    lines: int = option("lines", whole(0), default=40)
+    lines: int = option("lines", whole_number(0), default=40)
 
 
 @options
 class Sample:
     run: str = argument("a run")
     all: bool = flag("all of them")
-    send: tuple[str, ...] = several("files")
+    send: tuple[str, ...] = repeatable("files")
     limits: Limits = group(Limits)
     selector: Selector = group(Selector, "stack", "runs", runs="a folder")
     positionals: tuple[str, ...] = positionals("[-- WORDS]")

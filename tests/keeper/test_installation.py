@@ -88,7 +88,7 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
 ) -> None:
     bundle, sent = installation._bundle(), tmp_path / "sent"
     lock = python_environment.read_lock("keeper", CHECKOUT, "")
-    place = installation.here(KEPT)
+    place = installation.local_place(KEPT)
     steps = [*installation.steps(place, KEPT, bundle, str(sent), lock)]
     assert [each.name for each in steps] == ["code", "python", "service"]
     assert not any(each.root for each in steps)
@@ -139,7 +139,7 @@ def test_the_gateways_environment_is_made_from_a_lock_that_is_sent_along(tmp_pat
 
 def test_values_of_this_shell_reach_the_keeper_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", '/bin:/my "own"/100%\\bin')
-    place = installation.here(KEPT)
+    place = installation.local_place(KEPT)
     unit = installation.service_unit(place, place.code("0" * 64), KEPT)
     assert 'Environment="PATH=/bin:/my \\"own\\"/100%%\\\\bin"' in unit.splitlines()
     assert "WorkingDirectory=%h/.local/share/tpu-stack/keeper/dev/code/0000000000000000" in unit.splitlines()
@@ -149,7 +149,7 @@ def test_values_of_this_shell_reach_the_keeper_as_they_are(monkeypatch: pytest.M
 def test_the_units_can_be_read_by_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A proxy's address may have a password in it."""
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
-    place = dataclasses.replace(installation.here(KEPT), units=str(tmp_path / "units"))
+    place = dataclasses.replace(installation.local_place(KEPT), units=str(tmp_path / "units"))
     change = installation._service(place, place.code("0" * 64), KEPT).change
     before = change[change.index("umask 022") : change.index(f"{place.systemctl} daemon-reload")]
     script = "\n".join(line for line in before.splitlines() if "compileall" not in line)

@@ -349,7 +349,7 @@ def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
 
 def _goodput(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list[Section]:
     """The categories of a run's time by size, with their shares."""
-    found = goodput.of_run(run, result, heartbeats)
+    found = goodput.run_goodput(run, result, heartbeats)
     if found is None or not found.is_known:
         return []
     lines = [

@@ -15,7 +15,7 @@ from backends.pods import api_server, cluster_runs
 from backends.pods.api_server import ApiError
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pod_backend import PodBackend
-from backends.pods.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, Seen, seen, trouble
+from backends.pods.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, ObservedRun, observed_runs, trouble
 from console import follow, overview
 from console.display import Plain
 from contracts.run_directory import RESULT, RunDirectory
@@ -73,13 +73,13 @@ OK = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": AT}}
 def test_a_process_is_starting_for_as_long_as_the_cluster_starts_its_pod_again(
     work: dict[str, Any] | None, pods: list[dict[str, Any]], states: list[str]
 ) -> None:
-    found = seen([work] if work else [], pods)[RUN_ID]
+    found = observed_runs([work] if work else [], pods)[RUN_ID]
     assert [entry["state"] for entry in found.entries()] == states
 
 
 def test_of_the_pods_of_a_process_the_newest_counts() -> None:
     old, new = pod(0, "Failed", FAILED), pod(0, "Running", RUNNING, made="2020-11-20T21:47:00Z")
-    assert seen([job(pods=1)], [new, old])[RUN_ID].pods == {0: new}
+    assert observed_runs([job(pods=1)], [new, old])[RUN_ID].pods == {0: new}
 
 
 def test_the_pods_of_a_jobset_are_counted_through_its_slices() -> None:
@@ -88,7 +88,7 @@ def test_the_pods_of_a_jobset_are_counted_through_its_slices() -> None:
     child = job()
     child["metadata"] = {**child["metadata"], "ownerReferences": [{"kind": "JobSet"}]}
     last = pod(1, "Running", RUNNING, labels={SLICE_INDEX: "1"})
-    found = seen([child, jobset], [last])[RUN_ID]
+    found = observed_runs([child, jobset], [last])[RUN_ID]
     assert [entry["state"] for entry in found.entries()] == ["starting"] * 3 + ["running"]
 
 
@@ -113,7 +113,7 @@ def test_what_earlier_pods_said_is_not_of_those_that_were_started_again(
         result={"outcome": result, "attempt": 0} if result else None,
         heartbeats=tuple({"state": said, "attempt": 0, "time": BEGAN_S + s} for said, s in beats),
     )
-    entries = seen([job()], found)[RUN_ID].entries()
+    entries = observed_runs([job()], found)[RUN_ID].entries()
     assert runs.state(run, entries, knowing=1, now_s=BEGAN_S + 60) == state
 
 
@@ -167,11 +167,11 @@ class Away(ClusterRuns):
     def __init__(self, answers: list[dict[str, Any] | None]) -> None:
         self.answers = answers
 
-    def of(self, run_id: str) -> Seen:
+    def of(self, run_id: str) -> ObservedRun:
         found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if found is None:
             raise ApiError(host="cluster", reason="no answer")
-        return Seen(run_id=run_id, work=job(pods=1), pods={0: found})
+        return ObservedRun(run_id=run_id, work=job(pods=1), pods={0: found})
 
 
 def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away(
@@ -185,7 +185,7 @@ def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away
 class Expired(Away):
     """Runs of a cluster that has stopped to know this user."""
 
-    def of(self, run_id: str) -> Seen:
+    def of(self, run_id: str) -> ObservedRun:
         raise ApiError(host="cluster", reason="Unauthorized", remedy="log in again", status=401)
 
 
@@ -201,9 +201,9 @@ class Working(Away):
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.connection: Any = Named()
 
-    def of(self, run_id: str) -> Seen:
+    def of(self, run_id: str) -> ObservedRun:
         pods = {0: pod(0, "Running", {"running": {}}), 1: pod(1, "Succeeded", OK)}
-        return Seen(run_id=run_id, work=job(pods=2), pods=pods)
+        return ObservedRun(run_id=run_id, work=job(pods=2), pods=pods)
 
     def session(self, pod: dict[str, Any]) -> Any:
         return self
@@ -390,7 +390,7 @@ def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> Non
     hosts = [{"index": 0, "name": "r-0"}, {"index": 1, "name": "r-1"}]
     run = write_run(hosts=hosts, pods={"restarts": 10, "queue": None})
     stuck = pod(0, "Pending", {"waiting": {"reason": "ErrImagePull", "message": "no such image"}})
-    (starting, *_) = seen([job()], [stuck])[RUN_ID].entries()
+    (starting, *_) = observed_runs([job()], [stuck])[RUN_ID].entries()
     away = ApiError(host="cluster dev", reason="it is away")
 
     def told(*entries: dict[str, Any], errors: tuple[ApiError, ...] = ()) -> list[tuple[str, str | None]]:

@@ -177,7 +177,7 @@ def test_last_words_are_kept_and_an_endless_line_takes_no_more_memory_than_a_lon
     assert reader.last_words == "bash: python3: command not found"
     for _ in range(500):
         list(reader.take("out", piece))
-    assert len(reader._rest) <= LONGEST_LINE
+    assert len(reader._pending) <= LONGEST_LINE
 
 
 def outcome(host: str, *steps: tuple[str, State, str], error: HostError | None = None) -> Outcome:

@@ -54,7 +54,7 @@ def lock(tmp_path: Path) -> Lock:
 
 
 def made(modules: list[str], lock: Lock) -> list[Any]:
-    return [dataclasses.replace(python_environment.made(modules, lock), needs=())]
+    return [dataclasses.replace(python_environment.managed_environment(modules, lock), needs=())]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def made(modules: list[str], lock: Lock) -> list[Any]:
 def test_somebody_elses_interpreter_is_only_looked_at(
     carry_out: CarryOut, python: str, modules: list[str], state: str, said: str
 ) -> None:
-    (answer,) = carry_out([python_environment.found(python, modules, "`make install`")])
+    (answer,) = carry_out([python_environment.existing_python(python, modules, "`make install`")])
     assert answer["state"] == state and answer["message"].endswith(said)
     assert answer["remedy"] == ("`make install`" if state == "failed" else "")
 

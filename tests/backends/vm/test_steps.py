@@ -103,7 +103,7 @@ def test_only_what_is_missing_is_installed_and_a_broken_dpkg_is_mended_first(
     query = f'case "$*" in *mosh*) grep -q install {log} 2>/dev/null || exit 1 ;; esac\necho "install ok installed"'
     noted = {name: f"echo {name} $* >>{log}" for name in ("apt-get", "dpkg")}
     environ = host(**noted, **{"dpkg-query": query})
-    step = dataclasses.replace(steps.comforts(), root=False)
+    step = dataclasses.replace(steps.shell_tools(), root=False)
     answers = carry_out([step], environ=environ, under_way=True)
     assert answers[0]["message"] == "not installed: mosh"
     assert answers[-1]["state"] == "changed"
@@ -118,7 +118,7 @@ def test_only_what_is_missing_is_installed_and_a_broken_dpkg_is_mended_first(
     for program in ("sh", "timeout"):
         (bare / program).symlink_to(f"/usr/bin/{program}")
     skipped = ("skipped", "this host has no apt")
-    assert result(carry_out([steps.comforts()], environ={"PATH": str(bare)})) == skipped
+    assert result(carry_out([steps.shell_tools()], environ={"PATH": str(bare)})) == skipped
 
 
 @pytest.mark.parametrize(
