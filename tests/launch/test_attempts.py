@@ -12,7 +12,7 @@ import pytest
 from contracts import fencing
 from contracts.errors import Superseded
 from contracts.run_directory import RunDirectory
-from launch.attempts import End, Limits, begin, attempt_cause, end_of_run
+from launch.attempts import End, Limits, attempt_cause, begin, end_of_run
 
 STARTED = "2026-11-23T12:00:00Z"
 START_S = float(calendar.timegm(time.strptime(STARTED, "%Y-%m-%dT%H:%M:%SZ")))
