@@ -98,7 +98,7 @@ def _inventory(places: list[tuple[str, int]], keys: list[str]) -> Inventory:
         )
         for index, ((address, port), key) in enumerate(zip(places, keys, strict=True))
     )
-    one = Slice(
+    tpu_slice = Slice(
         name="bench",
         accelerator_type="none",
         generation="none",
@@ -111,7 +111,9 @@ def _inventory(places: list[tuple[str, int]], keys: list[str]) -> Inventory:
         hosts=hosts,
     )
     storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
-    return Inventory(stack="bench", project=None, storage=storage, images={}, gateway=None, slices=(one,))
+    return Inventory(
+        stack="bench", project=None, storage=storage, images={}, gateway=None, slices=(tpu_slice,)
+    )
 
 
 def _address(index: int) -> str:

@@ -52,7 +52,7 @@ class Pipeline:
     def encode(self, options: str | bytes, _second: str | None) -> Encoded:
         def answers(outputs: Sequence[Any]) -> list[Answer]:
             return [
-                Answer(best=[Guess(text=each["token_str"], probability=each["score"]) for each in output])
+                Answer(best=[Guess(text=guess["token_str"], probability=guess["score"]) for guess in output])
                 for output in outputs
             ]
 
@@ -191,14 +191,14 @@ async def closed(port: int, clients: int, seconds: float, limit: float = float("
         nonlocal under_way
         took.append(second)
         if time.perf_counter() < until_s and len(took) + clients <= limit:
-            connection.ask(next(pending), lambda each: answered(connection, each))
+            connection.ask(next(pending), lambda answer: answered(connection, answer))
             return
         under_way -= 1
         if not under_way:
             over.set()
 
     for connection in open_now:
-        connection.ask(next(pending), lambda each, connection=connection: answered(connection, each))  # type: ignore[misc]
+        connection.ask(next(pending), lambda answer, connection=connection: answered(connection, answer))  # type: ignore[misc]
     await over.wait()
     for connection in open_now:
         connection.close()
@@ -247,7 +247,7 @@ def ask_all(port: int) -> list[list[float]]:
         request = Request(f"http://127.0.0.1:{port}/v1/predict", body, {"content-type": "application/json"})
         with opener.open(request) as results:
             served += [
-                [each["probability"] for each in connection["best"]]
+                [guess["probability"] for guess in connection["best"]]
                 for connection in json.load(results)["answers"]
             ]
     return served

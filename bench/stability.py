@@ -38,7 +38,7 @@ class Cell:
     """
 
     dtype: str
-    asked: int
+    planned_steps: int
     seed: int
     steps: int
     loss: float
@@ -89,7 +89,7 @@ def train(config: Config) -> Cell:
     )
     return Cell(
         dtype=config.dtype,
-        asked=config.steps,
+        planned_steps=config.steps,
         seed=config.seed,
         steps=len(norms),
         loss=result.loss,
@@ -107,7 +107,7 @@ def all_trained(configs: Sequence[Config]) -> Iterator[Cell]:
     for processor in processors:
         free.put(processor)
 
-    def one(config: Config) -> Cell:
+    def train_on_free_processor(config: Config) -> Cell:
         processor = free.get()
         try:
             with concurrent.futures.ProcessPoolExecutor(
@@ -120,7 +120,9 @@ def all_trained(configs: Sequence[Config]) -> Iterator[Cell]:
     with concurrent.futures.ThreadPoolExecutor(len(processors)) as threads:
         # The longest first, so that no processor is left with one at the end.
         order = sorted(configs, key=lambda config: -config.steps)
-        for done in concurrent.futures.as_completed([threads.submit(one, config) for config in order]):
+        for done in concurrent.futures.as_completed(
+            [threads.submit(train_on_free_processor, config) for config in order]
+        ):
             yield done.result()
 
 
@@ -139,14 +141,15 @@ def table(cells: Sequence[Cell]) -> str:
         + "mean | ± | outliers | gradient |",
         "|---|---:|" + "---:|" * len(seeds) + "---:|---:|---:|---:|",
     ]
-    for dtype, asked in sorted({(cell.dtype, cell.asked) for cell in cells}):
+    for dtype, planned in sorted({(cell.dtype, cell.planned_steps) for cell in cells}):
         row = sorted(
-            (cell for cell in cells if (cell.dtype, cell.asked) == (dtype, asked)), key=lambda cell: cell.seed
+            (cell for cell in cells if (cell.dtype, cell.planned_steps) == (dtype, planned)),
+            key=lambda cell: cell.seed,
         )
         losses = [cell.loss for cell in row]
         by_seed = {cell.seed: f"{cell.loss:.3f}" + _ended(cell) for cell in row}
         lines.append(
-            f"| {dtype} | {asked:,} | "
+            f"| {dtype} | {planned:,} | "
             + "".join(f"{by_seed.get(seed, '')} | " for seed in seeds)
             + f"{statistics.fmean(losses):.3f} | {spread(losses):.3f} | {sum(len(cell.outliers) for cell in row)} "
             + f"| {max(cell.grad_norm for cell in row):.1f} |"
@@ -155,7 +158,7 @@ def table(cells: Sequence[Cell]) -> str:
 
 
 def _ended(cell: Cell) -> str:
-    return f" (ended at {cell.steps})" if cell.steps < cell.asked else ""
+    return f" (ended at {cell.steps})" if cell.steps < cell.planned_steps else ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -168,26 +171,28 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="a file that each cell is appended to as JSON; those in it are kept"
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     cells = []
-    if asked.out is not None and asked.out.exists():
-        cells = [Cell(**json.loads(line)) for line in asked.out.read_text().splitlines()]
-    measured = {(cell.dtype, cell.asked, cell.seed) for cell in cells}
+    if options.out is not None and options.out.exists():
+        cells = [Cell(**json.loads(line)) for line in options.out.read_text().splitlines()]
+    measured = {(cell.dtype, cell.planned_steps, cell.seed) for cell in cells}
     missing = [
-        Config(steps=steps, seed=seed, dtype=dtype, learning_rate=asked.learning_rate)
-        for dtype in asked.dtype
-        for steps in asked.steps
-        for seed in range(asked.seeds)
+        Config(steps=steps, seed=seed, dtype=dtype, learning_rate=options.learning_rate)
+        for dtype in options.dtype
+        for steps in options.steps
+        for seed in range(options.seeds)
         if (dtype, steps, seed) not in measured
     ]
     for cell in all_trained(missing):
         cells.append(cell)
         print(json.dumps(dataclasses.asdict(cell)), file=sys.stderr, flush=True)
-        if asked.out is not None:
-            with asked.out.open("a") as file:
+        if options.out is not None:
+            with options.out.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
     print(f"\nunigrams: {cells[0].unigrams:.3f} nats\n\n{table(cells)}", flush=True)
-    return int(any(cell.outliers or cell.steps < cell.asked or cell.loss > cell.unigrams for cell in cells))
+    return int(
+        any(cell.outliers or cell.steps < cell.planned_steps or cell.loss > cell.unigrams for cell in cells)
+    )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ STEPS = {
     "keras_glue": ("keras_glue", 8, ()),
 }
 """By name: the job, rows a device, and its other options."""
-EVERYWHERE = ("tiny 128", "base 128", "large 128", "keras_glue")
+STEPS_ON_ALL_SLICES = ("tiny 128", "base 128", "large 128", "keras_glue")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ class Cell:
 
     def record(self) -> dict[str, Any]:
         """What is recorded of it: the compiler's answer in short, or why there is none."""
-        job_name, rows, words = STEPS[self.step]
+        job_name, rows, arguments = STEPS[self.step]
         job = jobs.find(job_name)
-        words = (*words, "--batch-size", str(rows * self.place.devices))
+        arguments = (*arguments, "--batch-size", str(rows * self.place.devices))
         try:
-            return shortened(measure(job, job.parse(words), self.place))
+            return shortened(measure(job, job.parse(arguments), self.place))
         except (RequestError, HostError) as error:
             return {"problem": str(error)}
 
@@ -115,7 +115,7 @@ CELLS = tuple(
             *(
                 Cell(step=step, accelerator=accelerator)
                 for accelerators in (ONE_HOST, CHIPS_16, CHIPS_256)
-                for step in EVERYWHERE
+                for step in STEPS_ON_ALL_SLICES
                 for accelerator in accelerators
             ),
         )
@@ -140,14 +140,14 @@ PEER_CELL = "base 128, v5litepod-4"
 def shortened(estimate: Estimate) -> dict[str, Any]:
     """Of the compiler's answer what the tables and the comparison need."""
     answer = estimate.answer
-    kept = ("compiler", "devices", "fits", "memory", "unit", "per_step", "model_operations")
-    record = {name: answer[name] for name in kept}
+    recorded = ("compiler", "devices", "fits", "memory", "unit", "per_step", "model_operations")
+    record = {name: answer[name] for name in recorded}
     if not answer["fits"]:
         return record
     sent, overlapped = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for each in answer["collectives"]:
-        sent[each["kind"], each["reach"]] += each["sent_bytes"]
-        overlapped[each["kind"], each["reach"]] += estimate.useful_overlap(each)
+    for collective in answer["collectives"]:
+        sent[collective["kind"], collective["reach"]] += collective["sent_bytes"]
+        overlapped[collective["kind"], collective["reach"]] += estimate.useful_overlap(collective)
     return {
         **record,
         "cycles": answer["cycles"],
@@ -158,7 +158,8 @@ def shortened(estimate: Estimate) -> dict[str, Any]:
             for (kind, reach), size in sent.items()
         ],
         "spent": {
-            f"{each['scope']}: {each['operation']}": each["cycles"] for each in answer["spent"][:MOST_SPENT]
+            f"{operation['scope']}: {operation['operation']}": operation["cycles"]
+            for operation in answer["spent"][:MOST_SPENT]
         },
     }
 
@@ -218,8 +219,8 @@ def _cycles(cell: Cell, record: Mapping[str, Any]) -> tuple[int, dict[str, int]]
 
 def _sent(record: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
     parts = Counter[str]()
-    for each in record["collectives"]:
-        parts[f"{each['kind']} {each['reach']}"] += each["sent_bytes"]
+    for collective in record["collectives"]:
+        parts[f"{collective['kind']} {collective['reach']}"] += collective["sent_bytes"]
     return parts.total(), dict(parts)
 
 
@@ -233,8 +234,8 @@ def write_records(records: Mapping[str, Any]) -> None:
     cells = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(cell)}" for name, cell in sorted(records["cells"].items())
     )
-    others = {name: value for name, value in records.items() if name != "cells"}
-    lines = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in sorted(others.items()))
+    further = {name: value for name, value in records.items() if name != "cells"}
+    lines = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in sorted(further.items()))
     RECORDS.write_text(f'{{\n{lines} "cells": {{\n{cells}\n }}\n}}\n', encoding="utf-8")
 
 
@@ -252,8 +253,8 @@ def products(generations: Sequence[str]) -> dict[str, float]:
 
 def products_of_step(cell: Cell) -> list[int]:
     """The cycles of the products of a flax_mlm step, each by itself, and those of its attention."""
-    _, rows, words = STEPS[cell.step]
-    request = {**cell.place.topology, "model": [*words, "--batch-size", str(rows)]}
+    _, rows, arguments = STEPS[cell.step]
+    request = {**cell.place.topology, "model": [*arguments, "--batch-size", str(rows)]}
     return _cycles_of_products([request])[0]
 
 
@@ -278,10 +279,10 @@ def _one_host(accelerator: str) -> Place:
 def measure_peer() -> dict[str, Any]:
     """What FlaxRobertaForMaskedLM's step takes, by PEER."""
     with tempfile.NamedTemporaryFile(mode="r", encoding="utf-8") as file:
-        words = [*map(str, PEER), file.name]
-        printed = run_in_peer("flax_tpu", PROGRAMS / "flax_tpu_step.py", words, limit_s=3600)
-        found = hlo.summary(file.read(), [(0, 0)] * 4)
-    return {"cycles": found.all_cycles, "memory": int(printed.split()[-1])}
+        arguments = [*map(str, PEER), file.name]
+        printed = run_in_peer("flax_tpu", PROGRAMS / "flax_tpu_step.py", arguments, limit_s=3600)
+        program = hlo.summary(file.read(), [(0, 0)] * 4)
+    return {"cycles": program.all_cycles, "memory": int(printed.split()[-1])}
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def row(cell: Cell, record: Mapping[str, Any], product: float) -> str:
     if not record["fits"]:
         return f"{begin} {memory}: does not fit |"
     sent = [
-        estimate.sent_bytes(lambda each, reach=reach: each["reach"] == reach) / MIB  # type: ignore[misc]
+        estimate.sent_bytes(lambda collective, reach=reach: collective["reach"] == reach) / MIB  # type: ignore[misc]
         for reach in ("within a host", "between hosts", "between slices")
     ]
     parts = [
@@ -331,19 +332,21 @@ def row(cell: Cell, record: Mapping[str, Any], product: float) -> str:
     return f"{begin} {' | '.join(parts)} |"
 
 
-def goal_row(name: str, record: Mapping[str, Any] | None, product: float, alone: Sequence[int] | None) -> str:
+def goal_row(
+    name: str, record: Mapping[str, Any] | None, product: float, products: Sequence[int] | None
+) -> str:
     """A line of the goals' table: beside the share, what the step would take if nothing but memory, or nothing but the
-    matrix units, were in the way. alone: as `products_of_step` has them."""
+    matrix units, were in the way. products: as `products_of_step` has them."""
     cell = _named(name)
     begin, goal = f"| {cell.rows} | {cell.place.name} |", f"{100 * GOALS[name]:.0f} %"
     if record is None or not record.get("fits"):
         return f"{begin} – | {goal} | – | – | – |"
-    which, estimate = cell.place.accelerator.generation, cell.estimate(record)
-    bandwidth = which.hbm_gb_per_s_per_chip * 1e9 / which.devices_per_chip
+    generation, estimate = cell.place.accelerator.generation, cell.estimate(record)
+    bandwidth = generation.hbm_gb_per_s_per_chip * 1e9 / generation.devices_per_chip
     products_s = "–"
-    if alone is not None:
-        of_model, of_attention = (cycles / (which.clock_mhz * 1e6) for cycles in alone)
-        products_s = f"{1e3 * (of_model + (estimate.kernels_s or of_attention)):.1f} ms"
+    if products is not None:
+        model_s, attention_s = (cycles / (generation.clock_mhz * 1e6) for cycles in products)
+        products_s = f"{1e3 * (model_s + (estimate.kernels_s or attention_s)):.1f} ms"
     return (
         f"{begin} {100 * share(cell, record, product):.0f} % | {goal} | "
         f"{1e3 * (estimate.core_s + estimate.kernels_s):.1f} ms | {products_s} | "
@@ -386,9 +389,9 @@ def _named(name: str) -> Cell:
 def with_table(page: str, name: str, table: str) -> str:
     """The page with this table between the comments of its name."""
     begin, end = f"<!-- bench.tpu: {name} -->", f"<!-- bench.tpu: end of {name} -->"
-    before, found, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
+    before, begin_line, tail = page.partition(begin)
+    _, end_line, after = tail.partition(end)
+    if not begin_line or not end_line:
         raise RequestError(f"{PAGE}: has no place for the table {name}, between {begin} and {end}")
     return f"{before}{begin}\n{table}\n{end}{after}"
 
@@ -453,10 +456,10 @@ def main() -> int:
     return FAILED if grown else DONE
 
 
-def keep(**found: dict[str, Any]) -> None:
+def keep(**entries: dict[str, Any]) -> None:
     """Add to the records, and renew the page."""
     records = read_records()  # another one may have written meanwhile
-    records = {**records, **{name: {**records.get(name, {}), **value} for name, value in found.items()}}
+    records = {**records, **{name: {**records.get(name, {}), **value} for name, value in entries.items()}}
     write_records(records)
     write_page(records)
 

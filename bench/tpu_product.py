@@ -39,7 +39,7 @@ class Product(NamedTuple):
 LARGE = Product("mk,kn->mn", (SIDE, SIDE), (SIDE, SIDE))
 
 
-def products_of(config: Config) -> Iterator[Product]:
+def model_products(config: Config) -> Iterator[Product]:
     """The products of a training step on one device: forward, and the gradients of both factors of each. Those of
     attention are not among them: splash attention takes their place in long sequences."""
     length, width, ff_width = config.sequence_length, config.size("width"), config.size("ff_width")
@@ -78,11 +78,11 @@ PASSES = 3
 
 def cycles(products: Iterator[Product], device: jax.Device) -> int:
     """The compiler's estimate of these products, one after the other."""
-    whole = NamedSharding(Mesh(np.asarray([device]), ("one",)), PartitionSpec())
+    replicated = NamedSharding(Mesh(np.asarray([device]), ("one",)), PartitionSpec())
     total = 0
     for product in products:
         shapes = [
-            jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=whole)
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=replicated)
             for shape in (product.left, product.right)
         ]
         einsum: Any = jax.jit(
@@ -101,7 +101,7 @@ def answer(request: dict[str, Any]) -> list[int]:
     if "model" not in request:
         return [cycles(iter([LARGE]), device)]
     config = Config(**option_rules.parse(Config, request["model"]).values)
-    return [cycles(products_of(config), device), cycles(attention_products(config), device)]
+    return [cycles(model_products(config), device), cycles(attention_products(config), device)]
 
 
 if __name__ == "__main__":

@@ -108,9 +108,9 @@ class TpuSlice(pulumi.ComponentResource):
             workers = _direct(self._args, owner, self, after)
             outputs = pulumi.Output.all(nodes=[{"workers": workers.workers}], created="")
         else:
-            made = self._requested(owner, pulumi.ResourceOptions(parent=self, depends_on=after))
+            requested = self._requested(owner, pulumi.ResourceOptions(parent=self, depends_on=after))
             outputs = pulumi.Output.all(
-                nodes=made.nodes, created=made.create_time, zone=made.zone, ends_at=made.ends_at
+                nodes=requested.nodes, created=made.create_time, zone=made.zone, ends_at=made.ends_at
             )
         self.entry = outputs.apply(
             lambda outputs: entry(

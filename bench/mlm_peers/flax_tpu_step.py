@@ -30,7 +30,7 @@ def main(topology, rows, length, dtype, file):
     """See above."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = Mesh(np.asarray(devices), ("batch",))
-    whole, by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+    replicated, by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
     base = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)
     model = FlaxRobertaForMaskedLM(base, dtype=jnp.dtype(dtype), _do_init=False)
     params = jax.eval_shape(lambda: model.init_weights(jax.random.PRNGKey(0), (1, length)))
@@ -40,13 +40,13 @@ def main(topology, rows, length, dtype, file):
     def step(params, state, dropout_key, inputs, labels):
         dropout_key, next_key = jax.random.split(dropout_key)
 
-        def loss_of(params):
+        def mean_loss(params):
             logits = model(inputs, params=params, dropout_rng=dropout_key, train=True)[0]
-            asked = labels >= 0
+            is_target = labels >= 0
             targets = jax.nn.one_hot(labels, logits.shape[-1])
-            return (optax.softmax_cross_entropy(logits, targets) * asked).sum() / asked.sum()
+            return (optax.softmax_cross_entropy(logits, targets) * is_target).sum() / is_target.sum()
 
-        loss, gradient = jax.value_and_grad(loss_of)(params)
+        loss, gradient = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, next_key, loss
 
@@ -58,12 +58,12 @@ def main(topology, rows, length, dtype, file):
     tokens = jax.ShapeDtypeStruct((rows * len(devices), length), jnp.int32, sharding=by_row)
     state = jax.eval_shape(optimizer.init, params)
     key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
-    arguments = (*shapes((params, state, key), whole), tokens, tokens)
-    compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=whole).lower(*arguments).compile()
+    arguments = (*shapes((params, state, key), replicated), tokens, tokens)
+    compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=replicated).lower(*arguments).compile()
     Path(file).write_text(compiled.as_text())
     memory = compiled.memory_analysis()
-    kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    print(kept + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes)
+    lasting_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    print(lasting_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes)
 
 
 if __name__ == "__main__":

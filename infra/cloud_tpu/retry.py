@@ -136,12 +136,14 @@ class Refusal:
         error: Json = value if isinstance(value, dict) else {}
         details = [detail for detail in error.get("details", []) if isinstance(detail, dict)]
         reasons = [str(detail["reason"]) for detail in details if "reason" in detail]
-        reasons += [str(each.get("reason")) for each in error.get("errors", []) if isinstance(each, dict)]
-        of_reason = next((STATUS_BY_REASON[reason] for reason in reasons if reason in STATUS_BY_REASON), "")
+        reasons += [str(entry.get("reason")) for entry in error.get("errors", []) if isinstance(entry, dict)]
+        reason_status = next(
+            (STATUS_BY_REASON[reason] for reason in reasons if reason in STATUS_BY_REASON), ""
+        )
         return cls(
             http_code=http_code,
             status=str(
-                error.get("status") or of_reason or (error and STATUS_BY_CODE.get(http_code, "")) or ""
+                error.get("status") or reason_status or (error and STATUS_BY_CODE.get(http_code, "")) or ""
             ),
             message=str(error.get("message", "")) or f"HTTP {http_code} without an explanation",
             reason=reasons[0] if reasons else "",

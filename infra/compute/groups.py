@@ -56,7 +56,7 @@ class ComputeGroups:
         # Both kinds of parts: an interrupted `pulumi up` may have asked for the other one.
         groups = [self._client.group(*place, name, patience_s=patience_s) for name in spec.part_names]
         ours = self._client.zone_instances(*place, label, patience_s=patience_s)
-        unlisted = [] if spec.is_group else {*spec.part_names} - {str(each["name"]) for each in ours}
+        unlisted = [] if spec.is_group else {*spec.part_names} - {str(instance["name"]) for instance in ours}
         others = [self._client.instance(*place, name, patience_s=patience_s) for name in sorted(unlisted)]
         return [*(thing for thing in (*groups, *others) if thing is not None), *ours]
 
@@ -133,16 +133,16 @@ class ComputeGroups:
         """Of several parts all are asked for, or, if one is refused, none."""
         resource = request.gathered(spec, self._things(spec, PATIENCE_S))
         present = resource["parts"] if resource else {}
-        made: list[str] = []
+        created: list[str] = []
         try:
             for name in spec.part_names:
                 if name not in present:
                     self._operations[spec.zone, name] = self._insert(spec, name)
-                    made.append(name)
+                    created.append(name)
         except AbandonedError:
             raise
         except CloudTpuError:
-            for name in made:
+            for name in created:
                 with contextlib.suppress(CloudTpuError):
                     self._delete(spec, name)
             raise
@@ -187,9 +187,9 @@ class ComputeGroups:
             if part["group"] is not None:
                 self._client.delete_group(*place, name)
                 return
-        for each in part["instances"]:
+        for instance in part["instances"]:
             with _while_it_is_deleted():
-                self._client.delete_instance(*place, str(each["name"]))
+                self._client.delete_instance(*place, str(instance["name"]))
 
     def remains(self, spec: GroupSpec) -> Iterator[Removable]:  # noqa: ARG002
         """`removable` has deleted the instances with their groups."""
@@ -252,7 +252,7 @@ class ComputeGroups:
 
     def workers(self, spec: GroupSpec, look: Look, *, limit_s: float) -> list[Json]:
         instances = {
-            name: sorted(look.nodes[name]["instances"], key=lambda each: str(each["name"]))
+            name: sorted(look.nodes[name]["instances"], key=lambda instance: str(instance["name"]))
             for name in spec.part_names
             if name in look.nodes
         }
@@ -261,7 +261,7 @@ class ComputeGroups:
             {
                 "name": f"projects/{spec.project}/zones/{spec.zone}/{kind}/{name}",
                 "state": "READY",
-                "networkEndpoints": [_endpoint(each) for each in machines],
+                "networkEndpoints": [_endpoint(instance) for instance in machines],
             }
             for name, machines in instances.items()
         ]
@@ -288,8 +288,8 @@ class _Published:
     def guest_attributes(self, name: str) -> list[Json]:
         """As the Cloud TPU API answers for a node. name: the full one of a part."""
         answers = []
-        for each in self.instances[name.rpartition("/")[2]]:
-            own_name = str(each["name"])
+        for instance in self.instances[name.rpartition("/")[2]]:
+            own_name = str(instance["name"])
             items = [{"namespace": "instance", "key": "hostname", "value": own_name}]
             for namespace in NAMESPACES:
                 items += self.client.guest_attributes(self.spec.project, self.spec.zone, own_name, namespace)
@@ -297,8 +297,8 @@ class _Published:
         return answers
 
 
-def _endpoint(each: Json) -> Json:
-    interface: Json = next(iter(each.get("networkInterfaces", [])), {})
+def _endpoint(instance: Json) -> Json:
+    interface: Json = next(iter(instance.get("networkInterfaces", [])), {})
     external = next(
         (access["natIP"] for access in interface.get("accessConfigs", []) if "natIP" in access), ""
     )

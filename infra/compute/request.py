@@ -281,10 +281,10 @@ def differences(spec: GroupSpec, look: Look) -> tuple[str, ...]:
                 and _last(existing.get("instanceTemplate", "")) != _last(spec.template),
             }
             names |= {name for name, is_different in differs.items() if is_different}
-        for each in part["instances"]:
-            if _last(each.get("machineType", "")) != spec.machine_type:
+        for instance in part["instances"]:
+            if _last(instance.get("machineType", "")) != spec.machine_type:
                 names.add("machine_type")
-            if _capacity(each) not in (spec.capacity, ""):
+            if _capacity(instance) not in (spec.capacity, ""):
                 names.add("capacity")
     return tuple(sorted(names))
 
@@ -332,7 +332,9 @@ def look(spec: GroupSpec, resource: Json, now: datetime.datetime) -> Look:
         if name in spec.part_names and part["instances"]
     }
     runs = any(
-        each.get("status") in RUNNING for part in resource["parts"].values() for each in part["instances"]
+        instance.get("status") in RUNNING
+        for part in resource["parts"].values()
+        for instance in part["instances"]
     )
     return Look(
         kind=kind,
@@ -348,7 +350,7 @@ def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) ->
     """(kind, state, reason) of one part. Pure."""
     if part is None:
         return "lost", MISSING, "is gone"
-    statuses = {str(each["name"]): str(each.get("status", "")) for each in part["instances"]}
+    statuses = {str(instance["name"]): str(instance.get("status", "")) for instance in part["instances"]}
     dead = [name for name, status in statuses.items() if status in DEAD]
     existing = part["group"]
     if existing is None and any(name not in spec.part_names for name in statuses):
@@ -379,7 +381,9 @@ def part_standing(spec: GroupSpec, part: Part | None, now: datetime.datetime) ->
         )  # its own: what runs with another is not taken for incomplete
         if len(statuses) < size and is_settled:
             return "lost", INCOMPLETE, f"has {len(statuses)} of {size} machines"
-        topologies = [str(each.get("state")) for each in status.get("appliedAcceleratorTopologies", [])]
+        topologies = [
+            str(topology.get("state")) for topology in status.get("appliedAcceleratorTopologies", [])
+        ]
         if not is_busy and {"FAILED", "DEACTIVATING"} & {*topologies}:
             return "lost", "FAILED", f"has the topology {spec.topology} in state {', '.join(topologies)}"
         is_whole = len(statuses) == size
@@ -402,10 +406,10 @@ def ends_at(resource: Json) -> str:
     moments = [
         moment
         for part in resource["parts"].values()
-        for each in part["instances"]
+        for instance in part["instances"]
         if (
-            moment := each.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp")
-            or each.get("scheduling", {}).get("terminationTime")
+            moment := instance.get("resourceStatus", {}).get("scheduling", {}).get("terminationTimestamp")
+            or instance.get("scheduling", {}).get("terminationTime")
         )
     ]
     return min(moments, key=datetime.datetime.fromisoformat, default="")

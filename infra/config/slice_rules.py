@@ -132,7 +132,7 @@ def _check_compute(section: Section, slice_config: SliceConfig) -> None:
 def _check_image(section: Section, slice_config: SliceConfig) -> None:
     """Refuse Google's image for another generation, which has another kernel and driver."""
     own = slice_config.accelerator.generation.compute
-    families = {each.compute.image: each.name for each in GENERATIONS if each.compute}
+    families = {generation.compute.image: generation.name for generation in GENERATIONS if generation.compute}
     if own and slice_config.image in families and slice_config.image != own.image:
         generation = slice_config.accelerator.generation.name
         section.refuse(
