@@ -110,7 +110,10 @@ class TpuSlice(pulumi.ComponentResource):
         else:
             requested = self._requested(owner, pulumi.ResourceOptions(parent=self, depends_on=after))
             outputs = pulumi.Output.all(
-                nodes=requested.nodes, created=made.create_time, zone=made.zone, ends_at=made.ends_at
+                nodes=requested.nodes,
+                created=requested.create_time,
+                zone=requested.zone,
+                ends_at=requested.ends_at,
             )
         self.entry = outputs.apply(
             lambda outputs: entry(

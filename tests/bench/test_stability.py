@@ -13,7 +13,14 @@ from bench import stability
 from bench.stability import Cell
 
 FINE = Cell(
-    dtype="float32", asked=400, seed=0, steps=400, loss=5.7, unigrams=6.175, outliers=(), grad_norm=1.2
+    dtype="float32",
+    planned_steps=400,
+    seed=0,
+    steps=400,
+    loss=5.7,
+    unigrams=6.175,
+    outliers=(),
+    grad_norm=1.2,
 )
 
 

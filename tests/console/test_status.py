@@ -178,7 +178,7 @@ class Restarting(ClusterRuns):
         self.connection = CONNECTION
         self.work: dict[str, Any] | None = JOB
 
-    def of(self, run_id: str) -> ObservedRun:
+    def run_in_cluster(self, run_id: str) -> ObservedRun:
         return ObservedRun(run_id=run_id, work=self.work, pods={})
 
     def stop(self, run_id: str, attempt: int, index: int, grace_s: float) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Over(ClusterRuns):
     def __init__(self) -> None:
         self.connection = CONNECTION
 
-    def of(self, run_id: str) -> ObservedRun:
+    def run_in_cluster(self, run_id: str) -> ObservedRun:
         why = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded", "message": "gave up"}
         return ObservedRun(run_id=run_id, work={**JOB, "status": {"conditions": [why]}}, pods={})
 

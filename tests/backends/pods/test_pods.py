@@ -167,7 +167,7 @@ class Away(ClusterRuns):
     def __init__(self, answers: list[dict[str, Any] | None]) -> None:
         self.answers = answers
 
-    def of(self, run_id: str) -> ObservedRun:
+    def run_in_cluster(self, run_id: str) -> ObservedRun:
         found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if found is None:
             raise ApiError(host="cluster", reason="no answer")
@@ -185,7 +185,7 @@ def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away
 class Expired(Away):
     """Runs of a cluster that has stopped to know this user."""
 
-    def of(self, run_id: str) -> ObservedRun:
+    def run_in_cluster(self, run_id: str) -> ObservedRun:
         raise ApiError(host="cluster", reason="Unauthorized", remedy="log in again", status=401)
 
 
@@ -201,7 +201,7 @@ class Working(Away):
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.connection: Any = Named()
 
-    def of(self, run_id: str) -> ObservedRun:
+    def run_in_cluster(self, run_id: str) -> ObservedRun:
         pods = {0: pod(0, "Running", {"running": {}}), 1: pod(1, "Succeeded", OK)}
         return ObservedRun(run_id=run_id, work=job(pods=2), pods=pods)
 
