@@ -102,10 +102,10 @@ def _make(arguments: argparse.Namespace) -> None:
     stride, files = max(1, len(source.pictures) // arguments.pictures), arguments.folder / FILES
     for number, picture in enumerate(source.pictures[::stride][: arguments.pictures]):
         split = "train" if number % HELD_OUT_EVERY else "test"
-        suffix = Path(picture.what).suffix if isinstance(picture.what, str) else ".png"
+        suffix = Path(picture.content).suffix if isinstance(picture.content, str) else ".png"
         to = files / split / source.labels[picture.label] / f"{number}{suffix}"
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(shards.encoded(picture.what)[0])
+        to.write_bytes(shards.encoded(picture.content)[0])
     options = shards.Options(size=arguments.size)
     shards.write(shards.read_source(str(files)), str(arguments.folder / SHARDS), options, print)
     print("{}")

@@ -42,7 +42,7 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
     """Answer as asked."""
     tokenizer = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
     mesh = sharding.make_mesh(1, jax.devices()[:1])
-    replicated, by_row = sharding.whole(mesh), sharding.by_row(mesh)
+    replicated, by_row = sharding.replicated(mesh), sharding.by_row(mesh)
     compiled = Executables(str(folder / "cache"), mesh.devices.flat).cached
     step_functions = steps.make_steps(config, tokenizer, mesh, compiled)
     state = step_functions.state

@@ -52,16 +52,16 @@ class Outlier:
     row: how many outliers follow one another, this one the last. ends: that is too many.
     """
 
-    seen: str
+    symptom: str
     remedy: str
     row: int
     ends: bool
 
     def __str__(self) -> str:
         if not self.ends:
-            return self.seen
+            return self.symptom
         stays = f"; it is the last of {self.row} outliers in a row" if self.row > 1 else ""
-        return f"{self.seen}{stays}: {self.remedy}"
+        return f"{self.symptom}{stays}: {self.remedy}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class LossGuard:
         self.row += 1
         stays_away = self.row >= AWAY_LIMIT_STEPS or self._is_memorised()
         ends = stays_away or self.useless >= USELESS_LIMIT_STEPS
-        outlier = Outlier(seen=wrong[0], remedy=wrong[1], row=self.row, ends=ends)
+        outlier = Outlier(symptom=wrong[0], remedy=wrong[1], row=self.row, ends=ends)
         if ends:
             self.row = self.useless = 0
         if stays_away:  # a run that continues takes the new level as usual

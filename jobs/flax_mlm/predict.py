@@ -35,7 +35,7 @@ from jobs.flax_mlm import sharding
 from jobs.flax_mlm.config import Config, dimensions
 from jobs.flax_mlm.hugging_face import Pretrained, open_pretrained
 from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.sharding import ModelOf, model_of
+from jobs.flax_mlm.sharding import ModelOf, make_model
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
 from jobs.runtime.jax.executables import Executables
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, main, refuse_second
@@ -79,7 +79,7 @@ def make_predict(model: ModelOf) -> Predict:
 def make_sharded_predict(graph: nnx.GraphDef[Mlm], mesh: Mesh, params: Any) -> Predict:
     """As `make_predict`, on devices that each have their own rows, and perhaps only parts of such parameters."""
     specs, rows = sharding.specs(params, mesh), sharding.ROWS
-    predict = make_predict(model_of(graph, specs))
+    predict = make_predict(make_model(graph, specs))
     return sharding.on_each_device(predict, mesh, (specs, rows, rows, rows), rows)
 
 

@@ -2,7 +2,8 @@
 
 Fully sharded data parallelism (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3): the devices of a group hold one
 copy of the parameters and of the optimizer's state between them. A device collects a layer's matrices when it comes to
-the layer (`model_of`), and of their gradient it keeps its own part, summed over the group; then the groups sum theirs.
+the layer (`make_model`), and of their gradient it keeps its own part, summed over the group; then the groups sum
+theirs.
 
 The TPUs of one host are such a group without being asked: as many bytes pass between them as if each took the whole
 sum, and each does only its part of the optimizer's work.
@@ -29,8 +30,8 @@ from jobs.runtime.jax.custom_gradients import platform
 DATA, FSDP = "data", "fsdp"
 """The grid's axes: groups of devices, and the devices of a group."""
 ROWS = PartitionSpec((DATA, FSDP))
-WHOLE = PartitionSpec()
-CUT = PartitionSpec(FSDP)
+REPLICATED = PartitionSpec()
+SHARDED = PartitionSpec(FSDP)
 """By its first axis: a device's part is whole rows, which lie next to each other in memory."""
 FLOAT32 = jnp.dtype(jnp.float32)
 
@@ -59,21 +60,21 @@ def grid(fsdp: int, devices: Sequence[Any]) -> np.ndarray:
         RequestError: a slice's devices do not make groups of `fsdp`.
     """
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    of_a_slice = len(devices) // slices
-    if of_a_slice % fsdp:
+    devices_per_slice = len(devices) // slices
+    if devices_per_slice % fsdp:
         raise RequestError(
-            f"--fsdp {fsdp}: a group lies within a slice, and the {of_a_slice} devices of one do not make groups of "
-            f"{fsdp}; choose a number that divides {of_a_slice}"
+            f"--fsdp {fsdp}: a group lies within a slice, and the {devices_per_slice} devices of one do not make "
+            f"groups of {fsdp}; choose a number that divides {devices_per_slice}"
         )
-    within = (of_a_slice // fsdp, fsdp)
+    group_grid = (devices_per_slice // fsdp, fsdp)
     # Groups of 2 or 8 divide an axis of the network of 4 x 4 chips: without leave for that there is no such mesh.
     if slices > 1:
-        made = mesh_utils.create_hybrid_device_mesh(
-            within, (slices, 1), devices, allow_split_physical_axes=True
+        device_grid = mesh_utils.create_hybrid_device_mesh(
+            group_grid, (slices, 1), devices, allow_split_physical_axes=True
         )
     else:
-        made = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
-    return np.asarray(made)
+        device_grid = mesh_utils.create_device_mesh(group_grid, devices, allow_split_physical_axes=True)
+    return np.asarray(device_grid)
 
 
 def by_row(mesh: Mesh) -> NamedSharding:
@@ -81,16 +82,17 @@ def by_row(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, ROWS)
 
 
-def whole(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of arrays that every device has whole."""
-    return NamedSharding(mesh, WHOLE)
+    return NamedSharding(mesh, REPLICATED)
 
 
 def specs(tree: Any, mesh: Mesh) -> Any:
     """How each leaf of a state lies: a matrix that the group can share out evenly is cut, anything else is whole."""
     group = mesh.shape[FSDP]
     return jax.tree.map(
-        lambda leaf: CUT if group > 1 and leaf.ndim > 1 and leaf.shape[0] % group == 0 else WHOLE, tree
+        lambda leaf: SHARDED if group > 1 and leaf.ndim > 1 and leaf.shape[0] % group == 0 else REPLICATED,
+        tree,
     )
 
 
@@ -101,7 +103,7 @@ def shardings(state: dict[str, Any], mesh: Mesh) -> Any:
 
 def to_host(tree: Any, mesh: Mesh) -> Any:
     """Copy every leaf whole into this host's memory, one after the other: no device holds more than one of them."""
-    collected = jax.jit(lambda leaf: leaf, out_shardings=whole(mesh))
+    collected = jax.jit(lambda leaf: leaf, out_shardings=replicated(mesh))
     return jax.tree.map(lambda leaf: np.asarray(collected(leaf)), tree)
 
 
@@ -111,7 +113,7 @@ def collect(tree: Any, tree_specs: Any, sent: jnp.dtype) -> Any:
     sent: the dtype in which both pass between devices.
     """
     return jax.tree.map(
-        lambda leaf, spec: _collected(leaf, sent) if spec == CUT else leaf,
+        lambda leaf, spec: _collected(leaf, sent) if spec == SHARDED else leaf,
         tree,
         tree_specs,
     )
@@ -121,11 +123,11 @@ def collect(tree: Any, tree_specs: Any, sent: jnp.dtype) -> Any:
 def _collected(part: jax.Array, sent: jnp.dtype) -> jax.Array:
     """Of `part` of each device of the group the whole, in its own dtype: a table's gradient is a sum of many small
     numbers, which `sent` may not hold."""
-    whole: jax.Array = jax.lax.all_gather(part.astype(sent), FSDP, tiled=True)
-    return whole.astype(part.dtype)
+    collected: jax.Array = jax.lax.all_gather(part.astype(sent), FSDP, tiled=True)
+    return collected.astype(part.dtype)
 
 
-def _collected_backward(sent: jnp.dtype, _kept: None, gradient: jax.Array) -> tuple[jax.Array]:
+def _collected_backward(sent: jnp.dtype, _residuals: None, gradient: jax.Array) -> tuple[jax.Array]:
     summed = jax.lax.psum_scatter(gradient.astype(sent), FSDP, tiled=True)
     return (summed.astype(gradient.dtype),)
 
@@ -141,9 +143,12 @@ def sum_gradients(gradient: Any, gradient_specs: Any, sent: jnp.dtype) -> Any:
     narrow = [leaf.astype(sent) if leaf.ndim > 1 else leaf for leaf in leaves]
 
     def with_spec(spec: PartitionSpec) -> list[jax.Array]:
-        return [leaf for leaf, its in zip(narrow, leaf_specs, strict=True) if its == spec]
+        return [leaf for leaf, leaf_spec in zip(narrow, leaf_specs, strict=True) if leaf_spec == spec]
 
-    summed = {CUT: iter(sum_over(with_spec(CUT), (DATA,))), WHOLE: iter(sum_over(with_spec(WHOLE)))}
+    summed = {
+        SHARDED: iter(sum_over(with_spec(SHARDED), (DATA,))),
+        REPLICATED: iter(sum_over(with_spec(REPLICATED))),
+    }
     sums = [next(summed[spec]).astype(leaf.dtype) for leaf, spec in zip(leaves, leaf_specs, strict=True)]
     return jax.tree.unflatten(structure, sums)
 
@@ -177,7 +182,7 @@ type ModelOf = Callable[[Any], Callable[..., jax.Array]]
 """Parameters to what they make of the inputs of a method of `Mlm`, but for `apply`."""
 
 
-def model_of(
+def make_model(
     graph: nnx.GraphDef[Mlm],
     params_specs: Any,
     *,
@@ -197,8 +202,8 @@ def model_of(
         graph, state = nnx.split(layer)
 
         def applied(params: Any, *inputs: jax.Array | None) -> jax.Array:
-            whole: Layer = nnx.merge(graph, collect(params, params_specs["layers"][0], sent))
-            return plainly(whole, *inputs)
+            whole_layer: Layer = nnx.merge(graph, collect(params, params_specs["layers"][0], sent))
+            return plainly(whole_layer, *inputs)
 
         if remat or recollect:
             applied = jax.checkpoint(applied, policy=None if remat else _is_kept)

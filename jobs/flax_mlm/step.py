@@ -26,7 +26,7 @@ from contracts.errors import RequestError
 from jobs.flax_mlm import hugging_face, sharding
 from jobs.flax_mlm.config import Config, Dimensions, dimensions, problems
 from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.sharding import model_of
+from jobs.flax_mlm.sharding import make_model
 from jobs.flax_mlm.tokenizer import TokenizerFacts, facts_of_size, load_tokenizer
 from jobs.runtime import processor
 from jobs.runtime.jax import aot, distributed
@@ -175,10 +175,10 @@ def create(
 def with_params(state: State, params: Any) -> State:
     """The state before the first step of a model that has been trained before; each device is given its own part."""
 
-    def put(old: jax.Array, new: Any) -> jax.Array:
+    def replace_leaf(old: jax.Array, new: Any) -> jax.Array:
         return jax.make_array_from_callback(old.shape, old.sharding, lambda part: new[part])
 
-    return {**state, "params": jax.tree.map(put, state["params"], params)}
+    return {**state, "params": jax.tree.map(replace_leaf, state["params"], params)}
 
 
 def mask_of_step(
@@ -212,7 +212,7 @@ def make_train_step(
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
     sent = sent_dtype(config, mesh)
-    cross_entropy_sum = model_of(
+    cross_entropy_sum = make_model(
         graph,
         params_specs,
         method=Mlm.cross_entropy,
@@ -239,8 +239,8 @@ def make_train_step(
     sharded_sums = sharding.on_each_device(
         sums,
         mesh,
-        (params_specs, sharding.ROWS, sharding.ROWS, sharding.WHOLE),
-        (params_specs, sharding.WHOLE, sharding.WHOLE),
+        (params_specs, sharding.ROWS, sharding.ROWS, sharding.REPLICATED),
+        (params_specs, sharding.REPLICATED, sharding.REPLICATED),
     )
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:
@@ -266,7 +266,7 @@ def make_train_step(
                 return _applied_in_place_if(is_finite, next_state, state, update), results
             return _applied_if(is_finite, next_state, state), results
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.whole(mesh)))
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
 
 
 def make_eval_step(
@@ -278,7 +278,7 @@ def make_eval_step(
     parts: in which a device takes its rows, as in training.
     """
     params_specs = sharding.specs(state["params"], mesh)
-    model = model_of(graph, params_specs)
+    model = make_model(graph, params_specs)
 
     def sums(params: Any, *by_row: jax.Array) -> jax.Array:
         logits = model(params)
@@ -293,7 +293,7 @@ def make_eval_step(
         return summed
 
     rows = sharding.ROWS
-    return jax.jit(sharding.on_each_device(sums, mesh, (params_specs, rows, rows, rows), sharding.WHOLE))
+    return jax.jit(sharding.on_each_device(sums, mesh, (params_specs, rows, rows, rows), sharding.REPLICATED))
 
 
 class Steps(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,6 +35,23 @@ def train(run: Run, config: Config) -> Final:
         Preempted: a host got SIGTERM; the state is saved.
         JobFailed: the numbers say that training on is of no use; the batch is saved.
     """
+    training = set_up(run, config)
+    loop = make_loop(training)
+    resume(training, loop)
+
+    config, inputs, state = training.config, training.inputs, training.state
+    rows_B = inputs.place(np.arange(config.batch_size, dtype=np.int32))
+    for step in loop:
+        with loop.input():
+            tokens_BS = inputs.step(step)
+        state.tree, results = training.train_step(state.tree, tokens_BS, rows_B)
+        loop.record(results)
+
+    return finish(training, loop.finish())
+
+
+def set_up(run: Run, config: Config) -> Training:
+    """Prepare the tokens, open or draw the model, and record what was decided."""
     config, begun_from = hugging_face.adopt(config, Path(run.environment.cache_dir), run.prepare)
     wrong = problems(config, devices=jax.device_count())
     if wrong:
@@ -46,99 +64,134 @@ def train(run: Run, config: Config) -> Final:
     for text in tokens.warnings:
         run.warn(text)
     run.heartbeat.say("compiling the first step")
-    environment, mesh = run.environment, sharding.make_mesh(config.fsdp)
-    inputs = InputPipeline(tokens, config, mesh)
-    compiled = Executables(environment.cache_dir, mesh.devices.flat, environment.shared_cache).cached
-    graph, first, train_step, eval_step, slots = steps.make_steps(config, tokens.tokenizer, mesh, compiled)
-    state = Tree(first)
-    del first  # where a checkpoint is restored its memory has to become free
-    baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
-    held_out = inputs.sequences("eval")
+    training = Training(run, config, tokens, begun_from)
     run.say(
-        f"{sum(leaf.size for leaf in jax.tree.leaves(state.tree['params'])):,} parameters on "
+        f"{sum(leaf.size for leaf in jax.tree.leaves(training.state.tree['params'])):,} parameters on "
         f"{jax.device_count()} devices of {jax.process_count()} processes, in {config.dtype}; "
-        f"{inputs.sequences('train'):,} sequences of {config.sequence_length} tokens to learn from, "
-        f"{held_out:,} held out; their unigram entropy is {baseline:.3f} nats"
+        f"{training.inputs.sequences('train'):,} sequences of {config.sequence_length} tokens to learn from, "
+        f"{training.held_out:,} held out; their unigram entropy is {training.baseline:.3f} nats"
     )
+    return training
 
-    def score(step: int) -> dict[str, float]:
-        """The loss and the accuracy of held-out sequences; the same in all processes."""
-        result = steps.evaluate(
-            eval_step,
-            state.tree["params"],
-            inputs.held_out,
-            inputs.place,
-            sequences=held_out if step in (0, config.steps) else min(config.eval_sequences, held_out),
-            batch_size=config.batch_size,
-            tick=run.heartbeat.tick,
-        )
-        return {"eval_loss": result.loss, "eval_accuracy": result.accuracy}
 
-    watch = Watch(run, config, tokens, inputs.step_on_host)
-    loop = Loop(
+def make_loop(training: Training) -> Loop:
+    """The loop over the steps, with the checkpoints of the training's state."""
+    run, config = training.run, training.config
+    return Loop(
         run=run,
-        checkpoints=Checkpoints(run, state, keep_last=config.keep_checkpoints),
+        checkpoints=Checkpoints(run, training.state, keep_last=config.keep_checkpoints),
         steps=config.steps,
         unit="tokens",
         per_step=config.batch_size * config.sequence_length,
         flops_per_step=steps.step_flops(
-            dimensions(config, tokens.tokenizer),
+            dimensions(config, training.tokens.tokenizer),
             batch_size=config.batch_size,
             length=config.sequence_length,
-            slots=slots,
+            slots=training.slots,
         ),
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        score=score,
+        score=training.score,
         headline="eval_loss",
         better="lower",
         eval_every=config.eval_every,
         profile=config.profile,
         tracer=Tracer(),
-        guard=watch,
+        guard=training.watch,
         in_flight=IN_FLIGHT,
     )
+
+
+def resume(training: Training, loop: Loop) -> None:
+    """Restore the newest checkpoint; where there is none, begin with the weights of --init-from."""
     loop.resume()
-    if begun_from is not None:
-        begun_from.check_began(run.directory, step=loop.done, writes=environment.is_first)
-        if not loop.done:
-            state.tree = steps.with_params(state.tree, begun_from.params())
-            loop.evaluate()
+    if (begun_from := training.begun_from) is None:
+        return
+    run, state = training.run, training.state
+    begun_from.check_began(run.directory, step=loop.done, writes=run.environment.is_first)
+    if not loop.done:
+        state.tree = steps.with_params(state.tree, begun_from.params())
+        loop.evaluate()
 
-    rows_B = inputs.place(np.arange(config.batch_size, dtype=np.int32))
-    for step in loop:
-        with loop.input():
-            tokens_BS = inputs.step(step)
-        state.tree, results = train_step(state.tree, tokens_BS, rows_B)
-        loop.record(results)
 
-    final = loop.finish()
+def finish(training: Training, final: Final) -> Final:
+    """Evaluate the guesses for single hidden tokens, and write the export."""
+    run, losses = training.run, training.watch.losses
     run.heartbeat.say("final evaluation")
-    predict_step = jax.jit(
-        predict.make_sharded_predict(graph, mesh, state.tree["params"]), out_shardings=sharding.whole(mesh)
-    )
-    sampled = predict.sample(
-        sequences=held_out, length=config.sequence_length, trained_rows=config.steps * config.batch_size
-    )
-    predictions = predict.final_eval(
-        compiled(predict_step),
-        state.tree["params"],
-        tokens.rows("eval", sampled, config.sequence_length),
-        tokens.tokenizer,
-        inputs.place,
-        batch_size=config.batch_size,
-        tick=run.heartbeat.tick,
-    )
-    params = sharding.to_host(state.tree["params"], mesh)
-    if environment.is_first:
-        hugging_face.export(run.directory, config, params, tokens.tokenizer)
+    predictions = training.predict()
+    params = sharding.to_host(training.state.tree["params"], training.mesh)
+    if run.environment.is_first:
+        hugging_face.export(run.directory, training.config, params, training.tokens.tokenizer)
     return {
         **final,
-        "unigram_entropy": baseline,
-        "outliers": watch.losses.outliers,
-        "skipped_updates": watch.losses.skipped,
+        "unigram_entropy": training.baseline,
+        "outliers": losses.outliers,
+        "skipped_updates": losses.skipped,
         **predictions,
     }
+
+
+class Training:
+    """One process's part of a training: the tokens, the state, its compiled steps and its evaluation."""
+
+    def __init__(
+        self, run: Run, config: Config, tokens: Tokens, begun_from: hugging_face.Pretrained | None
+    ) -> None:
+        self.run, self.config, self.tokens, self.begun_from = run, config, tokens, begun_from
+        environment, self.mesh = run.environment, sharding.make_mesh(config.fsdp)
+        self.inputs = InputPipeline(tokens, config, self.mesh)
+        self.compiled = Executables(
+            environment.cache_dir, self.mesh.devices.flat, environment.shared_cache
+        ).cached
+        made = steps.make_steps(config, tokens.tokenizer, self.mesh, self.compiled)
+        self.graph, self.train_step, self.eval_step, self.slots = (
+            made.graph,
+            made.train,
+            made.evaluate,
+            made.slots,
+        )
+        self.state = Tree(
+            made.state
+        )  # nothing else holds it: its memory is free once a checkpoint is restored
+        self.watch = Watch(run, config, tokens, self.inputs.step_on_host)
+        self.held_out = self.inputs.sequences("eval")
+        self.baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
+
+    def score(self, done: int) -> dict[str, float]:
+        """The loss and the accuracy of held-out sequences; the same in all processes."""
+        is_end = done in (0, self.config.steps)
+        result = steps.evaluate(
+            self.eval_step,
+            self.state.tree["params"],
+            self.inputs.held_out,
+            self.inputs.place,
+            sequences=self.held_out if is_end else min(self.config.eval_sequences, self.held_out),
+            batch_size=self.config.batch_size,
+            tick=self.run.heartbeat.tick,
+        )
+        return {"eval_loss": result.loss, "eval_accuracy": result.accuracy}
+
+    def predict(self) -> dict[str, Any]:
+        """What result.json says of guesses for single hidden tokens; the same in all processes."""
+        config, params = self.config, self.state.tree["params"]
+        predict_step = jax.jit(
+            predict.make_sharded_predict(self.graph, self.mesh, params),
+            out_shardings=sharding.replicated(self.mesh),
+        )
+        sampled = predict.sample(
+            sequences=self.held_out,
+            length=config.sequence_length,
+            trained_rows=config.steps * config.batch_size,
+        )
+        return predict.final_eval(
+            self.compiled(predict_step),
+            params,
+            self.tokens.rows("eval", sampled, config.sequence_length),
+            self.tokens.tokenizer,
+            self.inputs.place,
+            batch_size=config.batch_size,
+            tick=self.run.heartbeat.tick,
+        )
 
 
 def prepare_data(run: Run, config: Config) -> Tokens:

@@ -205,12 +205,12 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
         trained.metrics_variables,
     )
     values = tuple([variable.value for variable in part] for part in parts)
-    shardings = jax.tree.map(lambda _: all_devices.whole, values)
+    shardings = jax.tree.map(lambda _: all_devices.replicated, values)
     placed = placed_rows(batches.step(1), settings, is_regression=is_regression)
     batch = aot.shapes(placed, jax.tree.map(lambda _: all_devices.by_row, placed))
     state = aot.shapes(values, shardings)
     step: Any = jax.jit(trained.train_step, donate_argnums=0, out_shardings=(None, shardings))
-    with jax.sharding.use_abstract_mesh(all_devices.whole.mesh.abstract_mesh):
+    with jax.sharding.use_abstract_mesh(all_devices.replicated.mesh.abstract_mesh):
         traced = step.trace(state, batch)
     return aot.TrainStep(
         traced=traced,

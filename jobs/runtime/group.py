@@ -46,9 +46,9 @@ def agree(
         return
     board.put(f"agree/{name}/{rank}", fingerprint)
     prints = [
-        wait_for(board, f"agree/{name}/{other}", f"{name} of rank {other}", report) for other in range(size)
+        wait_for(board, f"agree/{name}/{peer}", f"{name} of rank {peer}", report) for peer in range(size)
     ]
-    different = [other for other in range(size) if prints[other] != prints[0]]
+    different = [peer for peer in range(size) if prints[peer] != prints[0]]
     if different:
         raise RequestError(
             f"{name} is not the same on every host: ranks {different} differ from rank 0; "
@@ -57,18 +57,18 @@ def agree(
 
 
 def first_then_others[Result](
-    board: Board, rank: int, work: Callable[[], Result], what: str, report: Callable[[str], None]
+    board: Board, rank: int, work: Callable[[], Result], work_name: str, report: Callable[[str], None]
 ) -> Result:
     """Carry out `work` on rank 0 before the others, which then find what it has put where all can see it."""
     if rank == 0:
         result = work()
-        board.put(f"first/{what}", "done")
+        board.put(f"first/{work_name}", "done")
         return result
-    wait_for(board, f"first/{what}", f"{what} of rank 0", report)
+    wait_for(board, f"first/{work_name}", f"{work_name} of rank 0", report)
     return work()
 
 
-def wait_for(board: Board, name: str, what: str, report: Callable[[str], None]) -> str:
+def wait_for(board: Board, name: str, awaited: str, report: Callable[[str], None]) -> str:
     """Wait for a note, and report from time to time that this process waits: one that is silent counts as hung.
 
     Raises:
@@ -78,10 +78,10 @@ def wait_for(board: Board, name: str, what: str, report: Callable[[str], None]) 
     while (text := board.get(name)) is None:
         now_s = time.monotonic()
         if now_s - start_s > WAIT_LIMIT_S:
-            raise RuntimeError(f"coordination service: {what} was not there after {spoken(WAIT_LIMIT_S)}")
+            raise RuntimeError(f"coordination service: {awaited} was not there after {spoken(WAIT_LIMIT_S)}")
         if now_s - reported_s > REPORT_PERIOD_S:
             reported_s = now_s
-            report(f"waiting for {what}, for {spoken(now_s - start_s)} so far")
+            report(f"waiting for {awaited}, for {spoken(now_s - start_s)} so far")
         time.sleep(POLL_PERIOD_S)
     return text
 

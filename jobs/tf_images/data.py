@@ -55,12 +55,12 @@ class Index:
     channels: int
     shards: tuple[Shard, ...]
 
-    def of(self, split: str) -> tuple[Shard, ...]:
+    def split_shards(self, split: str) -> tuple[Shard, ...]:
         return tuple(shard for shard in self.shards if shard.split == split)
 
     def counts(self, split: str) -> tuple[int, ...]:
         """Records of each class in a split."""
-        return tuple(map(sum, zip(*(shard.counts for shard in self.of(split)), strict=True)))
+        return tuple(map(sum, zip(*(shard.counts for shard in self.split_shards(split)), strict=True)))
 
     @property
     def fingerprint(self) -> str:
@@ -223,7 +223,7 @@ class Part:
     """What one host reads of a split: `names`, and of their records every `every`-th from `first` on."""
 
     names: tuple[str, ...]
-    every: int
+    stride: int
     first: int
 
 
@@ -231,5 +231,5 @@ def choose_part(shards: Sequence[Shard], *, host: int, hosts: int) -> Part:
     """Whole shards where their number divides the hosts, as then each reads its own; else records of all."""
     names = tuple(shard.name for shard in shards)
     if hosts > 1 and len(shards) % hosts == 0:
-        return Part(names=names[host::hosts], every=1, first=0)
-    return Part(names=names, every=hosts, first=host)
+        return Part(names=names[host::hosts], stride=1, first=0)
+    return Part(names=names, stride=hosts, first=host)

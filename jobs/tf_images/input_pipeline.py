@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ FEATURES = {
     "image/class/label": tf.io.FixedLenFeature((), tf.int64),
 }
 ENDLESS = 2**62
+MOST_IN_MEMORY_BYTES, DECODED_AT_ONCE = 256 << 20, 256
+type Epoch = Callable[[Any], Any]
+"""From a seed to the order of an epoch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,39 +39,69 @@ class Pictures:
     class_weights: tuple[float, ...] = ()
     """Of each class, by its index."""
 
-    def train(self, *, host: int, hosts: int, batch: int, done: int, wait_s: Any) -> Any:
+    def train(self, *, host: int, hosts: int, batch: int, done: int, steps: int, wait_s: Any) -> Any:
         """Batches without end: pictures (B, H, W, C) of uint8, one-hot labels (B, K), weights (B,).
 
-        done: batches that were taken before. wait_s: a variable that seconds are added to in which somebody waits.
+        done: batches that were taken before, of the `steps` batches of a training. wait_s: a variable that seconds are
+        added to in which somebody waits.
         """
-        part = choose_part(self.index.of("train"), host=host, hosts=hosts)
-        records = self.records(part)
+        part = choose_part(self.index.split_shards("train"), host=host, hosts=hosts)
+        records, taken = self.records(part), done * batch
+        is_in_memory = self._fits_in_memory(records, epochs=steps * batch / records)
+        epoch, picture_of = self._in_memory(part) if is_in_memory else self._streamed(part)
 
-        def epoch(number: Any) -> Any:
-            seed = tf.stack([tf.constant(self.seed, tf.int64), number])
-            order = tf.random.experimental.stateless_shuffle(tf.range(len(part.names)), seed)
-            mixed = tf.random.stateless_uniform((), seed, 0, 2**62, tf.int64)
-            read = self._read(part, order)
-            # Mixed as they lie in the shards, which is less to keep than what they are decoded to.
-            return read.shuffle(self.shuffle, mixed, reshuffle_each_iteration=False)
+        def ordered(number: Any) -> Any:
+            return epoch(tf.stack([tf.constant(self.seed, tf.int64), number]))
 
-        taken = done * batch
-        pictures = tf.data.Dataset.range(taken // records, ENDLESS).flat_map(epoch).skip(taken % records)
+        pictures = tf.data.Dataset.range(taken // records, ENDLESS).flat_map(ordered).skip(taken % records)
         weights = tf.constant(self.class_weights or (1.0,) * len(self.index.labels), tf.float32)
 
         def change(number: Any, batch: Any) -> Any:
-            images_BHWC, labels_B = batch
+            images_BHWC, labels_B = picture_of(batch) if is_in_memory else batch
             seed = tf.stack([tf.constant(self.seed * hosts + host, tf.int64), number])
             one_hot_BK = tf.one_hot(labels_B, len(self.index.labels))
             return self._changed(images_BHWC, seed), one_hot_BK, tf.gather(weights, labels_B)
 
-        batches = pictures.map(self._decoded, tf.data.AUTOTUNE).batch(batch, drop_remainder=True)
-        ready = batches.enumerate(done).map(change, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-        return _timed(ready, wait_s)
+        if not is_in_memory:
+            pictures = pictures.map(picture_of, tf.data.AUTOTUNE)
+        batches = pictures.batch(batch, drop_remainder=True).enumerate(done)
+        return _timed(batches.map(change, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE), wait_s)
+
+    def _streamed(self, part: Part) -> tuple[Epoch, Any]:
+        """The records of a part as they are read in an epoch, and what decodes one."""
+
+        def epoch(seed: Any) -> Any:
+            order = tf.random.experimental.stateless_shuffle(tf.range(len(part.names)), seed)
+            mixed = tf.random.stateless_uniform((), seed, 0, 2**62, tf.int64)
+            # Mixed as they lie in the shards, which is less to keep than what they are decoded to.
+            return self._read(part, order).shuffle(self.shuffle, mixed, reshuffle_each_iteration=False)
+
+        return epoch, self._decoded
+
+    def _in_memory(self, part: Part) -> tuple[Epoch, Any]:
+        """The numbers of a part's pictures in an epoch, and what takes the pictures of several numbers."""
+        read = self._read(part, tf.range(len(part.names))).map(self._decoded, tf.data.AUTOTUNE)
+        chunks = list(read.batch(DECODED_AT_ONCE).prefetch(1).as_numpy_iterator())
+        with tf.device("/CPU:0"):
+            images_NHWC, labels_N = (
+                tf.constant(np.concatenate(values)) for values in zip(*chunks, strict=True)
+            )
+        numbers_N = tf.range(self.records(part))
+
+        def epoch(seed: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(
+                tf.random.experimental.stateless_shuffle(numbers_N, seed)
+            )
+
+        return epoch, lambda numbers_B: (tf.gather(images_NHWC, numbers_B), tf.gather(labels_N, numbers_B))
+
+    def _fits_in_memory(self, records: int, epochs: float) -> bool:
+        """Whether pictures are decoded once and kept: they are seen again, and do not take much."""
+        return epochs >= 2 and records * self.size**2 * self.index.channels <= MOST_IN_MEMORY_BYTES
 
     def held_out(self, *, host: int, hosts: int, batch: int, batches: int) -> Any:
         """So many batches, in their order: pictures (B, H, W, C), labels (B,); -1 where pictures have ended."""
-        part = choose_part(self.index.of("eval"), host=host, hosts=hosts)
+        part = choose_part(self.index.split_shards("eval"), host=host, hosts=hosts)
         pictures = self._read(part, tf.range(len(part.names))).map(self._decoded, tf.data.AUTOTUNE)
         none = tf.zeros((self.size, self.size, self.index.channels), tf.uint8), tf.constant(-1, tf.int64)
         filled = pictures.concatenate(tf.data.Dataset.from_tensors(none).repeat(batch * batches))
@@ -75,12 +109,12 @@ class Pictures:
 
     def count_held_out(self, *, host: int, hosts: int) -> int:
         """How many pictures a host evaluates on."""
-        return self.records(choose_part(self.index.of("eval"), host=host, hosts=hosts))
+        return self.records(choose_part(self.index.split_shards("eval"), host=host, hosts=hosts))
 
     def records(self, part: Part) -> int:
         """How many a host reads of a part."""
         total = sum(self.counts[name] for name in part.names)
-        return max(0, -(-(total - part.first) // part.every))
+        return max(0, -(-(total - part.first) // part.stride))
 
     def _read(self, part: Part, order: Any) -> Any:
         """The records of a part, as they are in the files, of OPEN_SHARDS files in turn."""
@@ -93,7 +127,7 @@ class Pictures:
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
-        return records.shard(part.every, part.first) if part.every > 1 else records
+        return records.shard(part.stride, part.first) if part.stride > 1 else records
 
     def _decoded(self, record: Any) -> Any:
         """(H, W, C) of uint8, and the label."""

@@ -69,7 +69,7 @@ class Picture:
     """One picture of a source. what: the path of a file, or the picture itself, (height, width) of grey values."""
 
     key: str
-    what: str | np.ndarray[Any, Any]
+    content: str | np.ndarray[Any, Any]
     label: int
     split: str | None
     size_bytes: int
@@ -131,7 +131,7 @@ def read_source(folder: str) -> Source:
                 f"{name}: no picture is in it" if is_folder[name] else f"{name}: in no class's folder"
             )
     pictures = [
-        Picture(key=entry.path, what=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
+        Picture(key=entry.path, content=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
         for split, folder_path in roots.items()
         for label, name in enumerate(labels)
         for entry in _files(folder_path / name)
@@ -189,7 +189,7 @@ def _idx(root: Path) -> Source:
         classes = max(classes, int(arrays[1].max()) + 1)
         pictures += [
             Picture(
-                key=f"{prefix}-{number}", what=image, label=int(label), split=split, size_bytes=image.size
+                key=f"{prefix}-{number}", content=image, label=int(label), split=split, size_bytes=image.size
             )
             for number, (image, label) in enumerate(zip(*arrays, strict=True))
         ]
@@ -218,7 +218,7 @@ def digits() -> Source:
     return Source(
         labels=tuple(map(str, dataset.target_names)),
         pictures=[
-            Picture(key=f"digit-{number}", what=image, label=int(label), split=None, size_bytes=image.size)
+            Picture(key=f"digit-{number}", content=image, label=int(label), split=None, size_bytes=image.size)
             for number, (image, label) in enumerate(zip(images, dataset.target, strict=True))
         ],
     )
@@ -332,7 +332,7 @@ def _write_shard(task: _Task) -> dict[str, Any]:
     with _replacing(to) as path, open(path, "wb") as file:
         for picture in task.pictures:
             try:
-                data, side, own_channels = encoded(picture.what, task.size)
+                data, side, own_channels = encoded(picture.content, task.size)
             except Exception as error:  # Pillow raises many kinds for what is no picture; all are reported
                 reason = str(error).partition(" <_io.")[0][:200]  # what follows is a place in memory
                 left_out.append([picture.key, f"{type(error).__name__}: {reason}"])
@@ -377,7 +377,7 @@ def _replacing(to: str) -> Iterator[str]:
         retry(lambda: files_of(to).put_file(path, to), what=to)
 
 
-def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[bytes, int | None, int]:
+def encoded(source: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[bytes, int | None, int]:
     """A picture as TensorFlow decodes it, JPEG or PNG, grey or RGB; its side where it is a square; its channels.
 
     What is so already stays as it is. size: as in Options.
@@ -387,10 +387,10 @@ def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[by
     """
     from PIL import Image, ImageOps
 
-    if isinstance(what, np.ndarray):
-        content, opened = None, Image.fromarray(what)
+    if isinstance(source, np.ndarray):
+        content, opened = None, Image.fromarray(source)
     else:
-        content = Path(what).read_bytes() if isinstance(what, str) else what
+        content = Path(source).read_bytes() if isinstance(source, str) else source
         opened = Image.open(io.BytesIO(content))
     with opened as image:
         image.load()

@@ -37,6 +37,24 @@ def train(run: Run, config: Config) -> Final:
         RequestError: the options cannot work here, or shards are missing or damaged.
         Preempted: a host got SIGTERM; the state is saved.
     """
+    training = set_up(run, config)
+    loop = make_loop(training)
+    resume(training, loop)
+    try:
+        loop.start()
+        if not loop.is_over:
+            run.heartbeat.say("compiling the step")
+            training.fit(loop)
+        final = loop.finish(best=config.best)
+    except tf.errors.DataLossError:
+        run.heartbeat.say("looking for the damaged record")
+        data.verified(training.index, "refuse")
+        raise
+    return {**finish(training, final), "best_step": loop.best_step, "exported_step": loop.exported_step}
+
+
+def set_up(run: Run, config: Config) -> Training:
+    """Read the index of the shards, build the network, and record what was decided."""
     wrong = problems(config, devices=distributed.strategy().num_replicas_in_sync)
     if wrong:
         raise RequestError("; ".join(wrong))
@@ -59,20 +77,28 @@ def train(run: Run, config: Config) -> Final:
             "labels": list(index.labels),
         }
     )
-    count, held_out = (sum(records[shard.name] for shard in index.of(split)) for split in ("train", "eval"))
+    count, held_out = (
+        sum(records[shard.name] for shard in index.split_shards(split)) for split in ("train", "eval")
+    )
     run.say(
         f"{training.network.count_params():,} parameters on {training.cores} × {run.environment.platform}, in "
         f"{training.dtype}; {count:,} pictures to learn from, {held_out:,} held out, of {len(index.labels)} classes; "
         f"{training.size} × {training.size} × {index.channels}"
     )
-    shards, hosts = len(index.of("train")), distributed.size()
+    shards, hosts = len(index.split_shards("train")), distributed.size()
     if hosts > 1 and shards % hosts:
         run.say(
             f"{shards} shards cannot be shared out evenly among {hosts} hosts: each reads all of them, and keeps "
             f"every {hosts}th record; shards made with --multiple-of {hosts} are read by one host each"
         )
+    return training
+
+
+def make_loop(training: Training) -> Loop:
+    """The loop over the steps, with the checkpoints of the training's state."""
+    run, config = training.run, training.config
     state = State({"model": training.network, "optimizer": training.network.optimizer}, training.even_out)
-    loop = Loop(
+    return Loop(
         run=run,
         checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
         steps=training.steps,
@@ -87,37 +113,30 @@ def train(run: Run, config: Config) -> Final:
         tracer=Tracer(),
         wait=training.count_waiting,
         read=training.numbers,
-        notes={"data": index.fingerprint},
+        notes={"data": training.index.fingerprint},
     )
-    notes = loop.resume()
-    if notes and notes["data"] != index.fingerprint:
+
+
+def resume(training: Training, loop: Loop) -> None:
+    """Restore the newest checkpoint, which is of the same shards."""
+    notes, data_option = loop.resume(), training.config.data
+    if notes and notes["data"] != training.index.fingerprint:
         raise RequestError(
-            f"--data {config.data}: has other shards than when the run began; bring the old ones back, or "
+            f"--data {data_option}: has other shards than when the run began; bring the old ones back, or "
             "start a new run"
         )
-    try:
-        loop.start()
-        if not loop.is_over:
-            run.heartbeat.say("compiling the step")
-            training.fit(loop)
-        final = loop.finish(best=config.best)
-    except tf.errors.DataLossError:
-        run.heartbeat.say("looking for the damaged record")
-        data.verified(index, "refuse")
-        raise
-    baseline = index.baseline()
+
+
+def finish(training: Training, final: Final) -> Final:
+    """Warn of a network that has learned nothing, and write the export."""
+    baseline = training.index.baseline()
     if final["accuracy"] <= baseline:
-        run.warn(
+        training.run.warn(
             f"accuracy {final['accuracy']:.3f}: no better than naming the most frequent class ({baseline:.3f}); "
             "train for longer, or with another --learning-rate"
         )
     training.export()
-    return {
-        **final,
-        "baseline": baseline,
-        "best_step": loop.best_step,
-        "exported_step": loop.exported_step,
-    }
+    return {**final, "baseline": baseline}
 
 
 class Training:
@@ -130,7 +149,7 @@ class Training:
         self.own_cores = self.cores // distributed.size()
         self.size = config.image_size or index.size or data.DEFAULT_SIZE
         self.step_pictures = config.batch_per_core * self.cores
-        count = sum(records[shard.name] for shard in index.of("train"))
+        count = sum(records[shard.name] for shard in index.split_shards("train"))
         self.steps = config.steps or max(1, round(config.epochs * count / self.step_pictures))
         self.eval_every = (
             config.eval_every
@@ -203,6 +222,7 @@ class Training:
                 hosts=distributed.size(),
                 batch=self.config.batch_per_core,
                 done=loop.done * self.own_cores,
+                steps=self.steps * self.own_cores,
                 wait_s=self.wait_s,
             ),
             tf.distribute.InputOptions(experimental_fetch_to_device=not self.is_waiting_seen),

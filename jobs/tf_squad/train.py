@@ -36,6 +36,25 @@ def train(run: Run, config: Config) -> Final:
         RequestError: the options cannot work here, or the data or the model are missing or not what they should be.
         Preempted: a host got SIGTERM; the state is saved.
     """
+    training = set_up(run, config)
+    loop = make_loop(training)
+    if notes := loop.resume():
+        require_unchanged(config.init_from, notes["began_from"], training.beginning.fingerprint)
+    else:
+        model.begin(training.model, training.beginning, config.seed)
+    run.heartbeat.say("compiling")
+
+    for steps in loop.calls(config.steps_per_call):
+        with loop.input():
+            batches = training.batches(steps)
+        results = training.take_steps(batches, tf.constant(steps[0] - 1), tf.constant(len(steps)))
+        loop.record({name: float(value) for name, value in results.items()})  # waits for the devices
+
+    return finish(training, loop.finish())
+
+
+def set_up(run: Run, config: Config) -> Training:
+    """Read the questions, open or draw the model, and record what was decided."""
     wrong = problems(config, devices=distributed.strategy().num_replicas_in_sync)
     if wrong:
         raise RequestError("; ".join(wrong))
@@ -67,8 +86,14 @@ def train(run: Run, config: Config) -> Final:
         f"{len(dataset.eval):,} held out; padded to {training.length} tokens, "
         f"{1 - cut.tokens.mean() / training.length:.1%} of them padding"
     )
+    return training
+
+
+def make_loop(training: Training) -> Loop:
+    """The loop over the steps, with the checkpoints of the training's state."""
+    run, config = training.run, training.config
     state = State({"model": training.model, "optimizer": training.optimizer})
-    loop = Loop(
+    return Loop(
         run=run,
         checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
         steps=training.steps,
@@ -83,21 +108,13 @@ def train(run: Run, config: Config) -> Final:
         profile=config.profile,
         tracer=Tracer(),
         read=training.numbers,
-        notes={"began_from": beginning.fingerprint},
+        notes={"began_from": training.beginning.fingerprint},
     )
-    if notes := loop.resume():
-        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
-    else:
-        model.begin(training.model, beginning, config.seed)
-    run.heartbeat.say("compiling")
 
-    for steps in loop.calls(config.steps_per_call):
-        with loop.input():
-            batches = training.batches(steps)
-        results = training.take_steps(batches, tf.constant(steps[0] - 1), tf.constant(len(steps)))
-        loop.record({name: float(value) for name, value in results.items()})  # waits for the devices
 
-    final = loop.finish()
+def finish(training: Training, final: Final) -> Final:
+    """Warn of a model that has learned nothing, and write the export and the answers."""
+    run, config, dataset = training.run, training.config, training.dataset
     if final["f1"] <= dataset.baseline:
         run.warn(
             f"F1 {final['f1']:.3f}: no better than always answering with the most frequent place "
@@ -106,7 +123,7 @@ def train(run: Run, config: Config) -> Final:
     if run.environment.is_first:
         names = ("max_length", "stride", "answer_length", "best_spans", "null_threshold")
         options = {name: getattr(config, name) for name in names} | {"may_be_none": dataset.has_unanswerable}
-        model.export(run.directory, beginning, training.model.weights_by_name(), options)
+        model.export(run.directory, training.beginning, training.model.weights_by_name(), options)
         write_answers(run.directory, dataset, training.answers)
     return {**final, "baseline": dataset.baseline}
 
@@ -128,7 +145,7 @@ class Training:
     """One process's part of a training: the windows, the model and its optimizer, its steps and its evaluation."""
 
     def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: model.Beginning) -> None:
-        self.run, self.config, self.dataset = run, config, dataset
+        self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
         self.strategy = distributed.strategy()
         run.prepare("cutting texts into windows")
         self.train_windows, self.eval_windows = (

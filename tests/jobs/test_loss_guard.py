@@ -56,18 +56,18 @@ def usual(seed: int = 0, spread: float = 0.1, steps: int = WINDOW) -> list[float
     ],
 )
 def test_a_single_outlier_is_told_and_counted_and_ends_nothing_and_the_same_that_stays_ends_the_run(
-    loss: float, grad_norm: float, seen: str, remedy: str, is_skipped: bool
+    loss: float, grad_norm: float, symptom: str, remedy: str, is_skipped: bool
 ) -> None:
     guard = after(usual())
     outlier = found(guard, loss, grad_norm)
-    assert seen in str(outlier) and remedy not in str(outlier)
+    assert symptom in str(outlier) and remedy not in str(outlier)
     assert (outlier.row, outlier.ends, guard.outliers, guard.skipped) == (1, False, 1, int(is_skipped))
     assert guard.check({"loss": 3.0, "grad_norm": 1.0}) is None
     limit = USELESS_LIMIT_STEPS if is_skipped or not grad_norm else AWAY_LIMIT_STEPS
     ends = [found(guard, loss, grad_norm) for _ in range(limit)]
     assert [outlier.ends for outlier in ends] == [False] * (limit - 1) + [True]
     assert (
-        seen in str(ends[-1])
+        symptom in str(ends[-1])
         and f"last of {limit} outliers in a row" in str(ends[-1])
         and remedy in str(ends[-1])
     )

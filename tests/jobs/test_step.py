@@ -101,7 +101,7 @@ def assert_equal_but_for_rounding(on_one: Training, on_two: Training) -> None:
 def test_what_passes_between_devices_is_rounded_once_and_is_float32_before_and_afterwards() -> None:
     """On TPUs in bfloat16. A sum of many small numbers, such as a table's gradient, has to be taken before it."""
     mesh, sent = sharding.make_mesh(2, jax.devices()[:2]), jnp.dtype(jnp.bfloat16)
-    specs = {"matrix": sharding.CUT, "table": sharding.WHOLE, "bias": sharding.WHOLE}
+    specs = {"matrix": sharding.SHARDED, "table": sharding.REPLICATED, "bias": sharding.REPLICATED}
     numbers = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     params = {"matrix": numbers, "table": numbers[:3], "bias": numbers[0]}
 

@@ -81,11 +81,11 @@ def plain_step(
 ) -> TrainStep:
     """The step of a job that trains by `distributed.Devices`: (state, *batch) to (state, loss), where a state is the
     parameters and the optimizer's state. batch: its arrays, of which each device has its rows."""
-    everywhere = distributed.Devices(devices)
+    all_devices = distributed.Devices(devices)
     drawn = jax.eval_shape(first_state)
-    state = shapes(drawn, jax.tree.map(lambda _: everywhere.whole, drawn))
-    rows = shapes(list(batch), [everywhere.by_row] * len(batch))
-    step: Any = everywhere.jit(take_step)
+    state = shapes(drawn, jax.tree.map(lambda _: all_devices.replicated, drawn))
+    rows = shapes(list(batch), [all_devices.by_row] * len(batch))
+    step: Any = all_devices.jit(take_step)
     return TrainStep(
         traced=step.trace(state, *rows),
         arguments=(state, *rows),
@@ -115,11 +115,11 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
         RequestError: the job hands over no step, or its options cannot work for these devices.
     """
     devices = slice_devices(request)
-    words = request["words"]
+    options = request["words"]
     step = (
-        script_step(request["script"], words, devices)
+        script_step(request["script"], options, devices)
         if request.get("script")
-        else lower_step(request["job"], words, devices)
+        else lower_step(request["job"], options, devices)
     )
     lowered = step.traced.lower()
     compiler = f"libtpu {version('libtpu')}, jax {jax.__version__}"
@@ -128,14 +128,14 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     facts = [counting, compiler, flags, *(request[name] for name in _TOPOLOGY)]
     scopes = step.traced.jaxpr.jaxpr.pretty_print(name_stack=True)  # which are no part of the program's text
     digest = hashlib.sha256(f"{facts}\n{scopes}\n{lowered.as_text()}".encode()).hexdigest()
-    kept = Path(request["cache_dir"]) / FOLDER / f"{digest}.json"
+    answer_path = Path(request["cache_dir"]) / FOLDER / f"{digest}.json"
     program = functools.cache(functools.partial(compile_for, devices, lowered))
     try:
-        compiled = json.loads(kept.read_text())
+        compiled = json.loads(answer_path.read_text())
         is_kept = True
     except (OSError, ValueError):
         compiled, is_kept = _compile(program, step, devices), False
-        DiskFiles().write(str(kept), json.dumps(compiled).encode())
+        DiskFiles().write(str(answer_path), json.dumps(compiled).encode())
     note = None
     if request.get("keep") and compiled["fits"]:
         note = Executables(request["cache_dir"], mesh_devices(devices, step.arguments)).precompile(
@@ -171,14 +171,14 @@ def slice_devices(request: Mapping[str, Any]) -> list[jax.Device]:
     return list(described.devices)
 
 
-def lower_step(job: str, words: Sequence[str], devices: Sequence[jax.Device]) -> TrainStep:
+def lower_step(job: str, options: Sequence[str], devices: Sequence[jax.Device]) -> TrainStep:
     """A job's step for these devices.
 
     Raises:
         RequestError: the job hands over none, or its options cannot work.
     """
     config_module = importlib.import_module(f"jobs.{job}.config")
-    config = config_module.Config(**option_rules.parse(config_module.Config, words).values)
+    config = config_module.Config(**option_rules.parse(config_module.Config, options).values)
     for name in MODULES:
         if importlib.util.find_spec(f"jobs.{job}.{name}") is None:
             continue
@@ -197,13 +197,13 @@ shardings. Besides these it may say what else a `TrainStep` has."""
 _SCRIPT_OPTIONAL = ("parameters", "optimizer", "unit", "per_step", "steps", "model_operations")
 
 
-def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) -> TrainStep:
+def script_step(path: str, options: Sequence[str], devices: Sequence[jax.Device]) -> TrainStep:
     """The step that a script hands over for these devices. The script is imported, with its words as arguments.
 
     Raises:
         RequestError: it cannot be imported, or hands over nothing that can be traced.
     """
-    sys.argv, sys.path[:0] = [path, *words], [str(Path(path).parent)]
+    sys.argv, sys.path[:0] = [path, *options], [str(Path(path).parent)]
     spec = importlib.util.spec_from_file_location("script", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -215,26 +215,26 @@ def script_step(path: str, words: Sequence[str], devices: Sequence[jax.Device]) 
             '(requirements/tpu.in), and what trains stands below `if __name__ == "__main__":`'
         ) from None
     try:
-        made = getattr(module, HOOK)(devices)
-        unknown = {*made} - {*SCRIPT_STEP, *_SCRIPT_OPTIONAL}
-        if unknown or not {*SCRIPT_STEP} <= {*made}:
+        parts = getattr(module, HOOK)(devices)
+        unknown = {*parts} - {*SCRIPT_STEP, *_SCRIPT_OPTIONAL}
+        if unknown or not {*SCRIPT_STEP} <= {*parts}:
             raise ValueError(
                 f"it has to return a dictionary with {' and '.join(SCRIPT_STEP)}, and may add "
                 f"{', '.join(_SCRIPT_OPTIONAL)}"
             )
-        _bytes(made["arguments"])  # whether they can be shared out so
-        traced = made["step"].trace(*made["arguments"])
+        _bytes(parts["arguments"])  # whether they can be shared out so
+        traced = parts["step"].trace(*parts["arguments"])
     except Exception as error:
         raise RequestError(f"{path}: {HOOK}: {first_line(error)}") from None
     return TrainStep(
         traced=traced,
-        arguments=made["arguments"],
-        parameters=made.get("parameters", ()),
-        optimizer=made.get("optimizer", ()),
-        unit=made.get("unit", "steps"),
-        per_step=made.get("per_step", 1),
-        steps=made.get("steps"),
-        model_operations=made.get("model_operations"),
+        arguments=parts["arguments"],
+        parameters=parts.get("parameters", ()),
+        optimizer=parts.get("optimizer", ()),
+        unit=parts.get("unit", "steps"),
+        per_step=parts.get("per_step", 1),
+        steps=parts.get("steps"),
+        model_operations=parts.get("model_operations"),
     )
 
 
@@ -263,22 +263,22 @@ def _compile(
     held["program"] = memory.generated_code_size_in_bytes
     total = sum(held.values()) + memory.output_size_in_bytes - memory.alias_size_in_bytes
     costs: Any = compiled.cost_analysis() or {}
-    found = hlo.summary(compiled.as_text() or "", _places(devices, step.arguments))
+    account = hlo.summary(compiled.as_text() or "", _places(devices, step.arguments))
     return {
         "fits": True,
         "memory": {**held, "total": total, "limit": None},
         "compile_s": compile_s,
-        "cycles": found.all_cycles,
-        "memory_bytes": found.memory_bytes,
+        "cycles": account.all_cycles,
+        "memory_bytes": account.memory_bytes,
         "program_operations": round(max(0.0, costs.get("flops", 0.0))),
         "kernels": kernels(step.traced.jaxpr.jaxpr),
         "without_estimate": {
-            name: count for name, count in found.without_estimate.items() if name != PALLAS_TARGET
+            name: count for name, count in account.without_estimate.items() if name != PALLAS_TARGET
         },
-        "collectives": [each._asdict() for each in found.collectives],
+        "collectives": [collective._asdict() for collective in account.collectives],
         "spent": [
             {"scope": scope, "operation": operation, "cycles": cycles}
-            for (scope, operation), cycles in Counter(found.cycles).most_common()
+            for (scope, operation), cycles in Counter(account.cycles).most_common()
         ],
     }
 
@@ -313,7 +313,7 @@ PALLAS_TARGET = "tpu_custom_call"
 def kernels(jaxpr: Any) -> list[dict[str, Any]]:
     """What a step's Pallas kernels do on a device, of which the compiler estimates nothing: the operations of their
     matrix products, for all points of their grid, and the bytes of what they read and write, once."""
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     for equation, times in _equations(jaxpr, 1):
         if equation.primitive.name != "pallas_call":
             continue
@@ -324,12 +324,12 @@ def kernels(jaxpr: Any) -> list[dict[str, Any]]:
             for inner, count in _equations(equation.params["jaxpr"], 1)
             if inner.primitive.name == "dot_general"
         )
-        arrays = [each.aval for each in (*equation.invars, *equation.outvars)]
-        moved = sum(math.prod(each.shape) * each.dtype.itemsize for each in arrays)
-        found.setdefault(name, Counter()).update(
+        arrays = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+        moved = sum(math.prod(variable.shape) * variable.dtype.itemsize for variable in arrays)
+        counters.setdefault(name, Counter()).update(
             count=times, operations=times * points * products, bytes=times * moved
         )
-    return [{"name": name, **counts} for name, counts in found.items()]
+    return [{"name": name, **counts} for name, counts in counters.items()]
 
 
 def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:

@@ -67,9 +67,9 @@ def _forward(
 
 
 def _backward(
-    heads: int, interpret: bool, kept: tuple[jax.Array | None, ...], gradient_BSD: jax.Array
+    heads: int, interpret: bool, residuals: tuple[jax.Array | None, ...], gradient_BSD: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-    *inputs, segments_BS = kept
+    *inputs, segments_BS = residuals
     return (*_by_heads(_gradients, (*inputs, gradient_BSD), segments_BS, heads, 3, interpret), None)
 
 
@@ -90,12 +90,12 @@ def _gradients(
     scaled_SK = _scaled(q_SK)
     exponentials_SS, sums_S1 = _exponentials(mask_SS, scaled_SK, k_SK)
     shared_SK = (gradient_SK / sums_S1).astype(q_SK.dtype)
-    of_shares_SS = _product(shared_SK, v_SK, (1, 1))
-    along_S1 = (exponentials_SS * of_shares_SS).sum(axis=-1, keepdims=True) / sums_S1
-    of_scores_SS = (exponentials_SS * (of_shares_SS - along_S1)).astype(q_SK.dtype)
+    grad_shares_SS = _product(shared_SK, v_SK, (1, 1))
+    along_S1 = (exponentials_SS * grad_shares_SS).sum(axis=-1, keepdims=True) / sums_S1
+    grad_scores_SS = (exponentials_SS * (grad_shares_SS - along_S1)).astype(q_SK.dtype)
     return (
-        _product(of_scores_SS, k_SK, (1, 0)) * q_SK.shape[-1] ** -0.5,
-        _product(of_scores_SS, scaled_SK, (0, 0)),
+        _product(grad_scores_SS, k_SK, (1, 0)) * q_SK.shape[-1] ** -0.5,
+        _product(grad_scores_SS, scaled_SK, (0, 0)),
         _product(exponentials_SS, shared_SK, (0, 0)),
     )
 
@@ -124,7 +124,7 @@ def _product(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 def _by_heads(
-    of_head: OfHead,
+    head_kernel: OfHead,
     inputs: tuple[Any, ...],
     segments_BS: jax.Array | None,
     heads: int,
@@ -144,20 +144,21 @@ def _by_heads(
     if segments_BS is not None:
         segments = [segments_BS[:, :, None], segments_BS[:, None, :]]
         segment_blocks = [
-            pallas.BlockSpec((rows, *each.shape[1:]), lambda row, _: (row, 0, 0)) for each in segments
+            pallas.BlockSpec((rows, *ids_array.shape[1:]), lambda row, _: (row, 0, 0))
+            for ids_array in segments
         ]
 
     def kernel(*refs: Any) -> None:
-        ids, given, made = refs[: len(segments)], refs[len(segments) : -outputs], refs[-outputs:]
+        ids, input_refs, output_refs = refs[: len(segments)], refs[len(segments) : -outputs], refs[-outputs:]
         for row in range(rows):
             mask_SS = ids[0][row] == ids[1][row] if ids else None
             for first in range(0, LANES, head_width):
                 columns = slice(first, first + head_width)
-                results = of_head(mask_SS, *(ref[row, :, columns] for ref in given))
-                for ref, result in zip(made, results, strict=True):
+                results = head_kernel(mask_SS, *(ref[row, :, columns] for ref in input_refs))
+                for ref, result in zip(output_refs, results, strict=True):
                     ref[row, :, columns] = result.astype(ref.dtype)
 
-    made: list[jax.Array] = pallas.pallas_call(
+    results: list[jax.Array] = pallas.pallas_call(
         kernel,
         grid=(sequences // rows, width // LANES),
         in_specs=[*segment_blocks, *[block] * len(inputs)],
@@ -165,6 +166,6 @@ def _by_heads(
         out_shape=[jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype)] * outputs,
         compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
-        name=f"attention{of_head.__name__}",
+        name=f"attention{head_kernel.__name__}",
     )(*segments, *inputs)
-    return made
+    return results

@@ -140,7 +140,7 @@ class Devices:
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         mesh = Mesh(np.asarray(jax.devices() if devices is None else devices), (ROWS,))
         self.by_row = NamedSharding(mesh, PartitionSpec(ROWS))
-        self.whole = NamedSharding(mesh, PartitionSpec())
+        self.replicated = NamedSharding(mesh, PartitionSpec())
 
     def rows(self, values_B: np.ndarray) -> jax.Array:
         """Values that every host has, (B, …), shared out: each device is given its own rows only.
@@ -152,5 +152,5 @@ class Devices:
 
     def jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` compiled; what it returns is whole on every device. A mean over rows is one over all hosts'."""
-        compiled: Callable[..., Any] = jax.jit(function, out_shardings=self.whole)
+        compiled: Callable[..., Any] = jax.jit(function, out_shardings=self.replicated)
         return compiled

@@ -120,24 +120,24 @@ def summary(text: str, places: Sequence[tuple[int, int]]) -> Summary:
     for operation in operations(text):
         instruction, times = operation.instruction, operation.times
         estimate = _CYCLES.search(instruction.attributes)
-        found = collective(operation, places)
+        entry_collective = collective(operation, places)
         overlap.end(operation.ends)
         if estimate or instruction.opcode in COPIES_BESIDE:
             memory_bytes += times * operation.memory_bytes
         if estimate:
             cycles[label(instruction)] += times * int(estimate[1])
             overlap.compute(times * int(estimate[1]), operation.carries)
-        elif found is not None:
-            overlap.start(operation.starts, len(collectives), found)
-            collectives.append(found)
+        elif entry_collective is not None:
+            overlap.start(operation.starts, len(collectives), entry_collective)
+            collectives.append(entry_collective)
         elif instruction.opcode in SLOW_WITHOUT_ESTIMATE:
             target = _TARGET.search(instruction.attributes)
             name = target[1] if target else instruction.opcode
             if name not in FREE_CUSTOM_CALLS:
                 without[name] += times
     overlapped = [
-        each._replace(overlapped_cycles=round(overlap.cycles[index]))
-        for index, each in enumerate(collectives)
+        counted._replace(overlapped_cycles=round(overlap.cycles[index]))
+        for index, counted in enumerate(collectives)
     ]
     return Summary(cycles, memory_bytes, overlapped, without)
 
@@ -161,9 +161,9 @@ class _Overlap:
     def compute(self, cycles: int, carries: frozenset[str]) -> None:
         for is_between_slices in (False, True):  # a network each
             moving = [
-                (index, each.sent_bytes)
-                for name, (index, each) in self._under_way.items()
-                if (each.reach == "between slices") == is_between_slices
+                (index, open_collective.sent_bytes)
+                for name, (index, open_collective) in self._under_way.items()
+                if (open_collective.reach == "between slices") == is_between_slices
                 and (name in carries or not name.startswith(FUSED))
             ]
             total_bytes = max(1, sum(sent_bytes for _, sent_bytes in moving))
@@ -176,29 +176,29 @@ class _Overlap:
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """The computations of a program by name, and the name of the one that it begins with."""
-    found: dict[str, list[Instruction]] = {}
+    bodies: dict[str, list[Instruction]] = {}
     entry = current = ""
     for line in _KERNEL_METADATA.sub("", text).splitlines():
         if not line.startswith(" ") and line.endswith("{") and "(" in line:
-            words = line.removeprefix("ENTRY ").split()
-            current = words[0].lstrip("%")
-            found[current] = []
+            header = line.removeprefix("ENTRY ").split()
+            current = header[0].lstrip("%")
+            bodies[current] = []
             entry = current if line.startswith("ENTRY ") else entry
         elif current and (match := _OPERATION.match(line)):
-            found[current].append(_instruction(match[1], match[2]))
+            bodies[current].append(_instruction(match[1], match[2]))
         elif line.startswith("}"):
             current = ""
-    return found, entry
+    return bodies, entry
 
 
-def _instruction(name: str, rest: str) -> Instruction:
-    end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
-    shape, rest = rest[:end], rest[end:].strip()
-    opcode, _, _ = rest.partition("(")
-    close = _closing(rest)
-    operands = re.sub(r"/\*.*?\*/", "", rest[len(opcode) + 1 : close])
+def _instruction(name: str, definition: str) -> Instruction:
+    end = _closing(definition) + 1 if definition.startswith("(") else definition.index(" ")
+    shape, definition = definition[:end], definition[end:].strip()
+    opcode, _, _ = definition.partition("(")
+    close = _closing(definition)
+    operands = re.sub(r"/\*.*?\*/", "", definition[len(opcode) + 1 : close])
     names = tuple(word.split()[-1].lstrip("%") for word in operands.split(", ") if word.strip())
-    return Instruction(name, shape, opcode, names, rest[close + 1 :])
+    return Instruction(name, shape, opcode, names, definition[close + 1 :])
 
 
 def _closing(text: str) -> int:
@@ -211,7 +211,7 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def bytes_of(shape: str) -> int:
+def size_bytes(shape: str) -> int:
     """The bytes of a shape, of all its parts where it is a tuple; tokens and flags (u32[]) have next to none."""
     total = 0
     for kind, sizes in _ARRAY.findall(shape):
@@ -221,22 +221,22 @@ def bytes_of(shape: str) -> int:
 
 
 def memory_bytes(
-    instruction: Instruction, shapes: Mapping[str, str], found: Mapping[str, Sequence[Instruction]]
+    instruction: Instruction, shapes: Mapping[str, str], bodies: Mapping[str, Sequence[Instruction]]
 ) -> int:
     """What an operation reads from the chip's memory and writes there. Of an array of which a fusion takes or renews
     only a part, as a loop over layers does, that part."""
     if instruction.opcode in COPIES_BESIDE:
-        return bytes_of(" ".join(_BESIDE_CORE.findall(instruction.shape)))
+        return size_bytes(" ".join(_BESIDE_CORE.findall(instruction.shape)))
     called = _called(instruction) if instruction.opcode == "fusion" else []
-    inner = found.get(called[0], ()) if called else ()
+    inner = bodies.get(called[0], ()) if called else ()
     read = sum(
-        _taken_bytes(inner, index, bytes_of(_BESIDE_CORE.sub("", shapes.get(operand, ""))))
+        _taken_bytes(inner, index, size_bytes(_BESIDE_CORE.sub("", shapes.get(operand, ""))))
         for index, operand in enumerate(instruction.operands)
     )
-    written = bytes_of(_BESIDE_CORE.sub("", instruction.shape))
+    written = size_bytes(_BESIDE_CORE.sub("", instruction.shape))
     if inner and inner[-1].opcode == _RENEWED:
-        inner_shapes = {each.name: each.shape for each in inner}
-        written = min(written, bytes_of(inner_shapes.get(inner[-1].operands[1], "")))
+        inner_shapes = {member.name: member.shape for member in inner}
+        written = min(written, size_bytes(inner_shapes.get(inner[-1].operands[1], "")))
     return read + written
 
 
@@ -245,52 +245,63 @@ _TAKEN, _RENEWED = ("dynamic-slice", "slice", "gather"), "dynamic-update-slice"
 
 def _taken_bytes(inner: Sequence[Instruction], index: int, size: int) -> int:
     """What a fusion takes of its operand of that number and size."""
-    names = {each.name for each in inner if each.opcode == "parameter" and each.operands == (str(index),)}
-    users = [each for each in inner if names & set(each.operands)]
-    if users and all(each.opcode in _TAKEN and each.operands[0] in names for each in users):
-        return min(size, sum(bytes_of(each.shape) for each in users))
-    if users and all(each.opcode == _RENEWED and each.operands[0] in names for each in users):
+    names = {
+        member.name for member in inner if member.opcode == "parameter" and member.operands == (str(index),)
+    }
+    users = [member for member in inner if names & set(member.operands)]
+    if users and all(member.opcode in _TAKEN and member.operands[0] in names for member in users):
+        return min(size, sum(size_bytes(member.shape) for member in users))
+    if users and all(member.opcode == _RENEWED and member.operands[0] in names for member in users):
         return 0
     return size
 
 
 def operations(text: str) -> Iterator[Operation]:
     """Every operation of a step, those of loops as often as they are carried out, and collectives inside of fusions."""
-    found, entry = computations(text)
+    bodies, entry = computations(text)
 
     def walk(name: str, times: int, only_collectives: bool, wrapped: str | None) -> Iterator[Operation]:
-        shapes = {each.name: each.shape for each in found[name]}
-        fused = {} if only_collectives else _fused_collectives(found, name)
+        shapes = {instruction.name: instruction.shape for instruction in bodies[name]}
+        fused = {} if only_collectives else _fused_collectives(bodies, name)
         last = {chain: user for user, chains in fused.items() for chain in chains}
         started: set[str] = set()
-        received = {each.name: _rendezvous(each) for each in found[name] if each.opcode == "recv"}
-        for each in found[name]:
-            is_collective = each.opcode.removesuffix("-start") in COLLECTIVES
+        received = {
+            instruction.name: _rendezvous(instruction)
+            for instruction in bodies[name]
+            if instruction.opcode == "recv"
+        }
+        for instruction in bodies[name]:
+            is_collective = instruction.opcode.removesuffix("-start") in COLLECTIVES
             if is_collective and name.startswith(REDUCE_SCATTER):
-                each = each._replace(opcode="reduce-scatter")
+                instruction = instruction._replace(opcode="reduce-scatter")
             if is_collective or not only_collectives:
-                carries = fused.get(each.name, frozenset())
+                carries = fused.get(instruction.name, frozenset())
                 yield Operation(
-                    each,
+                    instruction,
                     times,
-                    sum(bytes_of(shapes.get(operand, "")) for operand in each.operands),
-                    memory_bytes(each, shapes, found),
-                    starts=wrapped or _starts(each),
-                    ends=_ends(each, received)
-                    or next((chain for chain in carries if last[chain] == each.name), None),
+                    sum(size_bytes(shapes.get(operand, "")) for operand in instruction.operands),
+                    memory_bytes(instruction, shapes, bodies),
+                    starts=wrapped or _starts(instruction),
+                    ends=_ends(instruction, received)
+                    or next((chain for chain in carries if last[chain] == instruction.name), None),
                     carries=carries,
                 )
             if is_collective:
                 continue  # what it calls is how two values are added
-            new = fused.get(each.name, frozenset()) - started
+            new = fused.get(instruction.name, frozenset()) - started
             started |= new
-            if each.name in fused and not new:
+            if instruction.name in fused and not new:
                 continue  # it goes on with what an earlier one has started
-            inner = only_collectives or each.opcode not in ("while", "call", "conditional", "async-start")
-            starts = next(iter(new), each.name if each.opcode == "async-start" else wrapped)
-            count = trip_count(each, found) if each.opcode == "while" else 1
-            for called in _called(each):
-                if called in found:
+            inner = only_collectives or instruction.opcode not in (
+                "while",
+                "call",
+                "conditional",
+                "async-start",
+            )
+            starts = next(iter(new), instruction.name if instruction.opcode == "async-start" else wrapped)
+            count = trip_count(instruction, bodies) if instruction.opcode == "while" else 1
+            for called in _called(instruction):
+                if called in bodies:
                     yield from walk(called, times * count, inner, starts)
 
     return walk(entry, 1, False, None)
@@ -307,32 +318,32 @@ def _ends(instruction: Instruction, received: Mapping[str, str | None]) -> str |
     """The asynchronous collective whose result an operation waits for. received: the rendezvous of each `recv`."""
     if not instruction.opcode.endswith("-done") or instruction.opcode == "send-done":
         return None
-    of = instruction.operands[0]
-    return received.get(of) if instruction.opcode == "recv-done" else of
+    operand = instruction.operands[0]
+    return received.get(operand) if instruction.opcode == "recv-done" else operand
 
 
 def _rendezvous(transfer: Instruction) -> str | None:
     """What a `send` and the `recv` that gives its result have in common."""
-    found = _RENDEZVOUS.search(transfer.attributes)
-    return found[1] if found else None
+    rendezvous = _RENDEZVOUS.search(transfer.attributes)
+    return rendezvous[1] if rendezvous else None
 
 
-def _fused_collectives(found: Mapping[str, Sequence[Instruction]], name: str) -> dict[str, frozenset[str]]:
+def _fused_collectives(bodies: Mapping[str, Sequence[Instruction]], name: str) -> dict[str, frozenset[str]]:
     """The async collective fusions of which each fusion of a computation is a part."""
     parts = {}
-    for each in found[name]:
-        if each.opcode != "fusion":
+    for instruction in bodies[name]:
+        if instruction.opcode != "fusion":
             continue
         chains = {
             f"{FUSED}{channel[0]} {chain[0] if (chain := _CHAIN.search(inner.attributes)) else ''}"
-            for called in _called(each)
-            for inner in found.get(called, ())
+            for called in _called(instruction)
+            for inner in bodies.get(called, ())
             if inner.opcode in COLLECTIVES
             and _FUSED_CONFIG in inner.attributes
             and (channel := _CHANNEL.search(inner.attributes))
         }
         if chains:
-            parts[each.name] = frozenset(chains)
+            parts[instruction.name] = frozenset(chains)
     return parts
 
 
@@ -342,22 +353,26 @@ def _called(instruction: Instruction) -> list[str]:
     return [*names, *_CALLED.findall(instruction.attributes)]
 
 
-def trip_count(loop: Instruction, found: Mapping[str, Sequence[Instruction]]) -> int:
+def trip_count(loop: Instruction, bodies: Mapping[str, Sequence[Instruction]]) -> int:
     """How often a loop's body is carried out: what the compiler says, or else the bound of a loop that counts from 0 by
     1, as `lax.scan` makes it; 1 where that cannot be seen."""
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
-    if known:
-        return int(known[1])
+    stated = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+    if stated:
+        return int(stated[1])
     condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
-    lines = found.get(condition[1], ()) if condition else ()
+    lines = bodies.get(condition[1], ()) if condition else ()
     bounds = {
-        each.name: int(each.operands[0])
-        for each in lines
-        if each.opcode == "constant" and each.operands and each.operands[0].isdigit()
+        instruction.name: int(instruction.operands[0])
+        for instruction in lines
+        if instruction.opcode == "constant" and instruction.operands and instruction.operands[0].isdigit()
     }
-    for each in lines:
-        if each.opcode == "compare" and "direction=LT" in each.attributes and each.operands[-1] in bounds:
-            return bounds[each.operands[-1]]
+    for instruction in lines:
+        if (
+            instruction.opcode == "compare"
+            and "direction=LT" in instruction.attributes
+            and instruction.operands[-1] in bounds
+        ):
+            return bounds[instruction.operands[-1]]
     return 1
 
 
@@ -389,14 +404,18 @@ def label(instruction: Instruction) -> tuple[str, str]:
     """(scope, operation) of an instruction: ("layers, backward", "dot_general") of
     "jit(step)/shard_map/transpose(jvp(layer_3))/dot_general". Scopes that differ by their number only count as one.
     """
-    found = _OP_NAME.search(instruction.attributes)
-    if not found:
+    op_name = _OP_NAME.search(instruction.attributes)
+    if not op_name:
         return "made by the compiler", instruction.opcode
-    *path, operation = _parts(found[1])
-    scopes = [each for each in map(_unwrapped, path) if each not in _NO_SCOPE and not each.startswith("jit(")]
-    named = [each for each in scopes if re.fullmatch(r"[A-Za-z_]\w*", each)]
+    *path, operation = _parts(op_name[1])
+    scopes = [
+        scope_name
+        for scope_name in map(_unwrapped, path)
+        if scope_name not in _NO_SCOPE and not scope_name.startswith("jit(")
+    ]
+    named = [scope_name for scope_name in scopes if re.fullmatch(r"[A-Za-z_]\w*", scope_name)]
     scope = re.sub(r"_\d+(?=_|$)", "s", named[0], count=1) if named else "elsewhere"
-    return f"{scope}, backward" if "transpose(" in found[1] else scope, _unwrapped(operation)
+    return f"{scope}, backward" if "transpose(" in op_name[1] else scope, _unwrapped(operation)
 
 
 def _parts(name: str) -> list[str]:
@@ -429,7 +448,7 @@ def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Colle
         transfer = re.search(rf'{MEGASCALE}="(\w+)"', instruction.attributes)
         kind = transfer[1].lower().replace("_", "-") if transfer else "send"
         array = _ARRAY.search(instruction.shape)
-        sent_bytes = times * bytes_of(array[0] if array else "")
+        sent_bytes = times * size_bytes(array[0] if array else "")
         return Collective(kind, "between slices", slices, sent_bytes)
     if kind not in COLLECTIVES:
         return None
@@ -448,7 +467,7 @@ def collective(operation: Operation, places: Sequence[tuple[int, int]]) -> Colle
 
 def _reach(groups: Sequence[Sequence[int]], places: Sequence[tuple[int, int]]) -> Reach:
     reached = [{places[index] for index in group if index < len(places)} for group in groups]
-    if any(len({which for which, _ in group}) > 1 for group in reached):
+    if any(len({slice_index for slice_index, _ in group}) > 1 for group in reached):
         return "between slices"
     return "between hosts" if any(len(group) > 1 for group in reached) else "within a host"
 

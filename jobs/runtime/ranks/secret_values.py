@@ -36,7 +36,7 @@ def take(references: Mapping[str, str], environ: Mapping[str, str]) -> dict[str,
         with contextlib.suppress(OSError):  # that of a pod is read-only, and in its memory
             os.remove(path)
     for name, reference in references.items():
-        values[name] = _of_secret_manager(name, reference, environ)
+        values[name] = _from_secret_manager(name, reference, environ)
     return values
 
 
@@ -84,7 +84,7 @@ def _ask(reference: str, method: str, environ: Mapping[str, str]) -> tuple[Any, 
         raise Unreachable(first_line(error)) from None
 
 
-def _of_secret_manager(name: str, reference: str, environ: Mapping[str, str]) -> str:
+def _from_secret_manager(name: str, reference: str, environ: Mapping[str, str]) -> str:
     given = f"--secret {name}={reference}"
     try:
         response, account = _ask(reference, ":access", environ)
@@ -113,13 +113,13 @@ class Masker:
     def __init__(self, values: Iterable[str]) -> None:
         self._forms = sorted({form for value in values for form in _forms(value)}, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
-        self._kept = b""
+        self._unprinted = b""
 
     def mask(self, piece: bytes) -> bytes:
         """Return what can be written now; what may be the beginning of a secret is kept for the next piece."""
         if self._pattern is None:
             return piece
-        data, self._kept = self._kept + piece, b""
+        data, self._unprinted = self._unprinted + piece, b""
         end = len(data) - max(
             (
                 length
@@ -132,13 +132,13 @@ class Masker:
         for match in self._pattern.finditer(data):
             if match.start() < end < match.end():
                 end = match.end()
-        data, self._kept = data[:end], data[end:]
+        data, self._unprinted = data[:end], data[end:]
         return self._pattern.sub(MASK, data)
 
     def flush(self) -> bytes:
         """Return what was kept, at the end of the stream."""
-        kept, self._kept = self._kept, b""
-        return kept if self._pattern is None else self._pattern.sub(MASK, kept)
+        unprinted, self._unprinted = self._unprinted, b""
+        return unprinted if self._pattern is None else self._pattern.sub(MASK, unprinted)
 
 
 def masked(text: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -349,15 +349,15 @@ def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
 
 def _goodput(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list[Section]:
     """The categories of a run's time by size, with their shares."""
-    found = goodput.run_goodput(run, result, heartbeats)
-    if found is None or not found.is_known:
+    measured = goodput.run_goodput(run, result, heartbeats)
+    if measured is None or not measured.is_known:
         return []
     lines = [
-        [goodput.title(name), spoken(seconds), f"{seconds / found.total_s:.1%}", goodput.MEANINGS[name]]
-        for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])
+        [goodput.title(name), spoken(seconds), f"{seconds / measured.total_s:.1%}", goodput.MEANINGS[name]]
+        for name, seconds in sorted(measured.seconds.items(), key=lambda item: -item[1])
     ]
     attempts = len(rows(run.get("attempts")))
-    note = f"Goodput {found.share_text()}"
+    note = f"Goodput {measured.share_text()}"
     note += f" in {attempts} attempts." if attempts > 1 else "."
     return table("Where the time went", ("category", "time", "share", "what it is"), lines, note=note)
 

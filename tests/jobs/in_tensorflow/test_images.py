@@ -136,34 +136,44 @@ def _pictures(place: Path, **changed: Any) -> Pictures:
 
 def _batches(pictures: Pictures, count: int, **said: int) -> list[tuple[np.ndarray, ...]]:
     wait_s = tf.Variable(0.0, dtype=tf.float64)
-    found = pictures.train(**{"host": 0, "hosts": 1, "batch": 7, "done": 0, **said}, wait_s=wait_s)
+    found = pictures.train(
+        **{"host": 0, "hosts": 1, "batch": 7, "done": 0, "steps": 1, **said}, wait_s=wait_s
+    )
     return [tuple(part.numpy() for part in batch) for batch in found.take(count)]
 
 
-def test_what_a_step_reads_and_how_it_is_changed_is_a_function_of_seed_and_step(place: Path) -> None:
+STREAMED_AND_IN_MEMORY = pytest.mark.parametrize("steps", [1, 1000], ids=["streamed", "in memory"])
+
+
+@STREAMED_AND_IN_MEMORY
+def test_what_a_step_reads_and_how_it_is_changed_is_a_function_of_seed_and_step(
+    place: Path, steps: int
+) -> None:
     pictures = _pictures(place, shift=0.2, zoom=0.2, flip=True)
-    through = _batches(pictures, 80)  # more than two epochs
+    through = _batches(pictures, 80, steps=steps)  # more than two epochs
     for done in (1, 33, 34, 70):
-        for batch, wanted in zip(_batches(pictures, 5, done=done), through[done:], strict=False):
+        for batch, wanted in zip(_batches(pictures, 5, done=done, steps=steps), through[done:], strict=False):
             for part, wanted_part in zip(batch, wanted, strict=True):
                 np.testing.assert_array_equal(part, wanted_part)
-    other = _batches(dataclasses.replace(pictures, seed=4), 1)
+    other = _batches(dataclasses.replace(pictures, seed=4), 1, steps=steps)
     assert not np.array_equal(other[0][0], through[0][0])
 
 
+@STREAMED_AND_IN_MEMORY
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_every_record_is_read_once_an_epoch_by_one_host_whatever_their_number(
-    place: Path, hosts: int
+    place: Path, hosts: int, steps: int
 ) -> None:
     pictures = _pictures(place)
     index = pictures.index
-    assert len(index.of("train")) % 2 == 0  # so two hosts read whole shards, and three take turns
-    assert len(index.of("train")) % 3
+    assert len(index.split_shards("train")) % 2 == 0  # so two hosts read whole shards, and three take turns
+    assert len(index.split_shards("train")) % 3
     seen = []
     for host in range(hosts):
-        part = data.choose_part(index.of("train"), host=host, hosts=hosts)
+        part = data.choose_part(index.split_shards("train"), host=host, hosts=hosts)
         records = pictures.records(part)
-        seen += [batch[0].tobytes() for batch in _batches(pictures, records, host=host, hosts=hosts, batch=1)]
+        batches = _batches(pictures, records, host=host, hosts=hosts, batch=1, steps=steps)
+        seen += [batch[0].tobytes() for batch in batches]
     assert len(seen) == len({*seen}) == sum(index.counts("train"))
 
 
