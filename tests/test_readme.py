@@ -89,7 +89,7 @@ NOT_RUN = {
     "fab recover RUN": FORM + "`make rehearse`",
     "fab recover latest": BY_REHEARSE,
     "fab build": FORM + "tests/images/test_build.py",
-    "fab push": FORM + "tests/images/test_push.py",
+    "fab push": FORM + "tests/rehearsal/daemon/test_rehearsal_up.py",
     "fab submit --job flax_mlm": "`make train` is the same run; tests/keeper/test_queue.py",
     "fab queue work": "wants a queue; tests/keeper/test_queue.py",
     "fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3": "takes ten minutes on two cores; "

@@ -18,7 +18,6 @@ from console.display import Progress
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
-from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import launching, runs, targets
 from launch.hosts import Agent, HostError
 from launch.request.run_request import Request, resuming
@@ -90,9 +89,6 @@ def test_an_agent_that_hosts_share_is_asked_once_and_one_that_is_silent_is_named
     assert [str(error) for error in known.errors] == ["w-1: no route"]
     assert runs.state_by(running, known) == "running"
     assert runs.state_by(other, known) != "running", "each state is of the run's own processes"
-
-
-REWARD = Metric(name="reward", title="mean reward", unit="points", better="higher", is_evaluation=True)
 
 
 def test_what_the_hosts_do_not_end_themselves_after_a_failure_is_stopped(

@@ -203,9 +203,6 @@ def own_run(write_run: WriteRun, beat: Beat, lines: Sequence[bytes | str], **mor
     return run
 
 
-LAST = '{"step": 9, "loss": 0.25}\n'
-
-
 def test_a_script_that_counts_no_steps_or_leaves_the_newline_out_is_followed_too(
     write_run: WriteRun, beat: Beat
 ) -> None:

@@ -29,6 +29,7 @@ KILLED_LINES = ("  host 1 was killed", "  last line", "  log: LOG")
         ("failed", KILLED, 1, [f"{RUN_ID} failed", *KILLED_LINES, f"  {FROM_START}"]),
         ("failed", {"outcome": "failed", "request": True, "error": "too small"}, 2, [f"{RUN_ID}: too small"]),
         ("failed", None, 1, [f"{RUN_ID} failed", f"  {FROM_START}"]),
+        ("failed", {"outcome": "failed", "exit_code": 69, "error": "the bucket was away"}, 69, None),
         ("stopped", {"outcome": "stopped"}, 130, [f"{RUN_ID} was stopped; {FROM_START}"]),
         ("preempted", {"outcome": "preempted"}, 130, [f"{RUN_ID} was preempted; {FROM_START}"]),
         ("hung", {"outcome": "hung"}, 1, [f"{RUN_ID} hung", f"  {FROM_START}"]),

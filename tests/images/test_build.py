@@ -222,14 +222,6 @@ def test_a_build_that_is_interrupted_leaves_no_container_and_no_image(
     assert lab.left() == []
 
 
-BUILDS = """
-import os, signal, sys
-from images.docker_client import shown
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-shown(["sh", sys.argv[1]], 0, os.environ)
-"""
-
-
 def until(lines: Iterable[str], words: str) -> str:
     """All that is said until somebody says `words`."""
     said = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import runpy
 import shutil
 import textwrap
@@ -34,8 +33,6 @@ from jobs.flax_mlm.tokenizer import load_tokenizer, open_tokenizer, train_tokeni
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 TOKENS_BS = np.array([[0, 5, 9, 282, 2, 1], [0, 282, 7, 7, 100, 2]])
-
-Array = np.ndarray[Any, Any]
 
 
 def quiet(_text: str) -> None: ...
@@ -269,52 +266,6 @@ def test_a_run_that_goes_on_refuses_another_model_than_it_began_with(published: 
         opened(published).check_began(directory, step=5, writes=False)
     opened(published).check_began(directory, step=0, writes=True)  # nothing was learned yet: it begins anew
     opened(published).check_began(directory, step=5, writes=False)
-
-
-def roberta(tensors: dict[str, Array], config: dict[str, Any], tokens_BS: Array) -> Array:
-    """RobertaForMaskedLM in plain numpy, from its published definition: nothing of the job's is used."""
-
-    def linear(name: str, x: Array) -> Array:
-        y: Array = x @ tensors[f"{name}.weight"].T.astype(np.float64) + tensors[f"{name}.bias"]
-        return y
-
-    def norm(name: str, x: Array) -> Array:
-        centred = x - x.mean(-1, keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config["layer_norm_eps"])
-        y: Array = scaled * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
-        return y
-
-    def gelu(x: Array) -> Array:
-        y: Array = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-        return y
-
-    embeddings = "roberta.embeddings"
-    batch, length = tokens_BS.shape
-    # create_position_ids_from_input_ids, of sequences without padding: pad_token_id + 1, + 2, …
-    positions_S = np.arange(length) + config["pad_token_id"] + 1
-    x = (
-        tensors[f"{embeddings}.word_embeddings.weight"][tokens_BS]
-        + tensors[f"{embeddings}.position_embeddings.weight"][positions_S]
-        + tensors[f"{embeddings}.token_type_embeddings.weight"][0]
-    ).astype(np.float64)
-    x = norm(f"{embeddings}.LayerNorm", x)
-    heads = config["num_attention_heads"]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"roberta.encoder.layer.{i}"
-        q, k, v = (
-            linear(f"{layer}.attention.self.{part}", x).reshape(batch, length, heads, -1).swapaxes(1, 2)
-            for part in ("query", "key", "value")
-        )
-        scores = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1])
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = (weights / weights.sum(-1, keepdims=True)) @ v
-        mixed = mixed.swapaxes(1, 2).reshape(batch, length, -1)
-        x = norm(f"{layer}.attention.output.LayerNorm", x + linear(f"{layer}.attention.output.dense", mixed))
-        inner = gelu(linear(f"{layer}.intermediate.dense", x))
-        x = norm(f"{layer}.output.LayerNorm", x + linear(f"{layer}.output.dense", inner))
-    x = norm("lm_head.layer_norm", gelu(linear("lm_head.dense", x)))
-    logits: Array = x @ tensors[f"{embeddings}.word_embeddings.weight"].T + tensors["lm_head.bias"]
-    return logits
 
 
 def test_the_readmes_jax_block_runs_as_it_stands_and_gives_the_models_logits(

@@ -8,7 +8,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -169,11 +168,6 @@ def test_a_request_that_cannot_be_answered_ends_with_2_and_the_reason_in_the_las
 def rows_NS(trained: TokenizerFacts) -> np.ndarray:
     ids = [trained.bos_id, *open_tokenizer(trained.path).encode(TEXT).ids, trained.eos_id] * 20
     return np.array(ids[: 3 * 12], np.int32).reshape(3, 12)
-
-
-def words(ids: Sequence[int]) -> str:
-    """A decoder of a made-up vocabulary: odd tokens go on with the word before."""
-    return "".join("x" if token % 2 else f" word{'a' * token}" for token in ids)
 
 
 def test_pseudo_perplexity_is_exp_of_the_mean_surprise_at_each_token_hidden_alone(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jobs.flax_mlm import METRICS
 from jobs.runtime.monitoring.host_samples import read
-from jobs.runtime.monitoring.metric_definitions import Metric, Metrics, as_json
+from jobs.runtime.monitoring.metric_definitions import as_json
 from jobs.runtime.report.render import read_and_render, render, spent
 
 RUN: dict[str, Any] = {
@@ -118,15 +118,6 @@ def section(page: str, title: str) -> Any:
 
 EVALUATIONS = [{"step": step, "eval_loss": loss} for step, loss in ((10, 5.0), (20, 4.5), (30, 4.93))]
 WARNED = {"warnings": ["step 97: <leapt>"]}
-REWARD = Metrics(
-    headline="reward", metrics=(Metric(name="reward", title="mean reward", unit="points", better="higher"),)
-)
-ONE = {
-    "before": "Return the",
-    "after": " of <b>x</b>",
-    "truth": "length",
-    "guesses": [["size", 0.52], ["length", 0.3], [",", 0.1], ["", 0.05], ["v2", 0.01]],
-}
 
 
 def words(lines: Sequence[Any] = (), run: Any = None, beats: Sequence[Any] = (), **result: Any) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rehearsal import offline_preview
-from rehearsal.engine import Step
 from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, stack_name
 
 
@@ -85,7 +84,3 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
     for content in (b"\xff\xfe\x00", b"config: &a {b: *a}\n", b"config: " + b"[" * 2000 + b"]" * 2000):
         (tmp_path / "Pulumi.dev.yaml").write_bytes(content)
         assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == content
-
-
-def step(name: str, parent: str = "", op: str = "create", type_token: str = "a:b/c:C") -> Step:
-    return Step(op=op, type=type_token, name=name, urn=name, parent=parent)

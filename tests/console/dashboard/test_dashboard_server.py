@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,8 +19,6 @@ from contracts.errors import RequestError
 from launch.jobs import CHECKOUT
 from tests.console.dashboard.conftest import Serve
 from tests.console.dashboard.run_directories import make_run, run_id
-
-SHA256 = re.compile(r"^\| `(uPlot[\w.]+)` \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 
 
 def ask(base: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:

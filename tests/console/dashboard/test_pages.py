@@ -140,7 +140,6 @@ def test_a_runs_curves_hosts_and_log_go_on_while_it_runs_and_say_so_when_it_is_k
     expect(page.get_by_text("No runs yet")).to_be_visible()
 
 
-PICTURE = "document.querySelector('.plot canvas').toDataURL()"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 

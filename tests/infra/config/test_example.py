@@ -16,7 +16,6 @@ from infra.config import Config, ConfigError, reader
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "Pulumi.example.yaml").read_text()
-PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
 DOCS = (ROOT / "docs" / "configuration.md").read_text()
 OURS = "tpu-stack:"
 
