@@ -45,7 +45,7 @@ def usual(seed: int = 0, spread: float = 0.1, steps: int = WINDOW) -> list[float
 
 
 @pytest.mark.parametrize(
-    ("loss", "grad_norm", "seen", "remedy", "is_skipped"),
+    ("loss", "grad_norm", "symptom", "remedy", "is_skipped"),
     [
         (math.nan, math.nan, "the loss is nan (usually 3", "lower --learning-rate", True),
         (math.inf, math.nan, "the loss is inf (usually 3", "lower --learning-rate", True),
