@@ -83,8 +83,9 @@ def test_a_job_has_no_more_of_the_host_than_it_needs(boxed: Any, monkeypatch: py
     mounts = {"mounts": [str(boxed.scripts), str(cache)], "shm_bytes": 1 << 27}
     request = boxed.start_request(look, boxed=mounts, cpus=[0])
     request["env"]["RUN_TOKEN"] = secret = "s3cret-value"
-    boxed("start", **request)
+    boxed("start", **request, secrets={"MINE": "t0p-secret"})
     until(lambda: Path(request["log_path"]).exists() and secret in boxed.log())
+    assert "t0p-secret" not in json.dumps(boxed.of_container("."))  # docker inspect
     shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in shown if secret.encode() in line]
     found, user, group = json.loads(boxed.log())
