@@ -151,9 +151,8 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
                 OMPI_COMM_WORLD_LOCAL_RANK=local_rank,
             )
     elif host.framework == "tensorflow" and not is_tpu:
-        variables["TPU_SKIP_MDS_QUERY"] = (
-            1  # tensorflow-tpu waits minutes for a TPU machine's metadata otherwise
-        )
+        # Without it tensorflow-tpu waits minutes for the metadata of a TPU machine.
+        variables["TPU_SKIP_MDS_QUERY"] = 1
         if ranks.size > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": ranks.addresses()}, "task": task})
@@ -163,18 +162,23 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
         variables["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = _each_rank(ranks, TORCH_TPU_FIRST_PORT)
         variables["TORCH_TPU_TOPOLOGY"] = _listed(_axes(ranks.topology))
     if is_tpu and shares_host and host.framework != "pytorch":
-        axes = _axes(ranks.topology)
-        chips_per_rank = max(1, math.prod(axes) // ranks.size)
-        block = _BLOCKS[chips_per_rank]
-        variables.update(
-            TPU_VISIBLE_CHIPS=_listed(range(local_rank * chips_per_rank, (local_rank + 1) * chips_per_rank)),
-            TPU_CHIPS_PER_PROCESS_BOUNDS=_listed(block),
-            TPU_PROCESS_BOUNDS=_listed(chips // own for chips, own in zip(axes, block, strict=True)),
-            TPU_PROCESS_ADDRESSES=_each_rank(ranks, LIBTPU_FIRST_PORT),
-            TPU_PROCESS_PORT=LIBTPU_FIRST_PORT + local_rank,
-            CLOUD_TPU_TASK_ID=rank,
-        )
+        variables |= _chip_variables(ranks, local_rank, rank)
     return {name: str(value) for name, value in variables.items()}
+
+
+def _chip_variables(ranks: Ranks, local_rank: int, rank: int) -> dict[str, Any]:
+    """The variables by which libtpu gives a process its share of the chips of a host."""
+    axes = _axes(ranks.topology)
+    chips_per_rank = max(1, math.prod(axes) // ranks.size)
+    block = _BLOCKS[chips_per_rank]
+    return {
+        "TPU_VISIBLE_CHIPS": _listed(range(local_rank * chips_per_rank, (local_rank + 1) * chips_per_rank)),
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": _listed(block),
+        "TPU_PROCESS_BOUNDS": _listed(chips // own for chips, own in zip(axes, block, strict=True)),
+        "TPU_PROCESS_ADDRESSES": _each_rank(ranks, LIBTPU_FIRST_PORT),
+        "TPU_PROCESS_PORT": LIBTPU_FIRST_PORT + local_rank,
+        "CLOUD_TPU_TASK_ID": rank,
+    }
 
 
 def _each_rank(ranks: Ranks, first_port: int) -> str:

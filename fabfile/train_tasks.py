@@ -135,9 +135,9 @@ class Training:
         return dataclasses.replace(self.selector, python=python, runs=self.runs)
 
     def _command(self, arguments: Sequence[str]) -> Command:
-        from launch.request.run_request import asked_for
+        from launch.request.run_request import command_from_options
 
-        return asked_for(
+        return command_from_options(
             arguments,
             workdir=self.workdir or "",
             framework=self.framework or "",

@@ -377,31 +377,12 @@ def run_record(
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt.
 
-    before: its content so far, for a run that is resumed. of_launcher: its `record`.
+    before: its content so far, for a run that is resumed. launcher_record: the launcher's part.
     """
     target, own = plan.target, plan.command
     runs_here = target.capabilities.shares_files and target.python == sys.executable
-    if submitted is not None:
-        git, metrics = dict(submitted.code), submitted.metric_definitions
-    else:
-        commit = jobs.git_commit(jobs.CHECKOUT if own is None else Path(config.workdir))
-        git = {"git_commit": commit and commit.hash, "git_dirty": commit and commit.is_dirty}
-        metrics = metric_definitions.as_json(UNDECLARED if own is not None else jobs.find(plan.job).metrics)
-    if before is not None and own is not None and before["code"]["folder"] == own.folder_sha256:
-        git = {name: before["code"][name] for name in git}  # this machine may not have the folder
-    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    image = plan.container.image if plan.container is not None else None
-    attempt = {
-        "attempt": plan.attempt,
-        "started": moment,
-        "processes": plan.processes,
-        "coordinator": plan.coordinator,
-        "bundle": plan.bundle_sha256,
-        "image": image,
-        "price": list_price(target.slice),
-        **({"slice_created": target.slice.created} if target.slice.created else {}),
-        "outcome": None,
-    }
+    git, metrics = _code_record(plan, config, submitted, before)
+    attempt = _attempt_record(plan, now)
     return {
         "version": run_directory.RUN_VERSION,
         "run_id": plan.run_id,
@@ -430,7 +411,7 @@ def run_record(
             **({"folder": own.folder_sha256} if own is not None else {}),
             **git,
         },
-        "image": image,
+        "image": attempt["image"],
         "container_access": plan.container.access if plan.container is not None else None,
         "hang_limit_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
@@ -440,11 +421,42 @@ def run_record(
             {"index": host.index, "name": host.name, "address": host.internal_address}
             for host in target.hosts
         ],
-        "created": before["created"] if before else moment,
+        "created": before["created"] if before else attempt["started"],
         "cwd": plan.cwd,
         "cache_dir": target.cache_dir,
         "attempts": [*(before["attempts"] if before else []), attempt],
     }
+
+
+def _attempt_record(plan: Plan, now: datetime.datetime) -> dict[str, Any]:
+    created = plan.target.slice.created
+    return {
+        "attempt": plan.attempt,
+        "started": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "processes": plan.processes,
+        "coordinator": plan.coordinator,
+        "bundle": plan.bundle_sha256,
+        "image": plan.container.image if plan.container is not None else None,
+        "price": list_price(plan.target.slice),
+        **({"slice_created": created} if created else {}),
+        "outcome": None,
+    }
+
+
+def _code_record(
+    plan: Plan, config: Any, submitted: Submitted | None, before: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Any]:
+    """Return git's part of the code, and what the job says of its metrics."""
+    own = plan.command
+    if submitted is not None:
+        git, metrics = dict(submitted.code), submitted.metric_definitions
+    else:
+        commit = jobs.git_commit(jobs.CHECKOUT if own is None else Path(config.workdir))
+        git = {"git_commit": commit and commit.hash, "git_dirty": commit and commit.is_dirty}
+        metrics = metric_definitions.as_json(UNDECLARED if own is not None else jobs.find(plan.job).metrics)
+    if before is not None and own is not None and before["code"]["folder"] == own.folder_sha256:
+        git = {name: before["code"][name] for name in git}  # this machine may not have the folder
+    return git, metrics
 
 
 def versions() -> dict[str, str]:

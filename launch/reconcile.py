@@ -518,8 +518,10 @@ class Reconciler:
             if isinstance(error, KeyboardInterrupt):
                 self._not_begun(run, counted, "its start was interrupted", counts=False)
             raise
-        resumed = observed is not None and number > 0
-        notice = self._witness.notice(counted, "recovered", "") if resumed else None
+        return self._note_start(counted, number, slice_spec, is_resumed=observed is not None and number > 0)
+
+    def _note_start(self, counted: Run, number: int, slice_spec: Slice, *, is_resumed: bool) -> bool:
+        notice = self._witness.notice(counted, "recovered", "") if is_resumed else None
 
         def started(now: Run) -> Run:
             if now.attempt is None or now.attempt.number != counted.attempt.number:  # type: ignore[union-attr]

@@ -83,8 +83,35 @@ class Gke(pulumi.ComponentResource):
         super().__init__("tpu-stack:cluster:Gke", name, {}, opts)
         config, cluster, child = args.config, args.cluster, pulumi.ResourceOptions(parent=self)
         self.nodes = _node_account(config, child)
+        gke_cluster = self._cluster(args)
+        self.name = gke_cluster.name
+        attempt = args.observed.attempt(naming.SYSTEM_POOL)
+        container.NodePool(
+            naming.SYSTEM_POOL,
+            name=naming.SYSTEM_POOL,
+            project=config.project,
+            cluster=gke_cluster.name,
+            location=cluster.zone,
+            node_count=1,
+            node_config=_node_config(config, self.nodes, cluster.machine_type, attempt=attempt),
+            opts=_pool_options(self, attempt, args.hooks),
+        )
+        _let_pods_use_the_bucket(config, cluster, args.bucket, gke_cluster, child)
+        _let_people_launch(config, args.owner, child)
+        self.entry = pulumi.Output.all(
+            name=gke_cluster.name,
+            dns=gke_cluster.control_plane_endpoints_config.dns_endpoint_config.endpoint,
+            address=gke_cluster.endpoint,
+            # The provider marks the client key of master_auth as secret, and with it every value that is read from it.
+            authority=pulumi.Output.unsecret(gke_cluster.master_auth.cluster_ca_certificate),
+        ).apply(lambda outputs: entry(cluster, **outputs))
+        self.register_outputs({"name": self.name})
+
+    def _cluster(self, args: GkeArgs) -> container.Cluster:
+        """Declare the cluster itself: private nodes, Dataplane V2, workload identity, no node pool yet."""
+        config, cluster = args.config, args.cluster
         own_network = config.network.existing is None
-        gke_cluster = container.Cluster(
+        return container.Cluster(
             "cluster",
             name=naming.cluster_name(config.stack),
             project=config.project,
@@ -132,28 +159,6 @@ class Gke(pulumi.ComponentResource):
                 hooks=args.hooks.cluster if args.hooks else None,
             ),
         )
-        self.name = gke_cluster.name
-        attempt = args.observed.attempt(naming.SYSTEM_POOL)
-        container.NodePool(
-            naming.SYSTEM_POOL,
-            name=naming.SYSTEM_POOL,
-            project=config.project,
-            cluster=gke_cluster.name,
-            location=cluster.zone,
-            node_count=1,
-            node_config=_node_config(config, self.nodes, cluster.machine_type, attempt=attempt),
-            opts=_pool_options(self, attempt, args.hooks),
-        )
-        _let_pods_use_the_bucket(config, cluster, args.bucket, gke_cluster, child)
-        _let_people_launch(config, args.owner, child)
-        self.entry = pulumi.Output.all(
-            name=gke_cluster.name,
-            dns=gke_cluster.control_plane_endpoints_config.dns_endpoint_config.endpoint,
-            address=gke_cluster.endpoint,
-            # The provider marks the client key of master_auth as secret, and with it every value that is read from it.
-            authority=pulumi.Output.unsecret(gke_cluster.master_auth.cluster_ca_certificate),
-        ).apply(lambda outputs: entry(cluster, **outputs))
-        self.register_outputs({"name": self.name})
 
 
 def existing(cluster: ClusterConfig) -> inventory.Cluster:

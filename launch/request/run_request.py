@@ -30,7 +30,7 @@ from launch.code.requirement_files import Source
 from launch.hosts import HostError
 from launch.jobs import Job, Submitted, image_frameworks
 from launch.request import run_environment
-from launch.request.framework_launchers import unwrap
+from launch.request.framework_launchers import Unwrapped, unwrap
 from launch.runs import Run
 from launch.targets import (
     HANG_FLOOR_S,
@@ -177,13 +177,10 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
     needs_environment = python is None and box is None
     python = python or target.interpreter(job.framework, in_container=box is not None)
     code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
-    bundles, notes = [code], list[str | None]()
     arguments = tuple(job.arguments(config)) if isinstance(job, Job) else job.arguments
     step = Step.on(target, job.name, arguments, code) if command is None and job.framework == "jax" else None
     compiled = _compiled(request, target, step)
-    if compiled is not None:
-        bundles = [precompiled.add_to_code(code, compiled)]
-        notes.append(f"the training step was compiled beforehand: {compiled['url']}")
+    bundles, notes = _code(code, compiled)
     if command is not None:
         folder, note = command.folder_again(resume) if resume else (command.folder(), command.note)
         command, packages, line = command.with_packages(target, resume, say, in_container=box is not None)
@@ -229,6 +226,14 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
     )
 
 
+def _code(code: Bundle, compiled: Note | None) -> tuple[list[Bundle], list[str | None]]:
+    """Return the bundles of our code, with the note of a compiled step if there is one, and what to say of them."""
+    if compiled is None:
+        return [code], []
+    line = f"the training step was compiled beforehand: {compiled['url']}"
+    return [precompiled.add_to_code(code, compiled)], [line]
+
+
 def _processes_per_host(
     job: Job | Command | Submitted, command: Command | None, target: Target, requested: str | None
 ) -> int:
@@ -271,7 +276,7 @@ def _own_command(request: Request) -> Command | None:
     job = submitted.name if submitted else resume.described["job"] if resume else request.job
     if config is None or job != run_directory.OWN_COMMAND:
         return request.command
-    command = of_run(config, submitted.bundles[1:] if submitted else ())
+    command = recorded_command(config, submitted.bundles[1:] if submitted else ())
     return command.with_words(request.arguments) if resume else command
 
 
@@ -535,13 +540,13 @@ class Command:
         return dataclasses.replace(self, config=config, note=note)
 
 
-def of_run(config: Mapping[str, Any], kept: Sequence[Bundle] = ()) -> Command:
+def recorded_command(config: Mapping[str, Any], kept: Sequence[Bundle] = ()) -> Command:
     """Return the command of a run whose run.json has this `config`."""
     lists = {name: tuple(config.get(name, ())) for name in ("words", "send", "from_source")}
     return Command(config=Config(**{**config, **lists}), kept=tuple(kept))
 
 
-def asked_for(
+def command_from_options(
     arguments: Sequence[str],
     *,
     workdir: str,
@@ -553,9 +558,9 @@ def asked_for(
     installs: bool = True,
     from_source: Sequence[str] = (),
 ) -> Command:
-    """Return the command that the options of `fab train` mean; an empty option was not given.
+    """Return the command that the options of `fab train` describe; an empty string stands for an absent option.
 
-    A script without a folder is all there is of the project, and says itself what it needs.
+    A script without a folder is the whole project, and declares its own requirements.
 
     Raises:
         RequestError: a word or a folder is missing, or there is no such framework.
@@ -571,26 +576,11 @@ def asked_for(
         )
     if is_script_alone := not workdir and arguments[0].endswith(".py"):
         arguments, workdir = _script_alone(arguments, send)
-    if not workdir:
-        raise RequestError(
-            f"-- {shlex.join(arguments)}: say in which folder it runs with --workdir, or name a --job"
-        )
-    folder = Path(workdir).expanduser().absolute()
-    if not folder.is_dir():
-        raise RequestError(
-            f"--workdir {workdir}: is a file; name its folder, and the file after --"
-            if folder.is_file()
-            else f"--workdir {workdir}: there is no such folder"
-        )
+    folder = _command_folder(arguments, workdir)
     unwrapped, note = unwrap(arguments), None
     if unwrapped is not None:
-        given = unwrapped.processes_per_host
-        if given and processes_per_host and given != processes_per_host:
-            raise RequestError(
-                f"--processes-per-host {processes_per_host}: {unwrapped.launcher} says {given}; leave one out"
-            )
         arguments, framework = unwrapped.arguments, framework or "pytorch"
-        processes_per_host = processes_per_host or given or "1"
+        processes_per_host = _launcher_processes(unwrapped, processes_per_host)
         command_line = shlex.join(arguments)
         note = f"{unwrapped.launcher}: its ranks are started as {command_line}, {processes_per_host} on each host"
     config = Config(
@@ -614,13 +604,37 @@ def asked_for(
     framework = framework or (source and requirement_files.required_framework(source)) or ""
     if not framework and config.script is not None:
         framework = requirement_files.imported_framework(folder / config.script) or ""
-    framework = framework or "jax"
     return Command(
-        config=dataclasses.replace(config, framework=framework),
+        config=dataclasses.replace(config, framework=framework or "jax"),
         env={} if unwrapped is None else unwrapped.env,
         note=note,
         source=source,
     )
+
+
+def _command_folder(arguments: Sequence[str], workdir: str) -> Path:
+    if not workdir:
+        raise RequestError(
+            f"-- {shlex.join(arguments)}: say in which folder it runs with --workdir, or name a --job"
+        )
+    folder = Path(workdir).expanduser().absolute()
+    if not folder.is_dir():
+        raise RequestError(
+            f"--workdir {workdir}: is a file; name its folder, and the file after --"
+            if folder.is_file()
+            else f"--workdir {workdir}: there is no such folder"
+        )
+    return folder
+
+
+def _launcher_processes(unwrapped: Unwrapped, option: str) -> str:
+    """Return the processes per host that the command's own launcher and --processes-per-host name."""
+    launcher_count = unwrapped.processes_per_host
+    if launcher_count and option and launcher_count != option:
+        raise RequestError(
+            f"--processes-per-host {option}: {unwrapped.launcher} says {launcher_count}; leave one out"
+        )
+    return option or launcher_count or "1"
 
 
 def _script_alone(arguments: Sequence[str], send: Sequence[str]) -> tuple[list[str], str]:

@@ -35,7 +35,7 @@ from launch import plan
 from launch.code import bundles
 from launch.code.bundles import bundle_folder, keep
 from launch.hosts import Agent, GoneLink
-from launch.request.run_request import Command, Planned, asked_for, of_run, problems
+from launch.request.run_request import Command, Planned, command_from_options, problems, recorded_command
 from launch.runs import Run
 from launch.targets import Container, Plan, Target
 from tests.launch.slices import make_plan, make_target
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *words: str, **options: str) -> Command:
-    return asked_for(words, **{**OPTIONS, "workdir": str(folder), **options})
+    return command_from_options(words, **{**OPTIONS, "workdir": str(folder), **options})
 
 
 @pytest.mark.parametrize("is_checkout", [False, True])
@@ -172,11 +172,11 @@ def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() 
 def test_a_script_that_says_what_it_needs_is_all_that_is_sent(folder: Path) -> None:
     script = folder / "train.py"
     script.write_text('# /// script\n# dependencies = ["torch"]\n# ///\n')
-    alone = asked_for([str(script), "--lr", "3"], **OPTIONS)
+    alone = command_from_options([str(script), "--lr", "3"], **OPTIONS)
     assert (alone.config.words, alone.config.workdir) == (("python", "train.py", "--lr", "3"), str(folder))
     assert alone.config.framework == "pytorch"
     assert alone.folder().names == {"train.py"}
-    chosen = asked_for([str(script)], **{**OPTIONS, "framework": "jax"}, installs=False)
+    chosen = command_from_options([str(script)], **{**OPTIONS, "framework": "jax"}, installs=False)
     assert (chosen.config.framework, chosen.source) == ("jax", None)
     (folder / "asks.py").touch()
     (folder / "requirements.txt").write_text("jax\n")  # which is not sent
@@ -189,7 +189,7 @@ def test_a_script_that_says_what_it_needs_is_all_that_is_sent(folder: Path) -> N
         ([str(folder / "asks.py")], "asks.py: does not say what it needs"),
     ):
         with pytest.raises(RequestError, match=re.escape(message)):
-            asked_for(words, **OPTIONS)
+            command_from_options(words, **OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_packages_that_are_gone_or_for_another_python_are_not_left_out_of_a_resu
     record = {"source": "requirements.txt", "python": python, "sha256": "0123456789ab" + "0" * 52}
     config = dataclasses.asdict(command(folder, "python", "train.py").config) | {"packages": record}
     with pytest.raises(RequestError, match=re.escape(message)):
-        of_run(config).with_packages(STACK, None, pytest.fail, in_container=True)
+        recorded_command(config).with_packages(STACK, None, pytest.fail, in_container=True)
 
 
 def test_a_resumed_command_goes_on_with_its_own_words_or_with_those_that_it_is_given(folder: Path) -> None:
     first = command(folder, "python", "train.py")
     config = dataclasses.asdict(first.config)
-    again = of_run({**config, "words": list(config["words"])})
+    again = recorded_command({**config, "words": list(config["words"])})
     assert again.config == first.config
     assert again.with_words(()) is again.with_words(("python", "train.py")) is again
     other = again.with_words(("torchrun", "--nproc_per_node=1", "train.py", "--init_from=resume"))

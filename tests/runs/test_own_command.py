@@ -23,7 +23,7 @@ from console import notify
 from contracts.errors import RequestError
 from jobs.runtime.ranks.secret_values import _forms
 from launch import launching
-from launch.request.run_request import Request, asked_for
+from launch.request.run_request import Request, command_from_options
 from launch.runs import Run
 from launch.targets import HANG_FLOOR_S, Secret
 from tests.launch.code.package_index import add_wheel
@@ -50,7 +50,7 @@ def launch(
         "python": "",
         "workdir": str(EXAMPLE),
     }
-    command = None if resume else asked_for(words, **{**options, **named})
+    command = None if resume else command_from_options(words, **{**options, **named})
     request = Request(
         job="command",
         command=command,

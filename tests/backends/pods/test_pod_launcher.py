@@ -33,7 +33,7 @@ from launch import launching
 from launch.code.bundles import Bundle
 from launch.hosts import HostError, HostsError
 from launch.launching import run_record
-from launch.request.run_request import Planned, Request, asked_for, work_out
+from launch.request.run_request import Planned, Request, command_from_options, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Plan, Target, TargetRequest
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
@@ -118,7 +118,7 @@ def own(tmp_path: Path, needed: str = "") -> Request:
     (folder / "train.py").write_text("print('hello')\n")
     (folder / "requirements.txt").write_text(needed)
     none: dict[str, Any] = {"python": "", "processes_per_host": "", "progress": ""}
-    command = asked_for(["python", "train.py"], workdir=str(folder), framework="pytorch", **none)
+    command = command_from_options(["python", "train.py"], workdir=str(folder), framework="pytorch", **none)
     return dataclasses.replace(BASIC, job="", command=command, arguments=())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import RequestError
 from launch.request.framework_launchers import Unwrapped, unwrap
-from launch.request.run_request import asked_for
+from launch.request.run_request import command_from_options
 
 OPTIONS: dict[str, Any] = {"framework": "", "processes_per_host": "", "progress": "", "python": ""}
 
@@ -70,9 +70,9 @@ def test_what_a_launcher_does_and_tpu_stack_does_not_is_refused_with_what_to_typ
 
 def test_a_launchers_processes_are_those_of_each_host_and_it_needs_pytorch(tmp_path: Path) -> None:
     typed = ["torchrun", "--nproc_per_node", "2", "train.py"]
-    command = asked_for(typed, workdir=str(tmp_path), **OPTIONS)
+    command = command_from_options(typed, workdir=str(tmp_path), **OPTIONS)
     assert (command.config.words, command.config.processes_per_host) == (("python", "train.py"), "2")
     assert command.framework == "pytorch"
     assert command.note == "torchrun: its ranks are started as python train.py, 2 on each host"
     with pytest.raises(RequestError, match="--processes-per-host 4: torchrun says 2; leave one out"):
-        asked_for(typed, workdir=str(tmp_path), **{**OPTIONS, "processes_per_host": "4"})
+        command_from_options(typed, workdir=str(tmp_path), **{**OPTIONS, "processes_per_host": "4"})
