@@ -182,11 +182,10 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
     compiled = _compiled(request, target, step)
     bundles, notes = _code(code, compiled)
     if command is not None:
-        folder, note = command.folder_again(resume) if resume else (command.folder(), command.note)
-        command, packages, line = command.with_packages(target, resume, say, in_container=box is not None)
-        config = command.config
-        notes += [note, line, command.note if resume else None]
-        bundles += [folder, *([packages] if packages else [])]
+        command, own_bundles, own_notes = _own_bundles(
+            command, target, resume, say, in_container=box is not None
+        )
+        config, bundles, notes = command.config, [*bundles, *own_bundles], [*notes, *own_notes]
     now = datetime.datetime.now(datetime.UTC)
     run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
     directory = resume.directory if resume else target.runs.directory(run_id)
@@ -232,6 +231,16 @@ def _code(code: Bundle, compiled: Note | None) -> tuple[list[Bundle], list[str |
         return [code], []
     line = f"the training step was compiled beforehand: {compiled['url']}"
     return [precompiled.add_to_code(code, compiled)], [line]
+
+
+def _own_bundles(
+    command: Command, target: Target, resume: Run | None, say: Say, *, in_container: bool
+) -> tuple[Command, list[Bundle], list[str | None]]:
+    """Return the command with its packages on record, its folder and packages as bundles, and what to say of them."""
+    folder, note = command.folder_again(resume) if resume else (command.folder(), command.note)
+    command, packages, line = command.with_packages(target, resume, say, in_container=in_container)
+    notes = [note, line, command.note if resume else None]
+    return command, [folder, *([packages] if packages else [])], notes
 
 
 def _processes_per_host(
