@@ -296,6 +296,15 @@ def test_a_zone_that_the_project_may_not_use_keeps_nothing_from_going(
     assert ours(cloud) == {}
 
 
+def test_what_is_nobodys_or_anothers_is_passed_over_and_left_alone(cloud: Cloud) -> None:
+    cloud.put(owner="someone-else")  # in A
+    cloud.control.advance(60)
+    outputs = cloud.create(**ANYWHERE, wait_s=600)
+    assert outputs["zone"] == B
+    cloud.delete(outputs)
+    assert cloud.state() == "ACTIVE"
+
+
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 
