@@ -321,6 +321,24 @@ def test_a_refresh_that_gets_no_answer_is_an_error_and_no_loss(stack: Stack, kin
 # --- delete -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_someone_else_has_made_under_the_name_is_left_alone(stack: Stack, meanwhile: bool) -> None:
+    def taken() -> None:
+        stack.cloud.control.vanish(QR)
+        stack.cloud.put(owner="someone-else")
+
+    stack.up()
+    if meanwhile:
+        stack.cloud.at_sleep(1, taken)
+    else:
+        taken()
+        stack.cloud.control.advance(60)
+    stack.destroy()
+    stack.cloud.control.advance(60)
+    assert stack.cloud.state() == "ACTIVE"
+    assert ("does not belong to this stack any more; it is left alone" in stack.cloud.said) != meanwhile
+
+
 def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:
     stack = Stack(cloud=new_cloud(delays=Delays(delete_s=100_000)))
     stack.up()
