@@ -9,8 +9,8 @@ import pytest
 
 from infra.cloud_tpu.retry import CloudTpuError, LostAgainError, RunningError
 from infra.documents import Documents, stock_outs
-from tests.infra.cloud_tpu.lab import PowerCut, Stack
-from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, opened_lab
+from tests.infra.cloud_tpu.lab import PowerCut, Stack, wire
+from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, compute_props, opened_lab
 
 ONE_HOST = {"hosts": 1, "topology": "2x2"}
 
@@ -275,3 +275,27 @@ def test_leftovers_go_with_the_stack_and_an_unreachable_zone_keeps_it(lab: Compu
         lab.lifecycle().remove_all("grant", "a1b2c3", [A, B])
     assert (lab.groups(), lab.machines()) == ({}, {})
     lab.lifecycle().remove_all("grant", "a1b2c3", [A])
+
+
+def test_what_is_somebody_elses_is_never_touched(lab: ComputeLab, stack: Stack) -> None:
+    lab.put_group(A, "main")
+    with pytest.raises(CloudTpuError, match="belongs to another stack; it is left alone"):
+        stack.up()
+    lab.put_group(A, "main-1")
+    with pytest.raises(CloudTpuError, match="main-1 exists already|belongs to another"):
+        stack.up(slice_id="main", count=2)
+    lab.delete(wire(compute_props()))
+    lab.control.advance(60)
+    assert set(lab.groups()) >= {f"{A}/main", f"{A}/main-1"}
+    lab.lifecycle().remove_all("grant", "a1b2c3")
+    assert {*lab.groups()} == {f"{A}/main", f"{A}/main-1"} and len(lab.machines()) == 8
+
+
+def test_a_zone_that_does_not_answer_is_not_an_empty_one(lab: ComputeLab, stack: Stack) -> None:
+    stack.up()
+    lab.control.cut_off(A)
+    before = len(lab.control.journal())
+    for act in (stack.refresh, stack.destroy, lambda: stack.up(labels={"a": "b"})):
+        with pytest.raises(CloudTpuError, match="cannot be reached"):
+            act()
+    assert len(lab.control.journal()) == before and stack.state is not None
