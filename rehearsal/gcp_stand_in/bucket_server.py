@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from rehearsal.gcp_stand_in.world import WorldError
+from rehearsal.gcp_stand_in.local_servers import send
 
 SERVER = "STORAGE_EMULATOR_HOST"
 HOSTS = "TPU_STACK_STAND_IN_HOSTS"
 """JSON of what a rehearsal's hosts are, which the keeper's description of a real stack does not say."""
 DESCRIPTION = "control/stack.json"
 BUCKET, OBJECT = "gcp:storage/bucket:Bucket", "gcp:storage/bucketObject:BucketObject"
-ANSWER_LIMIT_S = 10.0
 PATIENCE_S = 60.0
-CONFLICT, NOT_FOUND = 409, 404
 
 
 def write(type_token: str, inputs: Mapping[str, Any]) -> None:
@@ -57,24 +52,4 @@ def _ask(method: str, path: str, value: object) -> bytes:
     if not server:
         return b""
     data = None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode()
-    request = urllib.request.Request(
-        server + path, data=data, method=method, headers={"content-type": "application/json"}
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            # The server is on this machine, whatever proxy leads out of it.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(request, timeout=ANSWER_LIMIT_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == (CONFLICT if method == "POST" else NOT_FOUND):
-                    return b""
-                raise WorldError(
-                    f"googleapi: Error {error.code}: {error.read(300).decode(errors='replace')}"
-                ) from None
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise WorldError(f"the bucket server {server} does not answer: {error}") from None
-            time.sleep(1.0)
+    return send(method, server + path, data, server="bucket server", patience_s=PATIENCE_S)

