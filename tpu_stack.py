@@ -138,7 +138,7 @@ def predict(trained: Run, inputs: Sequence[str], second: str | None = None) -> l
     Raises:
         RequestError: it has no export yet, or its job cannot answer this.
     """
-    from console.models import prediction as console
+    from console.models import answers as console
 
     return console.answers(trained._target, trained.run_id, [*inputs], second)
 

@@ -26,8 +26,9 @@ from contracts.files import is_url
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.monitoring.metric_definitions import Metrics, finite
-from launch import control_documents, launching, policy, runs
 from launch import jobs as job_index
+from launch import launching, policy, runs
+from launch.control import control_documents
 from launch.hosts import STOP_NOW_S, HostError
 from launch.launching import finalize
 from launch.output import counted, printable, say, terminal

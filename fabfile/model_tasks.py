@@ -31,9 +31,9 @@ def predict(args: Predict) -> int:
 
     An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input.
     """
-    from console.models import prediction
+    from console.models import answers
 
-    return prediction.predict(
+    return answers.predict(
         args.selector.target(), args.run, args.inputs, second=args.second, as_json=args.json
     )
 

@@ -1,6 +1,6 @@
 """The keeper: without a person, restarts runs after a loss, works a stack's queue and gives idle slices back.
 
-`launch.control_documents` has the documents that say what people want, `launch.policy` decides what to do about them,
+`launch.control` has the documents that say what people want, `launch.policy` decides what to do about them,
 and `launch.reconcile` does it. `world` is what the reconciler observes and acts on, `stack_store` the documents that
 Pulumi and the keeper write, `notices` the messages to people. `__main__` is one pass, which a timer starts.
 `keep_commands`, `queue_commands`, `sweep`, `capacity_history` and `zombies` are commands of `fab`; `submissions` keeps

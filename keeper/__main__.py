@@ -23,8 +23,8 @@ from keeper import reclaim, submissions
 from keeper.notices import Notices
 from keeper.stack_store import is_noted, note_look, stack_at, store_at
 from keeper.world import REFUSALS, World
+from launch.control.store import Store
 from launch.reconcile import AT_ONCE, LOOK_EVERY_S, Reconciler
-from launch.store import Store
 from launch.targets import LOCAL, TargetRequest
 
 STORE = "TPU_STACK_KEEPER"

@@ -12,9 +12,10 @@ from infra.documents import Documents, DocumentsError
 from keeper.__main__ import reconcile
 from keeper.stack_store import neglected, stack_documents, store_at
 from keeper.world import World
-from launch import control_documents, runs
-from launch.control_documents import Attempt, Limits
-from launch.control_documents import Run as TargetRequest
+from launch import runs
+from launch.control import control_documents
+from launch.control.control_documents import Attempt, Limits
+from launch.control.control_documents import Run as TargetRequest
 from launch.output import printable, say, table, terminal
 from launch.request.run_environment import require_references
 from launch.runs import Run

@@ -23,9 +23,9 @@ from contracts.durations import HOUR_S
 from contracts.errors import RequestError
 from keeper.world import World
 from launch import runs
-from launch.control_documents import Run
+from launch.control.control_documents import Run
+from launch.control.store import Store
 from launch.hosts import HostError, in_thread
-from launch.store import Store
 
 LIFE_S = 6 * HOUR_S
 """For so long a notice is delivered again, at each pass, to a channel that does not take it."""

@@ -30,7 +30,7 @@ from keeper.submissions import pending
 from keeper.world import World
 from launch import launching, policy, runs
 from launch.code.bundles import Bundle, left_out_lines
-from launch.control_documents import Limits, Run, Submission
+from launch.control.control_documents import Limits, Run, Submission
 from launch.hosts import HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable, say, table, terminal

@@ -26,8 +26,8 @@ from infra.documents.lease import LeaseHeldError, LeaseLostError
 from keeper.stack_store import NOTED_EVERY_S, Stack, is_noted, stack_at
 from keeper.world import World, on
 from launch import runs
+from launch.control.store import Store
 from launch.hosts import HostError
-from launch.store import Store
 from launch.targets import Target
 
 USED = "used.json"

@@ -2,7 +2,7 @@
 
 stack.json          what its slices are made of, written by `pulumi up`: see `Stack`
 inventory.json      slices that were made again since, by name, as contracts.inventory has them
-runs/, slices/      what people want of runs and slices: see `launch.control_documents` and `launch.store`
+runs/, slices/      what people want of runs and slices: see `launch.control`
 bundles/            the code of submitted runs
 executables/        notes of training steps that were compiled for them beforehand
 leases/<slice>.json who may change a slice now: see `infra.documents.lease`
@@ -29,8 +29,8 @@ from contracts.inventory import RECORDED, SPECIFICATION, Inventory, InventoryErr
 from infra.documents import Documents
 from jobs.runtime.storage.cache import user_cache_dir
 from launch import targets
+from launch.control.store import Content, Store
 from launch.inventories import with_kept
-from launch.store import Content, Store
 from launch.targets import Target
 from launch.targets import TargetRequest as AskedFor
 

@@ -10,11 +10,11 @@ from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, Documents
 from launch.code.bundles import Bundle
 from launch.code.precompiled import DOCUMENTS as NOTES
-from launch.control_documents import Run
+from launch.control.control_documents import Run
+from launch.control.store import BUNDLES, Store
 from launch.jobs import Submitted
 from launch.request.run_environment import require_references
 from launch.request.run_request import Request
-from launch.store import BUNDLES, Store
 from launch.targets import Secret
 
 

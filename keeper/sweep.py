@@ -17,11 +17,11 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import jobs, runs
-from launch.control_documents import Run as TargetRequest
+from launch.control.control_documents import Run as TargetRequest
+from launch.control.store import Store
 from launch.output import printable, say, table, terminal
 from launch.request.run_request import Request
 from launch.runs import Run
-from launch.store import Store
 from launch.targets import Target
 
 SEED = "seed"

@@ -37,13 +37,13 @@ from keeper.gateway_login import from_here
 from keeper.stack_store import Stack, stack_at
 from launch import launching, runs, targets
 from launch.code import precompiled
-from launch.control_documents import Run
+from launch.control.control_documents import Run
+from launch.control.store import Content
 from launch.hosts import HostError, HostsError
 from launch.launching import LaunchFailed
 from launch.policy import RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import NotStartedError, RequestRefusedError, SliceLostError
 from launch.request.run_request import as_it_was, resuming, work_out
-from launch.store import Content
 from launch.targets import PresetInventory, Target
 
 if TYPE_CHECKING:

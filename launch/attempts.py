@@ -33,8 +33,9 @@ from contracts.goodput import measured
 from contracts.run_directory import Outcome, RunDirectory, State
 from contracts.run_records import MOMENT, amount
 from jobs.runtime.storage.bucket_files import files_of
-from launch import control_documents, policy
-from launch.control_documents import Run
+from launch import policy
+from launch.control import control_documents
+from launch.control.control_documents import Run
 from launch.policy import Cause, RunObserved
 
 
@@ -42,7 +43,7 @@ from launch.policy import Cause, RunObserved
 class Limits:
     """What a launch allows the attempts of its pods.
 
-    restarts: as in `launch.control_documents.Limits`; the cluster pauses before each. budget_s: seconds of all
+    restarts: as in `control_documents.Limits`; the cluster pauses before each. budget_s: seconds of all
     attempts together; budget_reason: the message when they are spent. begin_by_s: the latest start of the first
     attempt, in Unix seconds. None: no limit.
     """

@@ -187,7 +187,10 @@ def find(name: str, framework: str | None = None) -> Job:
 
 FOLDERS = ("contracts", "host", "jobs")
 """Of the checkout, in the code bundle: what a job imports, and for a pod its agent."""
-POLICY = tuple(f"launch/{name}.py" for name in ("__init__", "attempts", "control_documents", "policy"))
+POLICY = tuple(
+    f"launch/{name}.py"
+    for name in ("__init__", "attempts", "control/__init__", "control/control_documents", "policy")
+)
 """Besides these: what the first pod of a run decides by."""
 LARGEST_BYTES = 16 * 2**20
 

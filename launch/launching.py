@@ -30,11 +30,12 @@ from contracts.run_directory import RunDirectory, State
 from jobs.runtime.monitoring import metric_definitions
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, finite
 from jobs.runtime.storage.cache import user_cache_dir
-from launch import control_documents, jobs, policy, pricing, runs
+from launch import jobs, policy, pricing, runs
 from launch import plan as plans
 from launch.code import precompiled
 from launch.code.bundles import keep, left_out_lines
-from launch.control_documents import Limits
+from launch.control import control_documents
+from launch.control.control_documents import Limits
 from launch.hosts import STOP_NOW_S, HostError, HostsError
 from launch.jobs import Submitted
 from launch.output import printable

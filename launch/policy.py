@@ -18,7 +18,7 @@ from contracts.durations import spoken
 from contracts.errors import UNAVAILABLE, WRONG_REQUEST
 from contracts.inventory import is_made_again
 from contracts.run_directory import ENDED, State
-from launch.control_documents import Attempt, Outcome, Run, Slice
+from launch.control.control_documents import Attempt, Outcome, Run, Slice
 
 Presence = Literal["present", "absent", "unknown"]
 Standing = Literal["fixed", "active", "doubled", "waiting", "overdue", "lost", "absent", "unknown"]

@@ -19,9 +19,9 @@ from contracts.inventory import is_made_again
 from infra.documents import DocumentsError
 from infra.documents.lease import Lease, LeaseHeldError, LeaseLostError
 from launch import policy
-from launch.control_documents import End, Run, Slice
+from launch.control.control_documents import End, Run, Slice
+from launch.control.store import Content, Store
 from launch.policy import Action, RunObserved, Signs, SliceObserved
-from launch.store import Content, Store
 
 AT_ONCE = 8
 """Slices that are seen to at the same time."""

@@ -81,7 +81,7 @@ def rights(*, has_several_slices: bool, has_secrets: bool = False) -> list[tuple
 class Options:
     """How the pods of a run are admitted and restarted.
 
-    restarts: as in `launch.control_documents.Limits`. queue: the Kueue queue that admits the run. suspended: created
+    restarts: as in `control_documents.Limits`. queue: the Kueue queue that admits the run. suspended: created
     without starting. begin_by_s: the latest start of the first attempt, in Unix seconds; None: no limit.
     """
 

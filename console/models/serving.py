@@ -21,7 +21,7 @@ from rich.console import Console
 from console import display as displays
 from console import follow
 from console.display import Progress
-from console.models import prediction
+from console.models import answers
 from console.summary import exit_code, summary
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import ACTIVE, EXPORT, SERVING
@@ -67,7 +67,7 @@ def serve(target: Target, name: str, options: Options) -> int:
         HostsError: the host is not ready.
     """
     console = terminal()
-    run = prediction.run_that_predicts(target, name, also=(jobs.SERVER,))
+    run = answers.run_that_predicts(target, name, also=(jobs.SERVER,))
     if run.described["job"] == jobs.SERVER:
         look = target.backend.status([run]).for_run(run)
         state = runs.state_by(run, look)

@@ -20,11 +20,11 @@ from infra.documents import Documents
 from keeper.__main__ import reconcile
 from keeper.stack_store import store_at
 from keeper.world import World
-from launch import control_documents
-from launch.control_documents import Attempt, Limits, Run
+from launch.control import control_documents
+from launch.control.control_documents import Attempt, Limits, Run
+from launch.control.store import Content, Store
 from launch.hosts import HostError
 from launch.policy import Cause, RunObserved
-from launch.store import Content, Store
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, POOL, ZONE, Cloud, wanted_props
 from tests.launch.slices import NFS, make_inventory, make_slice

@@ -27,11 +27,11 @@ from infra.lifecycles import Clients, lifecycle_for, read_environment_settings
 from keeper import reclaim
 from keeper.stack_store import NOTED_EVERY_S, Stack, stack_at
 from keeper.world import World
-from launch.control_documents import End, Run
+from launch.control.control_documents import End, Run
+from launch.control.store import Store
 from launch.hosts import HostError
 from launch.inventories import with_kept
 from launch.runs import Look, RunsFolder
-from launch.store import Store
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 from tests.launch.test_pricing import MAIN

@@ -17,8 +17,8 @@ from keeper import keep_commands, queue_commands, stack_store
 from keeper.keep_commands import HandOver
 from keeper.world import World
 from launch import targets
-from launch.control_documents import Attempt, End, Limits, Run, Submission
-from launch.store import Store
+from launch.control.control_documents import Attempt, End, Limits, Run, Submission
+from launch.control.store import Store
 from tests.keeper.lab import INVENTORY
 
 QUEUED = Submission(

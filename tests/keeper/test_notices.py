@@ -12,7 +12,7 @@ from console import notify
 from console.notify import Event, Undelivered
 from contracts.inventory import SPECIFICATION
 from keeper import notices
-from launch.control_documents import Limits
+from launch.control.control_documents import Limits
 from tests.keeper import lab as labs
 from tests.keeper.lab import RUN_ID, Lab
 

@@ -27,13 +27,13 @@ from keeper.queue_commands import queue_state
 from keeper.world import FOREIGN_LIMIT_S, World
 from launch import jobs, launching, policy, runs
 from launch.code.bundles import Bundle, tar
-from launch.control_documents import Attempt, End, Run, Submission
+from launch.control.control_documents import Attempt, End, Run, Submission
+from launch.control.store import Store
 from launch.hosts import HostError, HostsError
 from launch.policy import Presence
 from launch.reconcile import NotStartedError
 from launch.request.run_request import work_out
 from launch.runs import Look
-from launch.store import Store
 from tests.launch.code.package_index import add_wheel
 from tests.launch.test_pricing import MAIN
 

@@ -18,8 +18,8 @@ from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import ABSENT, Documents
 from keeper import __main__ as main
 from keeper import reclaim
-from launch.control_documents import Attempt, Run
-from launch.store import Store
+from launch.control.control_documents import Attempt, Run
+from launch.control.store import Store
 from rehearsal.tpu_api import TpuApi
 from tests.infra.bucket import Bucket, served
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, wanted_props

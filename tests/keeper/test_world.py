@@ -21,12 +21,12 @@ from keeper import keep_commands, queue_commands
 from keeper.world import World, observed_slice
 from launch import policy
 from launch.code import precompiled
-from launch.control_documents import Run, Submission
+from launch.control.control_documents import Run, Submission
+from launch.control.store import Content
 from launch.hosts import Agent, HostError
 from launch.policy import Standing
 from launch.remote_files import HostFiles
 from launch.request.run_request import Request, work_out
-from launch.store import Content
 from launch.targets import TargetRequest
 from tests.infra.cloud_tpu.lab import ZONE, wanted_props
 from tests.keeper import lab as labs

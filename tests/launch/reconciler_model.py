@@ -16,7 +16,8 @@ from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
 from infra.documents import lease as leases
 from infra.documents.lease import Lease
 from launch import policy
-from launch.control_documents import Run
+from launch.control.control_documents import Run
+from launch.control.store import Content, Store
 from launch.policy import Cause, RunObserved, Signs, SliceObserved, Standing
 from launch.reconcile import (
     NotStartedError,
@@ -24,7 +25,6 @@ from launch.reconcile import (
     RequestRefusedError,
     SliceLostError,
 )
-from launch.store import Content, Store
 from tests.infra.cloud_tpu.lab import PowerCut
 
 START_S = 1_800_000_000.0

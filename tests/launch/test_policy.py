@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launch import policy
-from launch.control_documents import Attempt, End, Limits, Run, Slice, Submission
+from launch.control.control_documents import Attempt, End, Limits, Run, Slice, Submission
 from launch.policy import Action, RunObserved, Signs, SliceObserved, Standing
 
 NOW = 1_800_000_000.0

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from launch.control_documents import Attempt, Limits, Run
+from launch.control.control_documents import Attempt, Limits, Run
 from tests.launch.reconciler_model import Process, World
 
 

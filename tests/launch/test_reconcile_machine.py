@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from infra.documents import DocumentsError
 from infra.documents.lease import LeaseHeldError, LeaseLostError
-from launch.control_documents import Attempt, Limits, Run, Submission
+from launch.control.control_documents import Attempt, Limits, Run, Submission
 from tests.launch.reconciler_model import PowerCut, Process, World
 
 KEPT, SUBMITTED = ("kept-1", "kept-2"), ("queued-1", "queued-2", "queued-3")

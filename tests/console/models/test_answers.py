@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.local import environments
-from console.models import prediction as predicting
+from console.models import answers as predicting
 from contracts.errors import RequestError
 from launch import jobs
 from launch.hosts import HostError

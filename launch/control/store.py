@@ -21,8 +21,8 @@ from typing import Any
 from contracts import atomic
 from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, ContentError, Documents, OutageError
-from launch import control_documents
-from launch.control_documents import Run, Slice
+from launch.control import control_documents
+from launch.control.control_documents import Run, Slice
 
 RUNS, SLICES = "runs/", "slices/"
 STACK, INVENTORY = "stack.json", "inventory.json"

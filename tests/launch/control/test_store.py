@@ -8,8 +8,8 @@ import pytest
 
 from contracts.errors import RequestError
 from infra.documents import ABSENT, Documents
-from launch.control_documents import Limits, Run
-from launch.store import Store
+from launch.control.control_documents import Limits, Run
+from launch.control.store import Store
 from tests.launch.reconciler_model import Clock, Memory
 
 RUN = Run(run_id="r", stack="s", runs_url="/runs", slices=("a",), limits=Limits(attempts=3))
