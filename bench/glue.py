@@ -86,16 +86,18 @@ def _trainer(folder: Path, model: Any, steps: int, more: dict[str, Any]) -> roun
     from jobs.glue import data
     from jobs.glue.batches import Encoded
     from jobs.glue.options import learning_rate
+    from jobs.glue.pretrained import prepare
+    from jobs.glue.tokenizer import open_tokenizer
     from jobs.torch_glue.config import Config
-    from jobs.torch_glue.model import build, prepare
+    from jobs.torch_glue.model import build
 
     config = Config(model=model, steps=steps, **SETTINGS)
     dataset = data.read(config)
     beginning = prepare(config, dataset, folder, print)
     encoded = Encoded(
         dataset.train,
-        beginning.tokenizer.backend_tokenizer,
-        pad_id=beginning.tokenizer.pad_token_id,
+        open_tokenizer(beginning.tokenizer),
+        pad_id=beginning.settings["pad_token_id"],
         max_length=config.max_length,
         is_regression=False,
     )
@@ -117,7 +119,7 @@ def _trainer(folder: Path, model: Any, steps: int, more: dict[str, Any]) -> roun
             bf16=True,
             max_steps=steps,
             per_device_train_batch_size=config.batch_size,
-            learning_rate=learning_rate(config, beginning.settings.hidden_size),
+            learning_rate=learning_rate(config, beginning.settings["hidden_size"]),
             warmup_steps=round(config.warmup_share * steps),
             weight_decay=config.weight_decay,
             adam_beta2=0.98,
@@ -130,7 +132,9 @@ def _trainer(folder: Path, model: Any, steps: int, more: dict[str, Any]) -> roun
             **more,
         ),
         train_dataset=rows,
-        data_collator=transformers.DataCollatorWithPadding(beginning.tokenizer, pad_to_multiple_of=8),
+        data_collator=transformers.DataCollatorWithPadding(
+            transformers.RobertaTokenizerFast.from_pretrained(beginning.tokenizer), pad_to_multiple_of=8
+        ),
         callbacks=[Clock()],
     )
     torch.set_num_threads(len(os.sched_getaffinity(0)))

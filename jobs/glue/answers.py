@@ -6,21 +6,15 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from contracts.errors import RequestError
-from jobs.glue.data import Dataset
-from jobs.glue.options import Options
 from jobs.glue.predictions import Array, softmax
-from jobs.glue.pretrained import positions
+from jobs.glue.pretrained import KEY, positions
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, refuse_second
 from jobs.runtime.storage.model_folder import CONFIG
-
-KEY = "tpu_stack"
-"""In an export's config.json, beside what transformers reads of it: how the rows were made that it has learned from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,21 +30,16 @@ type LogitsOf = Callable[[Batch], Array]
 """Makes of a batch its (rows, classes) logits."""
 
 
-def row_settings(options: Options, dataset: Dataset) -> dict[str, Any]:
-    """What stands under KEY: whether a row is a pair of texts, and how many tokens of it the model has seen at most."""
-    return {"pairs": bool(dataset.train.texts_b), "max_length": options.max_length}
-
-
 class Classifier:
     """Tells the class of a text or a pair, with the probabilities of all classes, or its number."""
 
     task, takes = "text-classification", TEXT
 
     def __init__(self, export: Path, compute_logits: LogitsOf) -> None:
-        """logits_of: computes with the model of the export."""
+        """compute_logits: by the model of the export."""
         settings = json.loads((export / CONFIG).read_bytes())
         about = settings.get(KEY, {})  # older exports do not say
-        self._has_pairs, self._logits_of = about.get("pairs"), compute_logits
+        self._has_pairs, self._compute_logits = about.get("pairs"), compute_logits
         self._is_regression, self._pad_id = (
             settings.get("problem_type") == "regression",
             settings["pad_token_id"],
@@ -92,7 +81,7 @@ class Classifier:
             mask_BS[row, : encoded.length] = 1
             types_BS[row, : encoded.length] = encoded.values.type_ids
         batch = Batch(ids_BS=ids_BS, mask_BS=mask_BS, types_BS=types_BS)
-        return list(self._logits_of(batch)[: len(rows)])
+        return list(self._compute_logits(batch)[: len(rows)])
 
     def _best(self, logits_C: Array) -> list[Guess]:
         if self._is_regression:

@@ -45,9 +45,9 @@ class Packed:
 
     def share(self, rank: int, size: int) -> Packed:
         """The shares of one process of `size`, which take equally many."""
-        each = len(self.rows_GN) // size
+        shares = len(self.rows_GN) // size
         arrays = {name: values for name, values in vars(self).items() if name != "blocks"}
-        mine = {name: values[rank * each : (rank + 1) * each] for name, values in arrays.items()}
+        mine = {name: values[rank * shares : (rank + 1) * shares] for name, values in arrays.items()}
         return Packed(**mine, blocks=self.blocks)
 
 
@@ -61,9 +61,9 @@ class Encoded:
         tokenizer.enable_truncation(max_length)
         tokenizer.encode_special_tokens = True  # a text that speaks of </s> does not bring the token in
         texts = list(zip(rows.texts_a, rows.texts_b, strict=True)) if rows.texts_b else list(rows.texts_a)
-        told = tokenizer.encode_batch(texts)
-        self._ids = [each.ids for each in told]
-        self._types = [each.type_ids for each in told]
+        encodings = tokenizer.encode_batch(texts)
+        self._ids = [encoding.ids for encoding in encodings]
+        self._types = [encoding.type_ids for encoding in encodings]
         self._pad_id = pad_id
         self.lengths_N = np.array([len(ids) for ids in self._ids])
         self.labels_N = np.array(rows.labels, dtype=np.float32 if is_regression else np.int64)
@@ -99,15 +99,15 @@ class Encoded:
         )
 
 
-def choose_lengths(lengths_N: Array, most: int, multiple: int) -> list[int]:
-    """At most `most` lengths to pad to, multiples of `multiple`, the last as long as the longest row: those that pad
+def choose_lengths(lengths_N: Array, limit: int, multiple: int) -> list[int]:
+    """At most `limit` lengths to pad to, multiples of `multiple`, the last as long as the longest row: those that pad
     the fewest tokens, found over all ways to divide the lengths that occur."""
     needed = -(-lengths_N // multiple) * multiple
     values, counts = np.unique(needed, return_counts=True)
     total = np.concatenate([[0], np.cumsum(counts)])
     best = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf)
     cuts = []
-    for _ in range(min(most, len(values))):
+    for _ in range(min(limit, len(values))):
         # [end, begin]: the tokens of rows `begin` to `end` padded to the length of the last of them.
         cost = best[None, :] + values[:, None] * (total[1:, None] - total[None, :])
         cost[np.arange(len(values) + 1)[None, :] > np.arange(len(values))[:, None]] = np.inf
@@ -122,11 +122,11 @@ def choose_lengths(lengths_N: Array, most: int, multiple: int) -> list[int]:
     return sorted(chosen)
 
 
-def make_blocks(longest_B: Array, most: int, shares: int = 1, multiple: int = 1) -> Blocks:
-    """Blocks of at most `most` lengths for each of `shares` that are equal. longest_B: what the batch's rows are at
+def make_blocks(longest_B: Array, limit: int, shares: int = 1, multiple: int = 1) -> Blocks:
+    """Blocks of at most `limit` lengths for each of `shares` that are equal. longest_B: what the batch's rows are at
     most, in this order."""
     longest_N = longest_B.reshape(-1, shares).max(axis=1)
-    lengths = choose_lengths(longest_N, most, multiple)
+    lengths = choose_lengths(longest_N, limit, multiple)
     counts = np.bincount(np.searchsorted(lengths, longest_N), minlength=len(lengths))
     return tuple((int(count), length) for count, length in zip(counts, lengths, strict=True))
 
@@ -139,8 +139,8 @@ def row_lengths(blocks: Blocks) -> list[int]:
 def in_order(rows_N: Array, values_N: Array) -> Array:
     """The values of all held-out rows in the rows' order; those of rows that only fill a batch are left out."""
     order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
-    found: Array = values_N[order]
-    return found
+    ordered_N: Array = values_N[order]
+    return ordered_N
 
 
 def encode(options: Options, dataset: Dataset, tokenizer: Tokenizer, pad_id: int) -> tuple[Encoded, Encoded]:
@@ -255,5 +255,5 @@ class PackedBatches:
         random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
         order = random.permutation(len(self._train))[: self.steps_per_epoch * self._batch_size]
         by_length = order[np.argsort(self._train.lengths_N[order], kind="stable")]
-        found: Array = random.permuted(by_length.reshape(self._batch_size, -1), axis=1).T
-        return found
+        batches: Array = random.permuted(by_length.reshape(self._batch_size, -1), axis=1).T
+        return batches

@@ -1,17 +1,20 @@
-"""The folder of --init-from, and its checks before anything starts, without a framework."""
+"""What training begins with, without a framework: the folder of --init-from, or a tokenizer and settings of a new
+model."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.errors import RequestError
 from jobs.glue.options import SIZES, Options
-from jobs.glue.tokenizer import vocabulary_size
+from jobs.glue.tokenizer import open_tokenizer, train_tokenizer, vocabulary_size
+from jobs.runtime.storage.cache import build_once
 from jobs.runtime.storage.model_folder import (
     BYTE_LEVEL,
     CONFIG,
@@ -22,7 +25,59 @@ from jobs.runtime.storage.model_folder import (
     open_folder,
 )
 
-KINDS = ("roberta", "bert")
+if TYPE_CHECKING:
+    from jobs.glue.data import Dataset
+
+ARCHITECTURES = {"roberta": "RobertaForSequenceClassification", "bert": "BertForSequenceClassification"}
+KEY = "tpu_stack"
+"""In an export's config.json, beside what transformers reads of it: how the rows were made that it has learned from."""
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What training begins with. settings: config.json. tokenizer, weights: folders; no weights: they are drawn.
+    fingerprint: sha256 over all of it."""
+
+    settings: Mapping[str, Any]
+    tokenizer: Path
+    weights: Path | None
+    fingerprint: str
+
+
+def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:
+    """Open the folder of --init-from, or train a tokenizer.
+
+    Raises:
+        RequestError: as `open_pretrained`.
+    """
+    if config.init_from is None:
+        folder = cache_dir / "glue" / f"tokenizer-{dataset.fingerprint[:32]}"
+        build_once(folder, lambda temporary: train_tokenizer(dataset.train.texts, temporary), say=say)
+        settings = drawn_settings(config, open_tokenizer(folder).get_vocab_size())
+    else:
+        folder = open_pretrained(config, config.init_from, cache_dir, say)
+        settings = read_settings(folder)
+    if config.dropout is not None:
+        settings |= dict.fromkeys(DROPOUTS, config.dropout)
+    names = dataset.labels or ("score",)
+    settings |= {
+        "architectures": [ARCHITECTURES[settings["model_type"]]],
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+        "problem_type": "regression" if dataset.task == "regression" else "single_label_classification",
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+        KEY: {"pairs": bool(dataset.train.texts_b), "max_length": config.max_length},
+    }
+    is_drawn = config.init_from is None or config.scratch
+    return Beginning(
+        settings=settings,
+        tokenizer=folder,
+        weights=None if is_drawn else folder,
+        fingerprint=fingerprint(folder, scratch=is_drawn),
+    )
 
 
 class Limited(Protocol):
@@ -45,11 +100,11 @@ def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callabl
         kind = settings.get("model_type")
     except (ValueError, AttributeError) as error:
         raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
-    if kind not in KINDS:
+    if kind not in ARCHITECTURES:
         named = ", ".join(map(str, settings.get("architectures") or [])) or "nothing"
         raise RequestError(
             f"--init-from {source}: {CONFIG} names {named}, of the type {kind}; choose a model of the type "
-            f"{' or '.join(KINDS)}"
+            f"{' or '.join(ARCHITECTURES)}"
         )
     longest = positions(settings)
     if options.max_length > longest:
@@ -89,9 +144,10 @@ def fingerprint(folder: Path, *, scratch: bool) -> str:
 
 
 def drawn_settings(options: Options, vocab_size: int) -> dict[str, Any]:
-    """The settings of a RobertaConfig of one of SIZES, for a tokenizer that was trained here."""
+    """The config.json of a RoBERTa of one of SIZES, for a tokenizer that was trained here."""
     size = SIZES[options.model]
     return {
+        "model_type": "roberta",
         "vocab_size": vocab_size,
         "hidden_size": size["width"],
         "num_hidden_layers": size["layers"],

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from jobs.glue.options import VOCAB_SIZE
-from jobs.runtime.storage.model_folder import ADDED, PARTS, SETTINGS, TOKENIZER, WORDPIECES
+from jobs.runtime.storage.model_folder import (
+    ADDED,
+    CONFIG,
+    FILES,
+    PARTS,
+    SETTINGS,
+    TOKENIZER,
+    WEIGHTS,
+    WORDPIECES,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,6 +57,13 @@ def open_tokenizer(folder: Path) -> Tokenizer:
         ) from None
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a folder's tokenizer into another folder."""
+    for name in FILES:
+        if name not in (CONFIG, WEIGHTS) and (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
 
 
 def vocabulary_size(folder: Path) -> int:

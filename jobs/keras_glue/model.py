@@ -68,23 +68,23 @@ class PackedAttention(layers.Layer):  # type: ignore[misc]
         """(shares, queries, width)."""
         shares, heads = qkv_GTD.shape[0], self.heads
         shapes = [(rows, heads, 1 if self.is_last else length, length) for rows, length in self.blocks]
-        kept_by_block: list[Any] = [None] * len(shapes)
+        factors_by_block: list[Any] = [None] * len(shapes)
         if training and self.rate:
             pairs = [math.prod(shape) for shape in shapes]
             key = self.seed_generator.next()[None]
-            kept_GP = dropped(jnp.ones((1, shares, sum(pairs)), qkv_GTD.dtype), self.rate, key)[0]
-            kept_by_block = jnp.split(kept_GP, np.cumsum(pairs)[:-1], axis=1)
+            factors_GP = dropped(jnp.ones((1, shares, sum(pairs)), qkv_GTD.dtype), self.rate, key)[0]
+            factors_by_block = jnp.split(factors_GP, np.cumsum(pairs)[:-1], axis=1)
         ends = np.cumsum([rows * length for rows, length in self.blocks])[:-1]
         qkv_by_block, mask_by_block = (jnp.split(values, ends, axis=1) for values in (qkv_GTD, mask_GT))
         mixed = []
-        for qkv_GSD, mask_GS, kept, (rows, _, asking, length) in zip(
-            qkv_by_block, mask_by_block, kept_by_block, shapes, strict=True
+        for qkv_GSD, mask_GS, factors, (rows, _, asking, length) in zip(
+            qkv_by_block, mask_by_block, factors_by_block, shapes, strict=True
         ):
             qkv_BSHK = qkv_GSD.reshape(shares * rows, length, 3 * heads, -1)
             q_BSHK, k_BSHK, v_BSHK = jnp.split(qkv_BSHK, 3, axis=2)
             seen_B11S = mask_GS.reshape(shares * rows, 1, 1, length) > 0
-            kept_BHMS = None if kept is None else kept.reshape(shares * rows, heads, asking, length)
-            mixed_BMHK = attention(q_BSHK[:, :asking], k_BSHK, v_BSHK, seen_B11S, kept_BHMS)
+            factors_BHMS = None if factors is None else factors.reshape(shares * rows, heads, asking, length)
+            mixed_BMHK = attention(q_BSHK[:, :asking], k_BSHK, v_BSHK, seen_B11S, factors_BHMS)
             mixed.append(mixed_BMHK.reshape(shares, rows * asking, -1))
         return jnp.concatenate(mixed, axis=1)
 
@@ -102,81 +102,117 @@ def build(
     blocks: of packed rows. Inputs are (shares, tokens) then, "places" among them, and the output (shares, rows, …).
     shared: a model whose layers, and so its weights, this one has too.
     """
-    dense_kind, dropout_kind = (layers.Dense, layers.Dropout) if blocks is None else (FastDense, FastDropout)
-    width, heads = settings["hidden_size"], settings["num_attention_heads"]
-    is_roberta, types = settings["model_type"] == "roberta", settings.get("type_vocab_size", 2)
-    dropout = settings.get("hidden_dropout_prob", 0.1)
-    attention_dropout = settings.get("attention_probs_dropout_prob", 0.1)
-    head_dropout = settings.get("classifier_dropout")
-    head_dropout = dropout if head_dropout is None else head_dropout
-    epsilon = settings.get("layer_norm_eps", 1e-12)
-    stddev = settings.get("initializer_range", 0.02)
-
-    def layer(kind: type[layers.Layer], name: str, *args: Any, **more: Any) -> layers.Layer:
-        return shared.get_layer(name) if shared is not None else kind(*args, name=name, **more)
-
-    def drawn() -> keras.Initializer:
-        return keras.initializers.RandomNormal(stddev=stddev)
-
-    def dense(x: Any, units: int, name: str, **more: Any) -> Any:
-        return layer(dense_kind, name, units, kernel_initializer=drawn(), **more)(x)
-
-    def embedding(x: Any, size: int, name: str) -> Any:
-        return layer(layers.Embedding, name, size, width, embeddings_initializer=drawn())(x)
-
-    def norm(x: Any, name: str) -> Any:
-        return layer(layers.LayerNormalization, name, epsilon=epsilon)(x)
-
-    def by_head(x: Any) -> Any:
-        return layers.Reshape((-1, heads, width // heads))(x)
-
     tokens = None if blocks is None else sum(row_lengths(blocks))
     names = input_names(settings, is_packed=blocks is not None)
     inputs = {name: keras.Input((tokens,), dtype="int32", name=name) for name in names}
-    ids_BS, mask_BS = inputs["ids"], inputs["mask"]
-    types_BS = inputs["types"] if types > 1 else ops.zeros_like(ids_BS)
-    pad_id = settings.get("pad_token_id", 1)
-    if blocks is not None:
-        places_BS = inputs["places"]
-        positions_BS = (places_BS + 1) * mask_BS + pad_id if is_roberta else places_BS
-    elif is_roberta:  # it counts from the padding token's id + 1 on, and padding is all of one position
-        real_BS = ops.cast(ops.not_equal(ids_BS, pad_id), "int32")
-        positions_BS = ops.cumsum(real_BS, axis=1) * real_BS + pad_id
-    else:
-        positions_BS = ops.cumsum(ops.ones_like(ids_BS), axis=1) - 1
-    x_BSD = embedding(ids_BS, settings["vocab_size"], "words") + embedding(types_BS, types, "types_of_tokens")
-    x_BSD = x_BSD + embedding(positions_BS, settings["max_position_embeddings"], "positions")
-    x_BSD = dropout_kind(dropout)(norm(x_BSD, "embeddings_norm"))
-    unseen_B11S = (1.0 - ops.cast(mask_BS, "float32")[:, None, None, :]) * MASKED
+    encoder = _Encoder(settings, blocks, shared)
+    x_BSD = encoder.embed(inputs)
     for index in range(settings["num_hidden_layers"]):
-        prefix = f"layer_{index}"
-        qkv_BSD = dense(x_BSD, 3 * width, f"{prefix}_qkv")
-        is_last = index == settings["num_hidden_layers"] - 1
-        if blocks is not None:
-            seen_BSD = PackedAttention(blocks, heads, attention_dropout, is_last=is_last)(qkv_BSD, mask_BS)
-            begins_B = np.cumsum([0, *row_lengths(blocks)])[:-1]
-            x_BSD = ops.take(x_BSD, begins_B, axis=1) if is_last else x_BSD
+        x_BSD = encoder.layer(x_BSD, inputs["mask"], index)
+    return kind(inputs, encoder.classify(x_BSD), name=settings["model_type"])
+
+
+class _Encoder:
+    """The parts of the model, of layers that are made here or taken from `shared`."""
+
+    def __init__(self, settings: Settings, blocks: Blocks | None, shared: keras.Model | None) -> None:
+        self.settings, self.blocks, self.shared = settings, blocks, shared
+        self.width, self.heads = settings["hidden_size"], settings["num_attention_heads"]
+        self.is_roberta = settings["model_type"] == "roberta"
+        self.dropout = settings.get("hidden_dropout_prob", 0.1)
+        self.attention_dropout = settings.get("attention_probs_dropout_prob", 0.1)
+
+    def embed(self, inputs: Mapping[str, Any]) -> Any:
+        ids_BS, mask_BS, types = inputs["ids"], inputs["mask"], self.settings.get("type_vocab_size", 2)
+        types_BS = inputs["types"] if types > 1 else ops.zeros_like(ids_BS)
+        pad_id = self.settings.get("pad_token_id", 1)
+        if self.blocks is not None:
+            places_BS = inputs["places"]
+            positions_BS = (places_BS + 1) * mask_BS + pad_id if self.is_roberta else places_BS
+        elif (
+            self.is_roberta
+        ):  # it counts from the padding token's id + 1 on, and padding is all of one position
+            real_BS = ops.cast(ops.not_equal(ids_BS, pad_id), "int32")
+            positions_BS = ops.cumsum(real_BS, axis=1) * real_BS + pad_id
         else:
-            q_BSHK, k_BTHK, v_BTHK = map(by_head, ops.split(qkv_BSD, 3, axis=-1))
-            if is_last:  # the head reads the first tokens only
-                q_BSHK, x_BSD = q_BSHK[:, :1], x_BSD[:, :1]
-            scores_BHST = ops.einsum("bshk,bthk->bhst", q_BSHK, k_BTHK) * (width // heads) ** -0.5
-            shares_BHST = ops.softmax(ops.cast(scores_BHST, "float32") + unseen_B11S)
-            shares_BHST = layers.Dropout(attention_dropout)(shares_BHST)
-            shares_BHST = ops.cast(shares_BHST, keras.config.dtype_policy().compute_dtype)
-            seen_BSD = layers.Reshape((-1, width))(ops.einsum("bhst,bthk->bshk", shares_BHST, v_BTHK))
-        out_BSD = dense(seen_BSD, width, f"{prefix}_attention_out")
-        x_BSD = norm(x_BSD + dropout_kind(dropout)(out_BSD), f"{prefix}_attention_norm")
-        activation = ACTIVATIONS[settings.get("hidden_act", "gelu")]
-        inner_BSF = dense(x_BSD, settings["intermediate_size"], f"{prefix}_in", activation=activation)
-        out_BSD = dense(inner_BSF, width, f"{prefix}_out")
-        x_BSD = norm(x_BSD + dropout_kind(dropout)(out_BSD), f"{prefix}_norm")
-    first_BD = x_BSD[:, 0] if blocks is None else x_BSD
-    if is_roberta:
-        first_BD = dropout_kind(head_dropout)(first_BD)
-    first_BD = dropout_kind(head_dropout)(dense(first_BD, width, "head_dense", activation="tanh"))
-    logits_BC = dense(first_BD, len(settings["id2label"]), "head_out", dtype="float32")
-    return kind(inputs, logits_BC, name=settings["model_type"])
+            positions_BS = ops.cumsum(ops.ones_like(ids_BS), axis=1) - 1
+        x_BSD = self._embedding(ids_BS, self.settings["vocab_size"], "words")
+        x_BSD = x_BSD + self._embedding(types_BS, types, "types_of_tokens")
+        x_BSD = x_BSD + self._embedding(positions_BS, self.settings["max_position_embeddings"], "positions")
+        return self._dropout(self.dropout)(self._norm(x_BSD, "embeddings_norm"))
+
+    def layer(self, x_BSD: Any, mask_BS: Any, index: int) -> Any:
+        """Of the last layer, which the head reads, the rows' first tokens only."""
+        prefix = f"layer_{index}"
+        qkv_BSD = self._dense(x_BSD, 3 * self.width, f"{prefix}_qkv")
+        if self.blocks is None:
+            seen_BSD, x_BSD = self._attend(qkv_BSD, mask_BS, x_BSD, index)
+        else:
+            seen_BSD, x_BSD = self._attend_packed(qkv_BSD, mask_BS, x_BSD, index)
+        out_BSD = self._dense(seen_BSD, self.width, f"{prefix}_attention_out")
+        x_BSD = self._norm(x_BSD + self._dropout(self.dropout)(out_BSD), f"{prefix}_attention_norm")
+        activation = ACTIVATIONS[self.settings.get("hidden_act", "gelu")]
+        inner_BSF = self._dense(
+            x_BSD, self.settings["intermediate_size"], f"{prefix}_in", activation=activation
+        )
+        out_BSD = self._dense(inner_BSF, self.width, f"{prefix}_out")
+        return self._norm(x_BSD + self._dropout(self.dropout)(out_BSD), f"{prefix}_norm")
+
+    def classify(self, x_BSD: Any) -> Any:
+        dropout = self.settings.get("classifier_dropout")
+        dropout = self.dropout if dropout is None else dropout
+        first_BD = x_BSD[:, 0] if self.blocks is None else x_BSD
+        if self.is_roberta:
+            first_BD = self._dropout(dropout)(first_BD)
+        first_BD = self._dropout(dropout)(self._dense(first_BD, self.width, "head_dense", activation="tanh"))
+        return self._dense(first_BD, len(self.settings["id2label"]), "head_out", dtype="float32")
+
+    def _attend(self, qkv_BSD: Any, mask_BS: Any, x_BSD: Any, index: int) -> tuple[Any, Any]:
+        """The result of attention, and x at the tokens that it is of."""
+        by_head = (-1, self.heads, self.width // self.heads)
+        q_BSHK, k_BTHK, v_BTHK = (layers.Reshape(by_head)(part) for part in ops.split(qkv_BSD, 3, axis=-1))
+        if self._is_last(index):
+            q_BSHK, x_BSD = q_BSHK[:, :1], x_BSD[:, :1]
+        unseen_B11S = (1.0 - ops.cast(mask_BS, "float32")[:, None, None, :]) * MASKED
+        scores_BHST = ops.einsum("bshk,bthk->bhst", q_BSHK, k_BTHK) * by_head[-1] ** -0.5
+        shares_BHST = ops.softmax(ops.cast(scores_BHST, "float32") + unseen_B11S)
+        shares_BHST = layers.Dropout(self.attention_dropout)(shares_BHST)
+        shares_BHST = ops.cast(shares_BHST, keras.config.dtype_policy().compute_dtype)
+        return layers.Reshape((-1, self.width))(ops.einsum("bhst,bthk->bshk", shares_BHST, v_BTHK)), x_BSD
+
+    def _attend_packed(self, qkv_GTD: Any, mask_GT: Any, x_GTD: Any, index: int) -> tuple[Any, Any]:
+        """As `_attend`, of packed rows."""
+        assert self.blocks is not None
+        is_last = self._is_last(index)
+        attention_layer = PackedAttention(self.blocks, self.heads, self.attention_dropout, is_last=is_last)
+        if is_last:
+            x_GTD = ops.take(x_GTD, np.cumsum([0, *row_lengths(self.blocks)])[:-1], axis=1)
+        return attention_layer(qkv_GTD, mask_GT), x_GTD
+
+    def _is_last(self, index: int) -> bool:
+        return bool(index == self.settings["num_hidden_layers"] - 1)
+
+    def _dense(self, x: Any, units: int, name: str, **options: Any) -> Any:
+        kind = layers.Dense if self.blocks is None else FastDense
+        return self._get(kind, name, units, kernel_initializer=self._initializer(), **options)(x)
+
+    def _embedding(self, x: Any, size: int, name: str) -> Any:
+        return self._get(
+            layers.Embedding, name, size, self.width, embeddings_initializer=self._initializer()
+        )(x)
+
+    def _norm(self, x: Any, name: str) -> Any:
+        epsilon = self.settings.get("layer_norm_eps", 1e-12)
+        return self._get(layers.LayerNormalization, name, epsilon=epsilon)(x)
+
+    def _dropout(self, rate: float) -> layers.Layer:
+        return (layers.Dropout if self.blocks is None else FastDropout)(rate)
+
+    def _get(self, kind: type[layers.Layer], name: str, *arguments: Any, **options: Any) -> layers.Layer:
+        return kind(*arguments, name=name, **options) if self.shared is None else self.shared.get_layer(name)
+
+    def _initializer(self) -> keras.Initializer:
+        return keras.initializers.RandomNormal(stddev=self.settings.get("initializer_range", 0.02))
 
 
 def input_names(settings: Settings, *, is_packed: bool = False) -> tuple[str, ...]:

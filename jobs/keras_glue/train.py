@@ -10,7 +10,6 @@ import itertools
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,9 +19,10 @@ import optax
 from keras import ops
 
 from contracts.errors import RequestError
-from jobs.glue import data, predictions
+from jobs.glue import data, predictions, training
 from jobs.glue.batches import MULTIPLE, Blocks, Packed, PackedBatches, in_order, pack_batches
 from jobs.glue.options import learning_rate, scheduled
+from jobs.glue.pretrained import Beginning
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
@@ -48,71 +48,56 @@ def train(run: Run, config: Config) -> Final:
     wrong = problems(config, devices=jax.device_count())
     if wrong:
         raise RequestError("; ".join(wrong))
-    run.prepare(f"reading {config.data}")
-    dataset = data.read(config)
-    distributed.agree(f"--data {config.data}", dataset.fingerprint, run.prepare)
-    for text in dataset.warnings:
-        run.warn(text)
-    beginning = export.prepare(config, dataset, Path(run.environment.cache_dir), run.prepare)
-    distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint, run.prepare)
-    training = Training(run, config, dataset, beginning)
-    batches = training.batches
+    dataset, beginning = training.open_inputs(run, config, export.prepare, distributed.agree)
+    task = Task(run, config, dataset, beginning)
+    batches = task.batches
     run.decide(
-        {
-            **vars(config),
-            "steps": training.steps,
-            "eval_every": training.eval_every,
-            "learning_rate": training.peak_rate,
-            "dtype": training.dtype,
-            "padded_to": batches.lengths,
-            "labels": list(dataset.labels),
-        }
+        training.settings(
+            config,
+            dataset,
+            batches,
+            steps=task.steps,
+            eval_every=task.eval_every,
+            learning_rate=task.peak_rate,
+            dtype=task.dtype,
+        )
     )
-    parameters = training.model.count_params()
+    parameters = task.model.count_params()
     run.say(
-        f"{parameters:,} parameters on {jax.device_count()} × {jax.devices()[0].device_kind}, in {training.dtype}; "
+        f"{parameters:,} parameters on {jax.device_count()} × {jax.devices()[0].device_kind}, in {task.dtype}; "
         f"{batches.described()}"
     )
     loop = Loop(
         run=run,
-        checkpoints=Checkpoints(run, training, keep_last=config.keep_checkpoints),
-        steps=training.steps,
+        checkpoints=Checkpoints(run, task, keep_last=config.keep_checkpoints),
+        steps=task.steps,
         unit="rows",
         per_step=config.batch_size,
         flops_per_step=round(6 * parameters * batches.tokens_per_step),
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        score=training.score,
+        score=task.score,
         headline="eval_score",
-        eval_every=training.eval_every,
+        eval_every=task.eval_every,
         patience=config.patience,
         profile=config.profile,
         tracer=Tracer(),
-        wait=lambda: jax.block_until_ready(training.tree),
-        read=training.numbers,
+        wait=lambda: jax.block_until_ready(task.tree),
+        read=task.numbers,
         notes={"began_from": beginning.fingerprint},
     )
     if notes := loop.resume():
         require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
-    training.warm_up()
+    task.warm_up()
     loop.start()
     if not loop.is_over:
-        training.fit(loop)
+        task.fit(loop)
 
-    final = loop.finish(best=config.best)
-    warning = predictions.no_better_than_chance(dataset, final)
-    if warning is not None:
-        run.warn(warning)
+    final = training.conclude(run, config, loop, dataset, batches)
     if run.environment.is_first:
-        export.write(run.directory, training.model, beginning)
-        predictions.write_predictions(run.directory, dataset, training.logits_NC)
-    return {
-        **final,
-        "baseline": dataset.baseline,
-        "best_step": loop.best_step,
-        "exported_step": loop.exported_step,
-        "padding": round(batches.padding, 4),
-    }
+        export.write(run.directory, task.model, beginning)
+        predictions.write_predictions(run.directory, dataset, task.logits_NC)
+    return final
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -225,7 +210,7 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
 
 
 def pack(
-    config: Config, dataset: data.Dataset, beginning: export.Beginning, devices: int, platform: str
+    config: Config, dataset: data.Dataset, beginning: Beginning, devices: int, platform: str
 ) -> PackedBatches:
     """The packed rows, a share for each device."""
     return pack_batches(
@@ -248,22 +233,22 @@ def placed_rows(batch: Packed, settings: model.Settings, *, is_regression: bool)
 class Steps(keras.utils.PyDataset):  # type: ignore[misc]
     """This process's rows of the steps that an attempt takes."""
 
-    def __init__(self, training: Training, loop: Loop) -> None:
+    def __init__(self, task: Task, loop: Loop) -> None:
         super().__init__()
-        self._training, self._loop, self._done = training, loop, loop.done
+        self._task, self._loop, self._done = task, loop, loop.done
 
     def __len__(self) -> int:
         return self._loop.steps - self._done
 
     def __getitem__(self, index: int) -> Any:
         with self._loop.input():
-            return self._training.placed(self._training.batches.step(self._done + index + 1))
+            return self._task.placed(self._task.batches.step(self._done + index + 1))
 
 
-class Training:
+class Task:
     """One process's part of a training: the rows, the model and its optimizer, its fit and its evaluation."""
 
-    def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: export.Beginning) -> None:
+    def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: Beginning) -> None:
         self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
         self.settings = beginning.settings
         self.is_regression = dataset.task == "regression"
@@ -375,6 +360,6 @@ class Training:
             rows.append(batch.rows_GN)
             self.run.heartbeat.tick()
         self.logits_NC = in_order(
-            *(np.concatenate(each).reshape(-1, *each[0].shape[2:]) for each in (rows, logits))
+            *(np.concatenate(parts).reshape(-1, *parts[0].shape[2:]) for parts in (rows, logits))
         )
         return predictions.evaluation(self.dataset, self.logits_NC)

@@ -16,7 +16,7 @@ import torch
 
 from jobs.glue.batches import Array, Blocks, make_blocks, row_lengths
 
-MOST_BLOCKS = 8
+MOST_BLOCKS = 5
 """That rows are gathered into. More of them would pad fewer scores, and have more operations."""
 
 type Tensors = list[torch.Tensor]
@@ -62,10 +62,10 @@ def make_plan(blocks: Blocks, heads: int, *, is_last: bool) -> Plan:
         output_RHM = query_RM[:, None] * heads + by_head_H1
         query_RHM = output_RHM if is_last else key_RHS - first_key
         outputs.append(output_RHM.ravel())
-        for part, of_block in zip(gather, (query_RHM, key_RHS, key_RHS + heads), strict=True):
-            part.append(of_block.ravel())
-        for part, of_block in zip(are_real, (is_query_RM, is_token_RS, is_token_RS), strict=True):
-            part.append(np.repeat(of_block[:, None], heads, axis=1).ravel())
+        for part, block_indices in zip(gather, (query_RHM, key_RHS, key_RHS + heads), strict=True):
+            part.append(block_indices.ravel())
+        for part, block_indices in zip(are_real, (is_query_RM, is_token_RS, is_token_RS), strict=True):
+            part.append(np.repeat(block_indices[:, None], heads, axis=1).ravel())
         scores = count, heads, query_RM.shape[1], length
         key_RS = np.where(is_token_RS, token_RS, tokens)
         keys.append(np.broadcast_to(key_RS[:, None, None], scores).ravel())
@@ -132,30 +132,30 @@ def _attend_backward(
     indices: list[torch.Tensor],
     sizes: list[int],
 ) -> torch.Tensor:
-    """The gradient of the source."""
+    """The gradient of the source. d_x: the gradient of x."""
     _, scatter, outputs, _, fill = indices
-    of_mixed_QK = gradient_XK.index_select(0, outputs).index_fill_(0, fill, 0)
-    of_mixed = _vectors(of_mixed_QK, sizes, 1)
+    d_mixed_QK = gradient_XK.index_select(0, outputs).index_fill_(0, fill, 0)
+    d_mixed = _vectors(d_mixed_QK, sizes, 1)
     queries, keys, values = _parts(laid_out_LK, len(outputs), sizes)
-    of_laid_out_LK, of_mixing_P = torch.empty_like(laid_out_LK), laid_out_LK.new_empty(len(shares_P))
-    of_queries, of_keys, of_values = _parts(of_laid_out_LK, len(outputs), sizes)
-    mixing, of_mixing = (
-        _pairs(each_P, sizes) for each_P in (_times(shares_P, kept_P, laid_out_LK.dtype), of_mixing_P)
+    d_laid_out_LK, d_mixing_P = torch.empty_like(laid_out_LK), laid_out_LK.new_empty(len(shares_P))
+    d_queries, d_keys, d_values = _parts(d_laid_out_LK, len(outputs), sizes)
+    mixing, d_mixing = (
+        _pairs(each_P, sizes) for each_P in (_times(shares_P, kept_P, laid_out_LK.dtype), d_mixing_P)
     )
-    for block, of_mix in enumerate(of_mixed):
-        torch.bmm(mixing[block].mT, of_mix, out=of_values[block])
-        torch.bmm(of_mix, values[block].mT, out=of_mixing[block])
-    of_shares_P = _times(of_mixing_P, kept_P, shares_P.dtype)
-    of_scores_P = torch.empty_like(of_shares_P)
-    for of_shares, shares, of_scores in zip(
-        *(_pairs(each_P, sizes) for each_P in (of_shares_P, shares_P, of_scores_P)), strict=True
+    for block, d_mix in enumerate(d_mixed):
+        torch.bmm(mixing[block].mT, d_mix, out=d_values[block])
+        torch.bmm(d_mix, values[block].mT, out=d_mixing[block])
+    d_shares_P = _times(d_mixing_P, kept_P, shares_P.dtype)
+    d_scores_P = torch.empty_like(d_shares_P)
+    for d_shares, shares, d_scores in zip(
+        *(_pairs(each_P, sizes) for each_P in (d_shares_P, shares_P, d_scores_P)), strict=True
     ):
-        torch.ops.aten._softmax_backward_data.out(of_shares, shares, -1, shares.dtype, grad_input=of_scores)
-    for block, of_scores in enumerate(_pairs(of_scores_P.to(laid_out_LK.dtype), sizes)):
-        torch.bmm(of_scores, keys[block], out=of_queries[block])
-        torch.bmm(of_scores.mT, queries[block], out=of_keys[block])
-    of_laid_out_LK[: len(outputs)] *= laid_out_LK.shape[1] ** -0.5
-    return of_laid_out_LK.index_select(0, scatter)
+        torch.ops.aten._softmax_backward_data.out(d_shares, shares, -1, shares.dtype, grad_input=d_scores)
+    for block, d_scores in enumerate(_pairs(d_scores_P.to(laid_out_LK.dtype), sizes)):
+        torch.bmm(d_scores, keys[block], out=d_queries[block])
+        torch.bmm(d_scores.mT, queries[block], out=d_keys[block])
+    d_laid_out_LK[: len(outputs)] *= laid_out_LK.shape[1] ** -0.5
+    return d_laid_out_LK.index_select(0, scatter)
 
 
 def _times(values_P: torch.Tensor, kept_P: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -174,13 +174,13 @@ def _pairs(flat_P: torch.Tensor, sizes: list[int]) -> Tensors:
 
 def _parts(flat_LK: torch.Tensor, queries: int, sizes: list[int]) -> tuple[Tensors, Tensors, Tensors]:
     """The queries, keys and values of a layout, by block."""
-    of_queries, of_keys, of_values = flat_LK.split([queries, *2 * [(len(flat_LK) - queries) // 2]])
-    return _vectors(of_queries, sizes, 1), _vectors(of_keys, sizes, 2), _vectors(of_values, sizes, 2)
+    parts = flat_LK.split([queries, *2 * [(len(flat_LK) - queries) // 2]])
+    return _vectors(parts[0], sizes, 1), _vectors(parts[1], sizes, 2), _vectors(parts[2], sizes, 2)
 
 
-def _vectors(flat_LK: torch.Tensor, sizes: list[int], of_size: int) -> Tensors:
+def _vectors(flat_LK: torch.Tensor, sizes: list[int], size_index: int) -> Tensors:
     """By block, (rows times heads, positions, head width)."""
-    counts = list(zip(sizes[::3], sizes[of_size::3], strict=True))
+    counts = list(zip(sizes[::3], sizes[size_index::3], strict=True))
     parts = flat_LK.split([*map(math.prod, counts)])
     return [part.view(*count, -1) for part, count in zip(parts, counts, strict=True)]
 
@@ -193,8 +193,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 def _backward(ctx: Any, gradient_XK: torch.Tensor, *_: None) -> tuple[Any, ...]:
     laid_out_LK, shares_P, kept_P, *indices = ctx.saved_tensors
-    of_source = _attend_backward(gradient_XK, laid_out_LK, shares_P, kept_P, indices, ctx.sizes)
-    return of_source, None, None, [None] * len(indices), None
+    d_source = _attend_backward(gradient_XK, laid_out_LK, shares_P, kept_P, indices, ctx.sizes)
+    return d_source, None, None, [None] * len(indices), None
 
 
 _attend.register_autograd(_backward, setup_context=_save)

@@ -42,18 +42,18 @@ class Noise:
         """What to multiply so many values by: 0 for those that are dropped."""
         assert self._left_N is not None
         numbers_N, self._left_N = self._left_N[:values], self._left_N[values:]
-        least = round(rate * 2**16) - 2**15
+        threshold = round(rate * 2**16) - 2**15
         if torch.compiler.is_compiling():
-            kept_N = numbers_N >= least
+            kept_N = numbers_N >= threshold
         else:
-            kept_N = torch.ge(numbers_N, least, out=torch.empty_like(numbers_N, dtype=dtype))
+            kept_N = torch.ge(numbers_N, threshold, out=torch.empty_like(numbers_N, dtype=dtype))
         return kept_N.to(dtype) * (1 / (1 - rate))
 
 
 def draw(numbers: int) -> torch.Tensor:
     """So many numbers for `Noise`, by the seed that torch has been given: NumPy draws them in half the time."""
-    words = np.random.SFC64(torch.initial_seed()).random_raw(-(-numbers // WORD))
-    return torch.from_numpy(words.view(np.int16))
+    raw = np.random.SFC64(torch.initial_seed()).random_raw(-(-numbers // WORD))
+    return torch.from_numpy(raw.view(np.int16))
 
 
 class Encoder(torch.nn.Module):  # type: ignore[misc]
@@ -71,10 +71,10 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]
         config = self.model.config
         rows, tokens = sum(rows for rows, _ in blocks), sum(rows * length for rows, length in blocks)
         layers, width = int(config.num_hidden_layers), int(config.hidden_size)
-        of_pairs, of_first = (len(plan.keys) for plan in self.plans(blocks))
-        of_all_tokens = tokens * width + (layers - 1) * (2 * tokens * width + of_pairs)
-        of_first_tokens = of_first + 4 * rows * width  # of the last layer, and of the head
-        return of_all_tokens + of_first_tokens
+        pairs, first_pairs = (len(plan.keys) for plan in self.plans(blocks))
+        all_tokens = tokens * width + (layers - 1) * (2 * tokens * width + pairs)
+        first_tokens = first_pairs + 4 * rows * width  # of the last layer, and of the head
+        return all_tokens + first_tokens
 
     def plans(self, blocks: Blocks) -> tuple[attention.Plan, attention.Plan]:
         """How a CPU's attention lays out the rows: in all layers, and in the last."""
@@ -113,14 +113,14 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]
         rows = Rows(batch["begins"], blocks, unseen_T, batch.get("plans"))
         for layer in base.encoder.layer:
             x_TD = layer(x_TD, rows, noise)
-        of_head = dropout if config.classifier_dropout is None else config.classifier_dropout
+        head_dropout = dropout if config.classifier_dropout is None else config.classifier_dropout
         if config.model_type == "roberta":
             head = model.classifier
-            first_BD = torch.tanh(head.dense(noise.drop(x_TD, of_head, self.training)))
-            logits_BC: torch.Tensor = head.out_proj(noise.drop(first_BD, of_head, self.training))
+            first_BD = torch.tanh(head.dense(noise.drop(x_TD, head_dropout, self.training)))
+            logits_BC: torch.Tensor = head.out_proj(noise.drop(first_BD, head_dropout, self.training))
         else:
             first_BD = base.pooler.activation(base.pooler.dense(x_TD))
-            logits_BC = model.classifier(noise.drop(first_BD, of_head, self.training))
+            logits_BC = model.classifier(noise.drop(first_BD, head_dropout, self.training))
         return logits_BC
 
 
@@ -145,35 +145,35 @@ class Rows:
 
 def _layer(layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noise) -> torch.Tensor:
     """A layer over all tokens, or the last one at the first token of each row."""
-    of, out, rate = layer.attention.self, layer.attention.output, layer.output.dropout.p
-    maps = of.query, of.key, of.value
+    heads, out, rate = layer.attention.self, layer.attention.output, layer.output.dropout.p
+    maps = heads.query, heads.key, heads.value
     if is_last:
-        of_all = functional.linear(x_TD, *_joined(maps[1:]))
+        qkv_TX = functional.linear(x_TD, *_joined(maps[1:]))
         x_TD = rows.first_tokens(x_TD)
-        q_MD, (k_TD, v_TD) = of.query(x_TD), of_all.chunk(2, 1)
+        q_MD, (k_TD, v_TD) = heads.query(x_TD), qkv_TX.chunk(2, 1)
     else:
-        q_MD, k_TD, v_TD = (of_all := functional.linear(x_TD, *_joined(maps))).chunk(3, 1)
-    dropout = of.dropout.p if layer.training else 0.0
+        q_MD, k_TD, v_TD = (qkv_TX := functional.linear(x_TD, *_joined(maps))).chunk(3, 1)
+    dropout = heads.dropout.p if layer.training else 0.0
     if rows.plans is None:
-        seen_MD = attend(q_MD, k_TD, v_TD, rows, of.attention_head_size, dropout)
+        seen_MD = attend(q_MD, k_TD, v_TD, rows, heads.attention_head_size, dropout)
     else:
         plan = rows.plans[is_last]
-        vectors_XK = of_all.view(-1, of.attention_head_size)
+        vectors_XK = qkv_TX.view(-1, heads.attention_head_size)
         if is_last:
-            vectors_XK = torch.cat([q_MD.view(-1, of.attention_head_size), vectors_XK])
+            vectors_XK = torch.cat([q_MD.view(-1, heads.attention_head_size), vectors_XK])
         kept_P = noise.keep(len(plan.keys), dropout, q_MD.dtype) if dropout else None
         seen_MD = attention.attend(vectors_XK, rows.unseen[is_last], kept_P, plan).view_as(q_MD)
     x_MD = out.LayerNorm(noise.drop(out.dense(seen_MD), rate, layer.training) + x_TD)
     inner_MF = layer.intermediate(x_MD)
-    found: torch.Tensor = layer.output.LayerNorm(
+    output_MD: torch.Tensor = layer.output.LayerNorm(
         noise.drop(layer.output.dense(inner_MF), rate, layer.training) + x_MD
     )
-    return found
+    return output_MD
 
 
 def _joined(maps: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight and bias of one map to the outputs of all of them."""
-    return torch.cat([each.weight for each in maps]), torch.cat([each.bias for each in maps])
+    return torch.cat([linear.weight for linear in maps]), torch.cat([linear.bias for linear in maps])
 
 
 def split(x_TD: torch.Tensor, blocks: Blocks) -> list[torch.Tensor]:
@@ -188,7 +188,7 @@ def attend(
     """Attention within each row, for all of its tokens or for the first one of each."""
     blocks, by_head = rows.blocks, (-1, head_width)
     asking = blocks if len(q_MD) == len(k_TD) else tuple((rows, 1) for rows, _ in blocks)
-    found = []
+    mixed = []
     for q_BMD, k_BSD, v_BSD, unseen_BS in zip(
         split(q_MD, asking),
         split(k_TD, blocks),
@@ -200,5 +200,5 @@ def attend(
         seen_BHMK = functional.scaled_dot_product_attention(
             q_BHMK, k_BHSK, v_BHSK, attn_mask=unseen_BS[:, None, None].to(q_BHMK.dtype), dropout_p=dropout
         )
-        found.append(seen_BHMK.transpose(1, 2).flatten(2).flatten(0, 1))
-    return torch.cat(found)
+        mixed.append(seen_BHMK.transpose(1, 2).flatten(2).flatten(0, 1))
+    return torch.cat(mixed)

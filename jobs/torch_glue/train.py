@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from contracts.errors import RequestError
-from jobs.glue import data, predictions
+from jobs.glue import data, predictions, training
 from jobs.glue.batches import MULTIPLE, Packed, in_order, pack_batches
 from jobs.glue.options import learning_rate, problems, scheduled
+from jobs.glue.pretrained import Beginning, prepare
+from jobs.glue.tokenizer import open_tokenizer
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.loop import Loop
@@ -42,75 +43,60 @@ def train(run: Run, config: Config) -> Final:
         wrong.append("--fsdp: works with --framework pytorch, and not with pytorch_xla")
     if wrong:
         raise RequestError("; ".join(wrong))
-    run.prepare(f"reading {config.data}")
-    dataset = data.read(config)
-    distributed.agree(f"--data {config.data}", dataset.fingerprint, run.prepare)
-    for text in dataset.warnings:
-        run.warn(text)
-    beginning = model.prepare(config, dataset, Path(run.environment.cache_dir), run.prepare)
-    distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint, run.prepare)
-    training = Training(run, config, dataset, beginning)
-    batches = training.batches
+    dataset, beginning = training.open_inputs(run, config, prepare, distributed.agree)
+    task = Task(run, config, dataset, beginning)
+    batches = task.batches
     run.decide(
-        {
-            **vars(config),
-            "steps": training.steps,
-            "eval_every": config.eval_every or batches.steps_per_epoch,
-            "learning_rate": training.peak_rate,
-            "dtype": training.dtype_name,
-            "compile": "yes" if training.is_compiled else "no",
-            "padded_to": batches.lengths,
-            "labels": list(dataset.labels),
-        }
+        training.settings(
+            config,
+            dataset,
+            batches,
+            steps=task.steps,
+            eval_every=config.eval_every or batches.steps_per_epoch,
+            learning_rate=task.peak_rate,
+            dtype=task.dtype_name,
+            compile="yes" if task.is_compiled else "no",
+        )
     )
     run.say(
-        f"{training.parameters:,} parameters on {distributed.size()} × {training.device.hardware}, in "
-        f"{training.dtype_name}{', compiled' if training.is_compiled else ''}; {batches.described()}"
+        f"{task.parameters:,} parameters on {distributed.size()} × {task.device.hardware}, in "
+        f"{task.dtype_name}{', compiled' if task.is_compiled else ''}; {batches.described()}"
     )
-    state = State(training.model, training.optimizer)
+    state = State(task.model, task.optimizer)
     loop = Loop(
         run=run,
         checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
-        steps=training.steps,
+        steps=task.steps,
         unit="rows",
         per_step=config.batch_size,
-        flops_per_step=6 * training.parameters * batches.tokens_per_step,
+        flops_per_step=6 * task.parameters * batches.tokens_per_step,
         checkpoint_every=config.checkpoint_every,
         log_every=config.log_every,
-        score=training.score,
+        score=task.score,
         headline="eval_score",
         eval_every=config.eval_every or batches.steps_per_epoch,
         patience=config.patience,
         profile=config.profile,
         tracer=Tracer(),
-        wait=training.device.wait,
-        read=training.numbers,
+        wait=task.device.wait,
+        read=task.numbers,
         notes={"began_from": beginning.fingerprint},
     )
     if notes := loop.resume():
         require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
-    training.warm_up()
+    task.warm_up()
 
     for step in loop:
         with loop.input():
             batch = batches.step(step).share(distributed.rank(), distributed.size())
-        loop.record(training.take_step(step, batch))
+        loop.record(task.take_step(step, batch))
 
-    final = loop.finish(best=config.best)
-    warning = predictions.no_better_than_chance(dataset, final)
-    if warning is not None:
-        run.warn(warning)
+    final = training.conclude(run, config, loop, dataset, batches)
     weights = state.weights()
     if run.environment.is_first:
-        model.export(run.directory, training.model, weights, training.tokenizer)
-        predictions.write_predictions(run.directory, dataset, training.logits_NC)
-    return {
-        **final,
-        "baseline": dataset.baseline,
-        "best_step": loop.best_step,
-        "exported_step": loop.exported_step,
-        "padding": round(batches.padding, 4),
-    }
+        model.export(run.directory, task.model, weights, beginning)
+        predictions.write_predictions(run.directory, dataset, task.logits_NC)
+    return final
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -118,23 +104,22 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
-class Training:
+class Task:
     """One process's part of a training: the rows, the model and its optimizer, a step and an evaluation."""
 
-    def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: model.Beginning) -> None:
+    def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: Beginning) -> None:
         self.run, self.config, self.dataset = run, config, dataset
-        self.tokenizer, self.device = beginning.tokenizer, distributed.device()
-        backend, pad_id = self.tokenizer.backend_tokenizer, self.tokenizer.pad_token_id
+        self.device = distributed.device()
         self.batches = pack_batches(
             config,
             dataset,
-            backend,
-            pad_id,
+            open_tokenizer(beginning.tokenizer),
+            beginning.settings["pad_token_id"],
             shares=distributed.size(),
             multiple=1 if self.device.type == "cpu" else MULTIPLE,
         )
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
-        self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
+        self.peak_rate = learning_rate(config, beginning.settings["hidden_size"])
         self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.all_processes)
         self.dtype: torch.dtype = getattr(torch, self.dtype_name)
 
@@ -143,17 +128,17 @@ class Training:
         layers = self.model.base_model.encoder.layer
         self.encoder = encoder.Encoder(self.model).train()
         self.replica = self.device.parallel(self.encoder, layers, fsdp=config.fsdp, compiled=self.is_compiled)
-        matrices, others = (
-            [each for each in self.model.parameters() if (each.dim() > 1) is is_matrix]
+        matrices, vectors = (
+            [parameter for parameter in self.model.parameters() if (parameter.dim() > 1) is is_matrix]
             for is_matrix in (True, False)
         )
         self.optimizer = self.device.adamw(
             [
                 {"params": matrices, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
+                {"params": vectors, "weight_decay": 0.0},
             ]
         )
-        self.parameters = sum(each.numel() for each in self.model.parameters())
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
 
     def decide_compile(self) -> bool:
         """Whether to compile, as --compile says or as it pays here."""
@@ -195,9 +180,9 @@ class Training:
         if self.device.type == "cpu" and self.encoder.training:
             noise_N = encoder.draw(self.encoder.numbers(batch.blocks))
         with self.device.autocast(self.dtype):
-            found = self.replica(self.encoder.arguments(batch, self.device.place), batch.blocks, noise_N)
-        logits: torch.Tensor = found.float()
-        return logits
+            logits_BC = self.replica(self.encoder.arguments(batch, self.device.place), batch.blocks, noise_N)
+        wide_BC: torch.Tensor = logits_BC.float()
+        return wide_BC
 
     def loss(self, batch: Packed) -> torch.Tensor:
         """The mean over the rows of this process."""
@@ -209,9 +194,9 @@ class Training:
     def numbers(self, step: int, results: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """What is written down of a step: the loss is the mean over all processes."""
         norm = results["grad_norm"]
-        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        full_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         mean = float(distributed.exchange_on_host(results["loss"].cpu()).mean())
-        return {"loss": mean, "learning_rate": self.rate(step), "grad_norm": float(whole)}
+        return {"loss": mean, "learning_rate": self.rate(step), "grad_norm": float(full_norm)}
 
     def score(self, _step: int) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
@@ -230,6 +215,6 @@ class Training:
                 self.run.heartbeat.tick()
         self.encoder.train()
         rows_N, logits_NC = (
-            distributed.exchange_on_host(torch.cat(each)).flatten(0, 1).numpy() for each in (rows, logits)
+            distributed.exchange_on_host(torch.cat(parts)).flatten(0, 1).numpy() for parts in (rows, logits)
         )
         return in_order(rows_N, logits_NC)

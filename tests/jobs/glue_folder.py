@@ -32,9 +32,9 @@ def write_rows(file: Path) -> Path:
     neutral = "the a film plot actor scene was of and".split()  # noqa: SIM905
     for _ in range(200):
         label = drawn.choice(["bad", "good"])
-        words = [drawn.choice(neutral) for _ in range(drawn.randint(3, 20))]
-        words.insert(drawn.randrange(len(words)), {"bad": "awful", "good": "lovely"}[label])
-        lines.append(json.dumps({"sentence": " ".join(words), "label": label}))
+        terms = [drawn.choice(neutral) for _ in range(drawn.randint(3, 20))]
+        terms.insert(drawn.randrange(len(terms)), {"bad": "awful", "good": "lovely"}[label])
+        lines.append(json.dumps({"sentence": " ".join(terms), "label": label}))
     file.write_text("\n".join(lines) + "\n")
     return file
 
@@ -46,9 +46,9 @@ def write_folder(folder: Path, kind: str, rows: Path) -> Path:
         train_tokenizer(read(Options(data=str(rows))).train.texts, folder)
         tokens = len(json.loads((folder / "vocab.json").read_text()))
     else:
-        words = "[PAD] [UNK] [CLS] [SEP] [MASK] the a film plot actor scene was of and awful lovely".split()  # noqa: SIM905
-        (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-        tokens = len(words)
+        terms = "[PAD] [UNK] [CLS] [SEP] [MASK] the a film plot actor scene was of and awful lovely".split()  # noqa: SIM905
+        (folder / "vocab.txt").write_text("\n".join(terms) + "\n")
+        tokens = len(terms)
     settings = {
         "model_type": kind,
         "architectures": [

@@ -19,7 +19,7 @@ from jobs.glue.predictions import write_predictions
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.runtime.prediction import Answer, Request, answer
 
-WORDS = ("one", "two", "three", "four")
+VOCABULARY = ("one", "two", "three", "four")
 CONFIG: dict[str, Any] = {
     "model_type": "roberta",
     "pad_token_id": 1,
@@ -34,7 +34,7 @@ type Write = Callable[..., Path]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """An export without weights."""
-    train_tokenizer([*WORDS, " ".join(WORDS * 2)] * 9, tmp_path)
+    train_tokenizer([*VOCABULARY, " ".join(VOCABULARY * 2)] * 9, tmp_path)
 
     def write(**changed: Any) -> Path:
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changed}))
@@ -57,17 +57,19 @@ def ask(export: Path, *inputs: str, second: str | None = None) -> list[Answer]:
 def test_each_text_has_its_own_answer_however_many_there_are_with_all_classes_the_best_first(
     write: Write,
 ) -> None:
-    inputs = [" ".join(WORDS[:1] * (1 + n % 7)) for n in range(75)]
-    found = ask(write(), *inputs)
-    assert [each.input for each in found] == inputs
-    for text, each in zip(inputs, found, strict=True):
+    inputs = [" ".join(VOCABULARY[:1] * (1 + n % 7)) for n in range(75)]
+    actual = ask(write(), *inputs)
+    assert [value.input for value in actual] == inputs
+    for text, value in zip(inputs, actual, strict=True):
         tokens = 2 + len(text.split())
         share = 1 / (1 + np.exp(5.0 - tokens))
         first, second = ("even", share), ("odd", 1 - share)
-        wanted = [first, second] if share > 0.5 else [second, first]
+        expected = [first, second] if share > 0.5 else [second, first]
         if tokens != 5:
-            assert [guess.text for guess in each.best] == [name for name, _ in wanted]
-            assert [guess.probability for guess in each.best] == pytest.approx([value for _, value in wanted])
+            assert [guess.text for guess in value.best] == [name for name, _ in expected]
+            assert [guess.probability for guess in value.best] == pytest.approx(
+                [value for _, value in expected]
+            )
 
 
 def test_a_text_that_the_model_reads_in_part_says_so_and_a_number_has_no_probability(write: Write) -> None:
@@ -85,9 +87,9 @@ def test_special_tokens_in_a_row_or_a_question_are_text(write: Write) -> None:
     row = Rows(texts_a=(text,), texts_b=(), labels=(0.0,))
     encoded = Encoded(row, tokenizer, pad_id=1, max_length=64, is_regression=False)
     learned = encoded.packed(np.array([0]), ((1, int(encoded.lengths_N[0])),), 1).ids_GT[0].tolist()
-    asked = Classifier(export, logits).encode(text, None).rows[0].values.ids
-    assert learned == asked == [0, *(token for token in asked if token > 4), 2]
-    assert open_tokenizer(export).decode(asked) == text
+    request = Classifier(export, logits).encode(text, None).rows[0].values.ids
+    assert learned == request == [0, *(token for token in request if token > 4), 2]
+    assert open_tokenizer(export).decode(request) == text
 
 
 def test_a_model_of_pairs_wants_a_second_text_and_one_of_single_texts_refuses_it(write: Write) -> None:
@@ -114,7 +116,7 @@ def dataset(labels: tuple[str, ...], values: tuple[float, ...]) -> Dataset:
     )
 
 
-def samples_of(tmp_path: Path, rows: Dataset, logits: list[list[float]]) -> dict[str, Any]:
+def read_samples(tmp_path: Path, rows: Dataset, logits: list[list[float]]) -> dict[str, Any]:
     directory = RunDirectory(str(tmp_path))
     write_predictions(directory, rows, np.array(logits))
     return directory.read_json("samples.json") or {}
@@ -124,14 +126,14 @@ def test_the_matrix_counts_truth_by_prediction_and_the_surest_mistakes_come_firs
     logits = [[2.0, 0.0, 0.0]] * 20
     logits[3], logits[7], logits[9] = [0.0, 1.0, 0.0], [0.0, 0.0, 5.0], [0.0, 5.0, 0.0]
     truth = (*(0.0,) * 9, 1.0, *(0.0,) * 10)
-    found = samples_of(tmp_path, dataset(("a", "b", "c"), truth), logits)
-    assert found["confusion"] == {"labels": ["a", "b", "c"], "counts": [[17, 1, 1], [0, 1, 0], [0, 0, 0]]}
-    assert len(found["texts"]) == 12
-    first, second, third, *_ = found["texts"]
+    actual = read_samples(tmp_path, dataset(("a", "b", "c"), truth), logits)
+    assert actual["confusion"] == {"labels": ["a", "b", "c"], "counts": [[17, 1, 1], [0, 1, 0], [0, 0, 0]]}
+    assert len(actual["texts"]) == 12
+    first, second, third, *_ = actual["texts"]
     assert first == {"texts": ["row 7"], "truth": "a", "prediction": "c", "probability": 0.9867}
     assert (second["texts"], third["truth"]) == (["row 3"], third["prediction"])
-    numbers = samples_of(tmp_path, dataset((), (1.0, 2.5)), [[1.25], [0.5]])
-    assert [(each["truth"], each["prediction"], each["probability"]) for each in numbers["texts"]] == [
+    numbers = read_samples(tmp_path, dataset((), (1.0, 2.5)), [[1.25], [0.5]])
+    assert [(value["truth"], value["prediction"], value["probability"]) for value in numbers["texts"]] == [
         ("2.5", "0.5", None),
         ("1", "1.25", None),
     ]

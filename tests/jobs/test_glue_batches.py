@@ -17,8 +17,8 @@ from jobs.glue.data import Rows
 PAD_ID = 7
 
 
-WORDS = Tokenizer(models.WordLevel({"word": 1}, unk_token="word"))
-WORDS.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+VOCABULARY = Tokenizer(models.WordLevel({"word": 1}, unk_token="word"))
+VOCABULARY.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
 
 def encoded(lengths: Sequence[int]) -> Encoded:
@@ -27,31 +27,31 @@ def encoded(lengths: Sequence[int]) -> Encoded:
         texts_b=(),
         labels=tuple(length % 2 for length in lengths),
     )
-    return Encoded(rows, WORDS, pad_id=PAD_ID, max_length=64, is_regression=False)
+    return Encoded(rows, VOCABULARY, pad_id=PAD_ID, max_length=64, is_regression=False)
 
 
 LENGTHS = st.lists(st.integers(1, 100), min_size=4, max_size=60)
 
 
 @given(LENGTHS, st.integers(1, 5), st.sampled_from([1, MULTIPLE]))
-def test_no_other_choice_of_lengths_pads_fewer_tokens(lengths: list[int], most: int, multiple: int) -> None:
+def test_no_other_choice_of_lengths_pads_fewer_tokens(lengths: list[int], limit: int, multiple: int) -> None:
     lengths_N = np.array(lengths)
-    chosen = choose_lengths(lengths_N, most, multiple)
-    assert len(chosen) <= most and max(chosen) >= max(lengths)
+    chosen = choose_lengths(lengths_N, limit, multiple)
+    assert len(chosen) <= limit and max(chosen) >= max(lengths)
     assert all(length % multiple == 0 for length in chosen)
 
     def padded(choice: Sequence[int]) -> int:
         return int(np.array(choice)[np.searchsorted(choice, lengths_N)].sum())
 
     possible = sorted({-(-length // multiple) * multiple for length in lengths})
-    if most >= 2:
-        pairs = [[one, possible[-1]] for one in possible[:-1]] or [possible]
+    if limit >= 2:
+        pairs = [[shorter, possible[-1]] for shorter in possible[:-1]] or [possible]
         assert padded(chosen) <= min(map(padded, pairs))
-    if most >= len(possible):
+    if limit >= len(possible):
         assert chosen == possible
 
 
-def batches_of(
+def make_batches(
     train: Sequence[int], held_out: Sequence[int] = (5,), *, size: int = 8, shares: int = 1, multiple: int = 1
 ) -> PackedBatches:
     return PackedBatches(
@@ -65,55 +65,58 @@ def batches_of(
     )
 
 
-def rows_of(batch: Packed) -> list[tuple[int, int]]:
+def read_rows(batch: Packed) -> list[tuple[int, int]]:
     """Of each row in the batch its index and how many tokens are seen, which begin where the row does."""
-    found = []
+    actual = []
     for share in range(len(batch.rows_GN)):
         row, begin = 0, 0
         for rows, length in batch.blocks:
             for _ in range(rows):
                 place = slice(begin, begin + length)
-                seen = int(batch.mask_GT[share, place].sum())
-                assert batch.mask_GT[share, place].tolist() == [1] * seen + [0] * (length - seen)
-                assert batch.places_GT[share, place].tolist() == [*range(seen), *[0] * (length - seen)]
-                assert (batch.ids_GT[share, place][seen:] == PAD_ID).all()
-                found.append((int(batch.rows_GN[share, row]), seen))
+                observed = int(batch.mask_GT[share, place].sum())
+                assert batch.mask_GT[share, place].tolist() == [1] * observed + [0] * (length - observed)
+                assert batch.places_GT[share, place].tolist() == [
+                    *range(observed),
+                    *[0] * (length - observed),
+                ]
+                assert (batch.ids_GT[share, place][observed:] == PAD_ID).all()
+                actual.append((int(batch.rows_GN[share, row]), observed))
                 row, begin = row + 1, begin + length
         assert (row, begin) == (batch.rows_GN.shape[1], batch.ids_GT.shape[1])
-    return found
+    return actual
 
 
 @given(LENGTHS, st.sampled_from([1, 2, 4]), st.integers(0, 3))
 def test_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
     lengths: list[int], batch_size: int, epoch: int
 ) -> None:
-    batches = batches_of(lengths, size=batch_size)
-    found = [
+    batches = make_batches(lengths, size=batch_size)
+    actual = [
         batches.step(epoch * batches.steps_per_epoch + step + 1) for step in range(batches.steps_per_epoch)
     ]
-    assert {batch.blocks for batch in found} == {batches.blocks}  # one program takes them all
-    assert len(batches.blocks) <= 3 and all(one < two for one, two in pairwise(batches.lengths))
-    seen = [row for batch in found for row in rows_of(batch)]
-    assert len(seen) == len(dict(seen)) == len(lengths) // batch_size * batch_size
-    assert all(tokens == min(lengths[row], 64) for row, tokens in seen)
+    assert {batch.blocks for batch in actual} == {batches.blocks}  # one program takes them all
+    assert len(batches.blocks) <= 3 and all(shorter < longer for shorter, longer in pairwise(batches.lengths))
+    observed = [row for batch in actual for row in read_rows(batch)]
+    assert len(observed) == len(dict(observed)) == len(lengths) // batch_size * batch_size
+    assert all(tokens == min(lengths[row], 64) for row, tokens in observed)
 
 
 def test_a_step_reads_the_same_rows_in_a_process_that_has_just_started() -> None:
-    def made() -> PackedBatches:
-        return batches_of(range(1, 60))
+    def start() -> PackedBatches:
+        return make_batches(range(1, 60))
 
-    walked = made()
+    walked = start()
     rows = [walked.step(step).rows_GN.tolist() for step in range(1, 31)]
-    assert [made().step(step).rows_GN.tolist() for step in (1, 8, 30)] == [rows[0], rows[7], rows[29]]
+    assert [start().step(step).rows_GN.tolist() for step in (1, 8, 30)] == [rows[0], rows[7], rows[29]]
     assert rows[:7] != rows[7:14]  # another order in the next epoch
 
 
 @pytest.mark.parametrize("shares", [1, 2, 4])
 def test_however_many_processes_share_a_batch_its_rows_are_the_same(shares: int) -> None:
-    whole = batches_of(range(1, 60)).step(1)
-    batch = batches_of(range(1, 60), shares=shares).step(1)
+    complete = make_batches(range(1, 60)).step(1)
+    batch = make_batches(range(1, 60), shares=shares).step(1)
     parts = [batch.share(rank, shares) for rank in range(shares)]
-    assert sorted(row for part in parts for row in rows_of(part)) == sorted(rows_of(whole))
+    assert sorted(row for part in parts for row in read_rows(part)) == sorted(read_rows(complete))
     assert {(part.blocks, part.ids_GT.shape) for part in parts} == {
         (batch.blocks, (1, batch.ids_GT.shape[1]))
     }
@@ -121,7 +124,7 @@ def test_however_many_processes_share_a_batch_its_rows_are_the_same(shares: int)
 
 @given(LENGTHS, st.sampled_from([1, 2, 7]))
 def test_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: int) -> None:
-    held_out = list(batches_of([3] * 8, lengths, size=batch_size).held_out())
-    seen = [row for batch in held_out for row in rows_of(batch) if row[0] >= 0]
-    assert sorted(seen) == [(row, min(length, 64)) for row, length in enumerate(lengths)]
+    held_out = list(make_batches([3] * 8, lengths, size=batch_size).held_out())
+    observed = [row for batch in held_out for row in read_rows(batch) if row[0] >= 0]
+    assert sorted(observed) == [(row, min(length, 64)) for row, length in enumerate(lengths)]
     assert len({batch.blocks for batch in held_out}) == 1

@@ -30,17 +30,17 @@ def test_scores_of_two_and_of_three_classes_are_scikit_learns() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
 def test_scores_of_numbers_are_scipys_also_where_they_lie_close_together(scale: float) -> None:
-    given, true = (np.array(numbers) * scale + 1 for numbers in (NUMBERS_GIVEN, NUMBERS))
-    assert scores(given, true, classes=0) == pytest.approx(
+    predictions, true = (np.array(numbers) * scale + 1 for numbers in (NUMBERS_GIVEN, NUMBERS))
+    assert scores(predictions, true, classes=0) == pytest.approx(
         {"pearson": 0.7730386596050017, "spearman": 0.7861572214682673, "mse": 1.4464999999999997 * scale**2}
     )
 
 
 def test_what_has_no_correlation_has_0_and_not_nan() -> None:
     same = np.full(20, 0.1, np.float32)
-    for given, true in ((same, np.array(NUMBERS)), (np.array(NUMBERS), same), (same * np.nan, same)):
-        found = scores(given, true, classes=0)
-        assert (found["pearson"], found["spearman"]) == (0, 0)
+    for predictions, true in ((same, np.array(NUMBERS)), (np.array(NUMBERS), same), (same * np.nan, same)):
+        actual = scores(predictions, true, classes=0)
+        assert (actual["pearson"], actual["spearman"]) == (0, 0)
     nothing, never = indices("0000"), {"accuracy": 1, "f1": 0, "matthews": 0}
     assert scores(nothing, nothing, classes=2) == never
     assert scores(nothing, indices("0101"), classes=2) == never | {"accuracy": 0.5}

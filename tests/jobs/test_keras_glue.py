@@ -27,7 +27,7 @@ MakeRun = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def made(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with rows, and a model of each kind."""
     folder = tmp_path_factory.mktemp("glue")
     rows = write_rows(folder / "rows.jsonl")
@@ -37,10 +37,10 @@ def made(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_run(made: Path, tmp_path: Path) -> MakeRun:
+def make_run(models: Path, tmp_path: Path) -> MakeRun:
     def make(name: str = "run") -> Run:
         (tmp_path / name).mkdir(exist_ok=True)
-        return run_in(environment_of("keras_glue", "jax", tmp_path / name, cache_dir=str(made / "cache")))
+        return run_in(environment_of("keras_glue", "jax", tmp_path / name, cache_dir=str(models / "cache")))
 
     return make
 
@@ -51,11 +51,13 @@ def trained(run: Run, config: Config) -> Any:
     return train(run, config)
 
 
-def config_of(made: Path, kind: str = "roberta", **options: Any) -> Config:
-    return Config(data=str(made / "rows.jsonl"), init_from=str(made / kind), **{**STEPS, **EXACT, **options})
+def make_config(models: Path, kind: str = "roberta", **options: Any) -> Config:
+    return Config(
+        data=str(models / "rows.jsonl"), init_from=str(models / kind), **{**STEPS, **EXACT, **options}
+    )
 
 
-def lines_of(run: Run) -> list[dict[str, Any]]:
+def read_lines(run: Run) -> list[dict[str, Any]]:
     """What does not depend on the clock."""
     names = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
     return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
@@ -63,54 +65,54 @@ def lines_of(run: Run) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", FIRST_STEPS)
 def test_the_first_steps_have_the_losses_and_gradients_of_torch_glue(
-    made: Path, make_run: MakeRun, kind: str
+    models: Path, make_run: MakeRun, kind: str
 ) -> None:
     run = make_run()
-    trained(run, config_of(made, kind))
-    found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
-    np.testing.assert_allclose(found[0], FIRST_STEPS[kind][0], atol=1e-5)
+    trained(run, make_config(models, kind))
+    actual = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
+    np.testing.assert_allclose(actual[0], FIRST_STEPS[kind][0], atol=1e-5)
     # Where a gradient is 0 but for rounding, as that of the keys' biases, AdamW makes a whole step of the rounding.
-    np.testing.assert_allclose(found, FIRST_STEPS[kind], rtol=2e-3)
-    folders = (made / kind, Path(run.directory.path("export")))
+    np.testing.assert_allclose(actual, FIRST_STEPS[kind], rtol=2e-3)
+    folders = (models / kind, Path(run.directory.path("export")))
     before, after = (load_file(folder / "model.safetensors") for folder in folders)
-    assert {(name, each.shape) for name, each in before.items()} == {
-        (name, each.shape) for name, each in after.items()
+    assert {(name, value.shape) for name, value in before.items()} == {
+        (name, value.shape) for name, value in after.items()
     }
 
 
-def test_a_run_goes_on_exactly_from_any_step(made: Path, make_run: MakeRun) -> None:
+def test_a_run_goes_on_exactly_from_any_step(models: Path, make_run: MakeRun) -> None:
     often: dict[str, Any] = {"eval_every": 4, "checkpoint_every": 1, "keep_checkpoints": 20, "best": True}
-    config = config_of(made, steps=10, dropout=0.1, learning_rate=5e-3, **often)
-    whole = make_run("whole")
-    final = trained(whole, config)
-    undisturbed = lines_of(whole)
+    config = make_config(models, steps=10, dropout=0.1, learning_rate=5e-3, **often)
+    complete = make_run("whole")
+    final = trained(complete, config)
+    undisturbed = read_lines(complete)
     for step in (1, 4, 8):
         run = make_run(f"from-{step}")
-        for folder in Path(whole.directory.path("checkpoints")).iterdir():
+        for folder in Path(complete.directory.path("checkpoints")).iterdir():
             if int(folder.name) <= step:
                 shutil.copytree(folder, Path(run.directory.path("checkpoints"), folder.name))
         # The evaluation after step 8 is on record already, that after step 4 is not.
-        kept = [
+        remaining_lines = [
             line
-            for line in whole.directory.read_metrics()
+            for line in complete.directory.read_metrics()
             if line["step"] != step or step == 8 or "loss" in line
         ]
-        text = "".join(json.dumps(line) + "\n" for line in kept if line["step"] <= step)
+        text = "".join(json.dumps(line) + "\n" for line in remaining_lines if line["step"] <= step)
         run.directory.write_text("metrics.jsonl", text)
         again = trained(run, config)
-        assert lines_of(run) == undisturbed, f"resumed after step {step}"
+        assert read_lines(run) == undisturbed, f"resumed after step {step}"
         for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
             assert again[name] == final[name]
 
 
 def test_without_a_better_score_training_ends_early_and_the_best_model_is_exported(
-    made: Path, make_run: MakeRun
+    models: Path, make_run: MakeRun
 ) -> None:
-    config = config_of(made, steps=9, eval_every=2, checkpoint_every=3, patience=2, best=True)
+    config = make_config(models, steps=9, eval_every=2, checkpoint_every=3, patience=2, best=True)
     config = dataclasses.replace(config, learning_rate=1e-9)  # nothing changes, so the first is the best
     run = make_run()
     final = trained(run, config)
-    assert [line["step"] for line in lines_of(run) if "eval_score" in line] == [2, 4, 6]
+    assert [line["step"] for line in read_lines(run) if "eval_score" in line] == [2, 4, 6]
     assert (final["steps"], final["best_step"], final["exported_step"]) == (6, 2, 2)
     assert sorted(run.directory.checkpoint_steps()) == [2, 4, 6]
     settings = run.directory.read_json("settings.json") or {}
@@ -122,21 +124,21 @@ def test_without_a_better_score_training_ends_early_and_the_best_model_is_export
 
 
 def test_an_export_says_in_keras_and_in_predict_what_the_run_has_predicted(
-    made: Path, make_run: MakeRun
+    models: Path, make_run: MakeRun
 ) -> None:
     import keras
 
     from jobs.keras_glue.predict import load
 
     run = make_run()
-    trained(run, config_of(made, steps_per_execution=2, eval_every=2, checkpoint_every=2, log_every=2))
+    trained(run, make_config(models, steps_per_execution=2, eval_every=2, checkpoint_every=2, log_every=2))
     export = Path(run.directory.path("export"))
     lines = [json.loads(line) for line in (run.directory.read_text("predictions.jsonl") or "").splitlines()]
     answers = answer(load(export, export), Request(inputs=tuple(line["texts"][0] for line in lines)))
-    for line, said in zip(lines, answers, strict=True):
-        assert said.best[0].text == line["prediction"]
-        found = {guess.text: guess.probability for guess in said.best}
-        assert found == pytest.approx(line["probabilities"], abs=1e-5)
+    for line, message in zip(lines, answers, strict=True):
+        assert message.best[0].text == line["prediction"]
+        actual = {guess.text: guess.probability for guess in message.best}
+        assert actual == pytest.approx(line["probabilities"], abs=1e-5)
     loaded = keras.saving.load_model(export / "model.keras")
     from jobs.glue.tokenizer import open_tokenizer
 
@@ -146,19 +148,19 @@ def test_an_export_says_in_keras_and_in_predict_what_the_run_has_predicted(
     np.testing.assert_allclose(shares, list(lines[0]["probabilities"].values()), atol=1e-5)
 
 
-def test_what_cannot_run_is_refused_with_what_to_do(made: Path, make_run: MakeRun, tmp_path: Path) -> None:
-    found = problems(Config(batch_size=7, steps_per_execution=0), devices=2)
-    assert [each.partition(":")[0] for each in found] == ["--batch-size 7", "--steps-per-execution 0"]
+def test_what_cannot_run_is_refused_with_what_to_do(models: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    actual = problems(Config(batch_size=7, steps_per_execution=0), devices=2)
+    assert [value.partition(":")[0] for value in actual] == ["--batch-size 7", "--steps-per-execution 0"]
     assert problems(Config(steps_per_execution=3), devices=2) == [
         "--log-every 20: must be a multiple of --steps-per-execution 3; choose 21",
         "--checkpoint-every 200: must be a multiple of --steps-per-execution 3; choose 201",
     ]
-    config, folder = config_of(made), tmp_path / "other"
-    shutil.copytree(made / "roberta", folder)
-    other = dataclasses.replace(config, init_from=str(folder))
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "hidden_act": "gelu_new"}))
-    assert data_problems(other, tmp_path) == [
+    config, folder = make_config(models), tmp_path / "other"
+    shutil.copytree(models / "roberta", folder)
+    source = dataclasses.replace(config, init_from=str(folder))
+    settings_before = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings_before, "hidden_act": "gelu_new"}))
+    assert data_problems(source, tmp_path) == [
         f"--init-from {folder}: hidden_act is 'gelu_new'; choose a model with gelu, relu, silu, swish"
     ]
     wrongs = {
@@ -169,33 +171,33 @@ def test_what_cannot_run_is_refused_with_what_to_do(made: Path, make_run: MakeRu
         ),
         "num_hidden_layers": (3, "lacks roberta.encoder.layer.2.attention.self.query.weight"),
     }
-    for name, (value, said) in wrongs.items():
-        (folder / "config.json").write_text(json.dumps({**told, name: value}))
-        with pytest.raises(RequestError, match=said):
-            trained(make_run(name), other)
+    for name, (value, message) in wrongs.items():
+        (folder / "config.json").write_text(json.dumps({**settings_before, name: value}))
+        with pytest.raises(RequestError, match=message):
+            trained(make_run(name), source)
 
 
 @pytest.mark.parametrize("kind", FIRST_STEPS)
-def test_the_fast_layers_compute_what_those_of_keras_do_and_drop_as_many(made: Path, kind: str) -> None:
+def test_the_fast_layers_compute_what_those_of_keras_do_and_drop_as_many(models: Path, kind: str) -> None:
     import keras
 
     from jobs.glue.pretrained import read_settings
     from jobs.keras_glue import model
 
-    settings = {**read_settings(made / kind), "id2label": {"0": "a", "1": "b"}}
+    settings = {**read_settings(models / kind), "id2label": {"0": "a", "1": "b"}}
     ids = np.array([[3, 4, 5, 6], [7, 8, settings["pad_token_id"], settings["pad_token_id"]]], np.int32)
     inputs = {"ids": ids, "mask": (ids != settings["pad_token_id"]).astype(np.int32), "types": 0 * ids}
     inputs = {name: inputs[name] for name in model.input_names(settings)}
     plain, fast = model.build(settings), model.build(settings, keras.Model, ((1, 3), (1, 4)))
-    for one, other in zip(fast.trainable_variables, plain.trainable_variables, strict=True):
-        one.assign(other)
+    for target, source in zip(fast.trainable_variables, plain.trainable_variables, strict=True):
+        target.assign(source)
     packed = {"places": [0, 1, 2, 0, 1, 2, 3]} | {
         name: [*values[1, :3], *values[0]] for name, values in inputs.items()
     }
     logits_GNC = fast({name: np.array([values], np.int32) for name, values in packed.items()})
     np.testing.assert_allclose(logits_GNC[0], plain(inputs)[::-1], atol=1e-5)
-    dropout, ones = model.FastDropout(0.1), np.ones((1000, 400), np.float32)
-    dropped = [np.asarray(dropout(ones, training=True)) for _ in range(2)]
-    assert [(each == 0).mean() for each in dropped] == pytest.approx([0.1, 0.1], abs=0.003)
+    dropout, inputs_of_ones = model.FastDropout(0.1), np.ones((1000, 400), np.float32)
+    dropped = [np.asarray(dropout(inputs_of_ones, training=True)) for _ in range(2)]
+    assert [(value == 0).mean() for value in dropped] == pytest.approx([0.1, 0.1], abs=0.003)
     assert ((dropped[0] == 0) & (dropped[1] == 0)).mean() == pytest.approx(0.01, abs=0.001)
     np.testing.assert_allclose(dropped[0].max(), 1 / 0.9, rtol=1e-6)

@@ -20,12 +20,14 @@ from torch.nn import functional
 from contracts.errors import RequestError
 from jobs.glue.batches import MULTIPLE, pack_batches
 from jobs.glue.data import read
+from jobs.glue.pretrained import prepare
+from jobs.glue.tokenizer import open_tokenizer
 from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
 from jobs.torch_glue.attention import attend, make_plan
 from jobs.torch_glue.config import Config
 from jobs.torch_glue.encoder import Encoder, Noise, draw
-from jobs.torch_glue.model import build, prepare
+from jobs.torch_glue.model import build
 from jobs.torch_glue.predict import load
 from jobs.torch_glue.train import train
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, write_folder, write_rows
@@ -59,32 +61,32 @@ def config(rows: Path) -> Config:
     )
 
 
-def lines_of(run: Run) -> list[dict[str, Any]]:
+def read_lines(run: Run) -> list[dict[str, Any]]:
     """What does not depend on the clock."""
     names = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
     return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
 
 
 def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, tmp_path: Path) -> None:
-    whole = make_run("whole")
-    final = train(whole, config)
+    complete = make_run("whole")
+    final = train(complete, config)
     assert final["accuracy"] > 0.7  # it learns
-    undisturbed = lines_of(whole)
+    undisturbed = read_lines(complete)
     for step in (1, 6, 7, 20, 35, STEPS - 1):  # 7 and 35 are evaluated
         run = make_run(f"from-{step}")
-        for folder in Path(whole.directory.url, "checkpoints").iterdir():
+        for folder in Path(complete.directory.url, "checkpoints").iterdir():
             if int(folder.name) <= step:
                 shutil.copytree(folder, Path(run.directory.url, "checkpoints", folder.name))
         # The evaluation after step 35 is on record already, that after step 7 is not.
-        kept = [
+        remaining = [
             line
-            for line in whole.directory.read_metrics()
+            for line in complete.directory.read_metrics()
             if line["step"] != step or step == 35 or "loss" in line
         ]
-        text = "".join(json.dumps(line) + "\n" for line in kept if line["step"] <= step)
+        text = "".join(json.dumps(line) + "\n" for line in remaining if line["step"] <= step)
         run.directory.write_text("metrics.jsonl", text)
         again = train(run, config)
-        assert lines_of(run) == undisturbed, f"resumed after step {step}"
+        assert read_lines(run) == undisturbed, f"resumed after step {step}"
         for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
             assert again[name] == final[name]
         shutil.rmtree(run.directory.url)
@@ -95,6 +97,8 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
 def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_alone(
     rows: Path, tmp_path: Path, kind: str, multiple: int
 ) -> None:
+    from transformers import AutoTokenizer
+
     config = Config(
         data=str(rows),
         init_from=str(write_folder(tmp_path / kind, kind, rows)),
@@ -104,9 +108,10 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
     )
     dataset = read(config)
     beginning = prepare(config, dataset, tmp_path, print)
-    tokenizer, pad_id = beginning.tokenizer.backend_tokenizer, beginning.settings.pad_token_id
+    tokenizer, pad_id = open_tokenizer(beginning.tokenizer), beginning.settings["pad_token_id"]
     packing = pack_batches(config, dataset, tokenizer, pad_id, shares=1, multiple=multiple)
-    alone, packed = build(beginning, 0), Encoder(build(beginning, 0))
+    transformers_tokenizer = AutoTokenizer.from_pretrained(beginning.tokenizer)
+    separate, packed = build(beginning, 0), Encoder(build(beginning, 0))
     batch = packing.step(1)
     assert len(batch.blocks) > 1 and (batch.mask_GT == 0).any()
     arguments = packed.arguments(batch, torch.from_numpy)
@@ -115,15 +120,15 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
     logits_BC = packed(arguments, batch.blocks, None)
     texts = [dataset.train.texts_a[row] for row in batch.rows_GN[0]]
     encoded = [
-        beginning.tokenizer(text, return_tensors="pt", truncation=True, max_length=32) for text in texts
+        transformers_tokenizer(text, return_tensors="pt", truncation=True, max_length=32) for text in texts
     ]
-    expected_BC = torch.cat([alone(**each).logits for each in encoded])
+    expected_BC = torch.cat([separate(**value).logits for value in encoded])
     torch.testing.assert_close(logits_BC, expected_BC, atol=1e-5, rtol=1e-5)
     for logits in (logits_BC, expected_BC):
         (logits.square().sum(1) * torch.arange(8)).sum().backward()
-    for (name, found), expected in zip(packed.model.named_parameters(), alone.parameters(), strict=True):
+    for (name, actual), expected in zip(packed.model.named_parameters(), separate.parameters(), strict=True):
         if expected.grad is not None:
-            torch.testing.assert_close(found.grad, expected.grad, atol=1e-4, rtol=1e-4, msg=name)
+            torch.testing.assert_close(actual.grad, expected.grad, atol=1e-4, rtol=1e-4, msg=name)
     packed.compile(backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(packed(arguments, batch.blocks, None), logits_BC, atol=1e-5, rtol=1e-5)
 
@@ -167,18 +172,18 @@ def test_attention_by_hand_has_the_outputs_and_gradients_of_torch_for_each_row(i
     shapes = zip(plan.sizes[::3], plan.sizes[1::3], plan.sizes[2::3], strict=True)
     pairs = [shape for count, *shape in shapes for _ in range(count // heads)]
     expected = []
-    for row, kept in enumerate(kept_P.split([heads * asking * seen for asking, seen in pairs])):
+    for row, remaining in enumerate(kept_P.split([heads * asking * keys for asking, keys in pairs])):
         tokens = slice(begins[row], begins[row] + lengths[row])
         q_HSK, k_HSK, v_HSK = qkv_THK[tokens].transpose(0, 1).chunk(3)
         q_HMK = q_HSK[:, :1] if is_last else q_HSK
         shares_HMS = torch.softmax(q_HMK @ k_HSK.mT / width**0.5 + unseen_T[tokens], -1)
-        kept_HMS = kept.view(heads, *pairs[row])[:, : q_HMK.shape[1], : lengths[row]]
+        kept_HMS = remaining.view(heads, *pairs[row])[:, : q_HMK.shape[1], : lengths[row]]
         expected.append(((shares_HMS * kept_HMS) @ v_HSK).transpose(0, 1).reshape(-1, width))
     torch.testing.assert_close(outputs_XK, torch.cat(expected))
     weights_XK = torch.randn_like(outputs_XK)
     gradients = [
-        torch.autograd.grad((each * weights_XK).sum(), qkv_THK)[0]
-        for each in (outputs_XK, torch.cat(expected))
+        torch.autograd.grad((value * weights_XK).sum(), qkv_THK)[0]
+        for value in (outputs_XK, torch.cat(expected))
     ]
     torch.testing.assert_close(*gradients)
 
@@ -189,8 +194,8 @@ def test_the_first_steps_have_the_losses_and_gradients_of_keras_glue(
 ) -> None:
     run, folder = make_run(), write_folder(tmp_path / kind, kind, rows)
     train(run, Config(data=str(rows), init_from=str(folder), **FEW_STEPS, **EXACT))
-    found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
-    np.testing.assert_allclose(found, FIRST_STEPS[kind], atol=1e-5)
+    actual = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
+    np.testing.assert_allclose(actual, FIRST_STEPS[kind], atol=1e-5)
 
 
 def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicted(
@@ -213,10 +218,10 @@ def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicte
         np.testing.assert_allclose(
             torch.softmax(logits, 0).numpy(), list(line["probabilities"].values()), atol=1e-5
         )
-    asked = Request(inputs=tuple(line["texts"][0] for line in lines))
+    request = Request(inputs=tuple(line["texts"][0] for line in lines))
     predictor = load(Path(folder), Path())
-    for line, found in zip(lines, answer(predictor, asked), strict=True):
-        assert {guess.text: guess.probability for guess in found.best} == pytest.approx(
+    for line, actual in zip(lines, answer(predictor, request), strict=True):
+        assert {guess.text: guess.probability for guess in actual.best} == pytest.approx(
             line["probabilities"], abs=1e-5
         )
     with pytest.raises(RequestError, match="single texts takes no second text"):
@@ -225,6 +230,7 @@ def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicte
 
 ONE_STEP = """
 import dataclasses, json, os, sys
+from pathlib import Path
 import torch
 from contracts import process as contract
 from contracts.run_directory import RunDirectory
@@ -233,23 +239,23 @@ from jobs.runtime.process import Run
 from jobs.runtime.torch import distributed
 from jobs.torch_glue.attention import attend, make_plan
 from jobs.torch_glue.config import Config
-from jobs.torch_glue.model import prepare
+from jobs.glue.pretrained import prepare
 from jobs.glue.data import read
-from jobs.torch_glue.train import Training
+from jobs.torch_glue.train import Task
 environment = contract.read(os.environ)
 distributed.start(environment)
 config = Config(**json.loads(sys.argv[1]))
 directory = RunDirectory(environment.run_dir)
 run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
 dataset = read(config)
-beginning = prepare(config, dataset, directory.path("cache"), print)
-training = Training(run, config, dataset, beginning)
-batch = training.batches.step(1).share(distributed.rank(), distributed.size())
-loss = training.loss(batch)
+beginning = prepare(config, dataset, Path(directory.path("cache")), print)
+task = Task(run, config, dataset, beginning)
+batch = task.batches.step(1).share(distributed.rank(), distributed.size())
+loss = task.loss(batch)
 loss.backward()
 mean = float(distributed.exchange_on_host(loss.detach()).mean())
 whole = lambda grad: grad.full_tensor() if hasattr(grad, "full_tensor") else grad
-gradients = {name: whole(each.grad).tolist() for name, each in training.model.named_parameters()}
+gradients = {name: whole(each.grad).tolist() for name, each in task.model.named_parameters()}
 if environment.is_first:
     with open(sys.argv[2], "w") as file:
         json.dump([mean, gradients], file)
@@ -261,18 +267,18 @@ os._exit(0)  # as a job ends: torch's own threads may abort the interpreter's ex
 def test_two_processes_compute_the_loss_and_gradients_of_one(
     config: Config, tmp_path: Path, variables: Callable[..., list[dict[str, str]]]
 ) -> None:
-    found = []
+    actual = []
     for size, fsdp in ((1, False), (2, False), (2, True)):
-        each = dataclasses.replace(config, dropout=0.0, fsdp=fsdp)
-        told = variables(tmp_path / f"{size}-{fsdp}", size)
+        value = dataclasses.replace(config, dropout=0.0, fsdp=fsdp)
+        environments = variables(tmp_path / f"{size}-{fsdp}", size)
         answer = tmp_path / f"{size}-{fsdp}.json"
-        words = [sys.executable, "-c", ONE_STEP, json.dumps(dataclasses.asdict(each)), str(answer)]
-        processes = [subprocess.Popen(words, env=environment) for environment in told]
+        command = [sys.executable, "-c", ONE_STEP, json.dumps(dataclasses.asdict(value)), str(answer)]
+        processes = [subprocess.Popen(command, env=environment) for environment in environments]
         assert [process.wait(120) for process in processes] == [0] * size
-        found.append(json.loads(answer.read_text()))
-    (one, gradients), *others = found
-    for two, shared in others:
-        assert two == pytest.approx(one, abs=1e-5)
+        actual.append(json.loads(answer.read_text()))
+    (single, gradients), *pairs_of_processes = actual
+    for two, shared in pairs_of_processes:
+        assert two == pytest.approx(single, abs=1e-5)
         assert gradients.keys() == shared.keys()
         for name, gradient in gradients.items():
             np.testing.assert_allclose(shared[name], gradient, atol=1e-5, err_msg=name)
