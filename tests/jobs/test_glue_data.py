@@ -67,14 +67,14 @@ def test_a_field_in_quotes_keeps_commas_quotes_and_line_ends_and_mistakes_after_
 def test_columns_have_usual_names_or_those_that_are_asked_for(tmp_path: Path) -> None:
     head = "Premise,id,HYPOTHESIS,Class,stars,title\n"
     path = write(tmp_path / "a.csv", many("p{0},{0},h{0},{1},{0},t{0}", head=head))
-    found = read(Options(data=path, eval_data=path))
-    assert (found.train.texts_a[1], found.train.texts_b[1], found.train.labels[1]) == ("p1", "h1", 1)
-    found = read(
+    actual = read(Options(data=path, eval_data=path))
+    assert (actual.train.texts_a[1], actual.train.texts_b[1], actual.train.labels[1]) == ("p1", "h1", 1)
+    actual = read(
         Options(data=path, eval_data=path, text_field="title", label_field="stars", task="regression")
     )
-    assert (found.train.texts_a[7], found.train.texts_b, found.train.labels[7]) == ("t7", (), 7)
-    found = read(Options(data=path, eval_data=path, text_field="title", pair_field="id"))
-    assert (found.train.texts_a[7], found.train.texts_b[7]) == ("t7", "7")
+    assert (actual.train.texts_a[7], actual.train.texts_b, actual.train.labels[7]) == ("t7", (), 7)
+    actual = read(Options(data=path, eval_data=path, text_field="title", pair_field="id"))
+    assert (actual.train.texts_a[7], actual.train.texts_b[7]) == ("t7", "7")
     (wrong,) = said(data=path, text_field="headline", label_field="x")
     assert wrong == (
         f"--data {path}: no column 'headline' (--text-field) and no column 'x' (--label-field); the columns are "
@@ -113,13 +113,13 @@ def test_labels_are_numbers_where_many_are_not_whole_and_else_names_in_their_ord
 ) -> None:
     rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    found = read(Options(data=path, eval_data=path))
-    assert (found.task, found.labels, list(found.train.labels)) == (task, names, values)
-    assert found.baseline == (max(map(values.count, values)) / len(values) if names else 0)
+    actual = read(Options(data=path, eval_data=path))
+    assert (actual.task, actual.labels, list(actual.train.labels)) == (task, names, values)
+    assert actual.baseline == (max(map(values.count, values)) / len(values) if names else 0)
 
 
 FEW, IDS = many("t{0},{1}"), many("t{0},id-{0}")
-OF_GLUE = many("t{0}\t{1}", head="sentence\tlabel\n")
+GLUE_FILE = many("t{0}\t{1}", head="sentence\tlabel\n")
 MISTAKES: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("none.csv", "", {}, "none.csv: holds no rows; name a file with texts and labels"),
     ("head.csv", "text,label\n", {}, "head.csv: holds no rows"),
@@ -137,12 +137,12 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("no.csv", many("t{0},0.{0}1") + "t,much\n", {}, "no.csv:42: the label 'much' is no number; mend or remove the"),
     (".", "", {"data": "docstrings", "text_field": "a", "task": "regression"}, "leave out --text-field, --task"),
     ("glue/train.tsv", "a\tb\n1\t2\n", {"data": "glue"}, "glue/train.tsv: no columns of a GLUE task: 'a', 'b'; of"),
-    ("glue/train.tsv", OF_GLUE, {"data": "glue"}, "glue/dev.tsv: No such file"),
+    ("glue/train.tsv", GLUE_FILE, {"data": "glue"}, "glue/dev.tsv: No such file"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "options", "says"), MISTAKES, ids=[each[3][:40] for each in MISTAKES]
+    ("name", "content", "options", "says"), MISTAKES, ids=[value[3][:40] for value in MISTAKES]
 )
 def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(
     tmp_path: Path,
@@ -209,65 +209,70 @@ def test_held_out_rows_stay_the_same_when_rows_are_added_and_share_no_first_text
     head = "question,sentence,label\n"
     rows = [f"q{number % 200},s{number},{number % 3}" for number in range(600)]
     before = read(Options(data=write(tmp_path / "a.csv", head + "\n".join(rows[:400]))))
-    found = read(Options(data=write(tmp_path / "b.csv", head + "\n".join(reversed(rows)))))
-    assert not {*found.train.texts_a} & {*found.eval.texts_a}
-    assert {*before.eval.texts_a} == {*found.eval.texts_a}
-    assert 0.05 < len(found.eval.labels) / 600 < 0.15
-    assert not found.warnings
+    actual = read(Options(data=write(tmp_path / "b.csv", head + "\n".join(reversed(rows)))))
+    assert not {*actual.train.texts_a} & {*actual.eval.texts_a}
+    assert {*before.eval.texts_a} == {*actual.eval.texts_a}
+    assert 0.05 < len(actual.eval.labels) / 600 < 0.15
+    assert not actual.warnings
     evaluated = write(tmp_path / "c.csv", head + "q1,s1,1\nq,s,0\n")
-    found = read(Options(data=str(tmp_path / "b.csv"), eval_data=evaluated))
-    assert found.warnings == (f"--eval-data {evaluated}: rows that are trained on too: 1",)
+    actual = read(Options(data=str(tmp_path / "b.csv"), eval_data=evaluated))
+    assert actual.warnings == (f"--eval-data {evaluated}: rows that are trained on too: 1",)
 
 
 def test_the_fingerprint_is_of_texts_labels_names_and_split(tmp_path: Path) -> None:
-    def of(content: str, name: str = "a.csv", **options: Any) -> str:
+    def fingerprint(content: str, name: str = "a.csv", **options: Any) -> str:
         path = write(tmp_path / name, content)
         return read(Options(data=path, **options)).fingerprint
 
     rows = many("text {0},{1}")
-    same = of(rows)
-    assert same == of(rows.replace(",", "\t"), "elsewhere/b.tsv")
-    others = [
+    same = fingerprint(rows)
+    assert same == fingerprint(rows.replace(",", "\t"), "elsewhere/b.tsv")
+    changed = [
         rows.replace("text 3,1", "text 3,0"),
         rows.replace("text 3", "text c"),
         rows.replace(",1", ",2"),
     ]
-    found = {same, *map(of, others), of(rows, eval_fraction=0.3), of(rows, task="regression")}
-    assert len(found) == 6
+    actual = {
+        same,
+        *map(fingerprint, changed),
+        fingerprint(rows, eval_fraction=0.3),
+        fingerprint(rows, task="regression"),
+    }
+    assert len(actual) == 6
 
 
 # --- GLUE ---------------------------------------------------------------------------------------------------
 
 NAMED = {"names": ("label 0", "label 1")}
-OF_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
+STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
 PARSES = "sentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
-OF_MNLI = f"index\tpromptID\tpairID\tgenre\t{PARSES}\tsentence1\tsentence2\tlabel1\tgold_label"
+MNLI = f"index\tpromptID\tpairID\tgenre\t{PARSES}\tsentence1\tsentence2\tlabel1\tgold_label"
 GLUE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("cola", "", 'gj04\t{1}\t\tSaid "{0}', {"pair": False}),
     ("sst2", "sentence\tlabel", "text {0} \t{1}", {"pair": False}),
     ("mrpc", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '{1}\t1\t2\tfirst {0}\t"second', {}),
-    ("stsb", OF_STSB, "{0}\tg\tf\t2012\t1\tnone\tnone\tfirst {0}\tsecond\t3.{0}", {"task": "regression", "names": ()}),
+    ("stsb", STSB, "{0}\tg\tf\t2012\t1\tnone\tnone\tfirst {0}\tsecond\t3.{0}", {"task": "regression", "names": ()}),
     ("qqp", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "{0}\t1\t2\tfirst {0}?\tsecond?\t{1}", {}),
-    ("mnli", OF_MNLI, "{0}\t1\t1n\tfiction\t(\t(\t(\t(\tfirst {0}\tsecond\tneutral\tlabel {1}", NAMED),
+    ("mnli", MNLI, "{0}\t1\t1n\tfiction\t(\t(\t(\t(\tfirst {0}\tsecond\tneutral\tlabel {1}", NAMED),
     ("qnli", "index\tquestion\tsentence\tlabel", "{0}\tfirst {0}\tsecond\tlabel {1}", NAMED),
     ("rte", "index\tsentence1\tsentence2\tlabel", "{0}\tfirst {0}\tsecond\tlabel {1}", NAMED),
     ("wnli", "index\tsentence1\tsentence2\tlabel", "{0}\tfirst {0}\tsecond\t{1}", {}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "head", "row", "has"), GLUE, ids=[each[0] for each in GLUE])
+@pytest.mark.parametrize(("task", "head", "row", "has"), GLUE, ids=[value[0] for value in GLUE])
 def test_a_folder_of_glue_is_known_by_the_columns_of_its_files(
     tmp_path: Path, task: str, head: str, row: str, has: dict[str, Any]
 ) -> None:
     content = many(row, head=f"{head}\n" if head else "")
     write(tmp_path / "train.tsv", content)
     write(tmp_path / ("dev_matched.tsv" if task == "mnli" else "dev.tsv"), content)
-    found = read(Options(data=str(tmp_path)))
-    assert (found.metric_set, found.labels) == (task, has.get("names", ("0", "1")))
-    assert found.task == has.get("task", "classification")
-    assert (len(found.train.texts_a), bool(found.train.texts_b)) == (40, has.get("pair", True))
-    assert found.train == found.eval
-    assert ("first 3" if has.get("pair", True) else "3") in found.train.texts_a[3]
+    actual = read(Options(data=str(tmp_path)))
+    assert (actual.metric_set, actual.labels) == (task, has.get("names", ("0", "1")))
+    assert actual.task == has.get("task", "classification")
+    assert (len(actual.train.texts_a), bool(actual.train.texts_b)) == (40, has.get("pair", True))
+    assert actual.train == actual.eval
+    assert ("first 3" if has.get("pair", True) else "3") in actual.train.texts_a[3]
 
 
 # --- docstrings ---------------------------------------------------------------------------------------------
@@ -282,15 +287,17 @@ def test_of_the_default_task_whole_modules_are_held_out_and_no_docstring_is_ther
     modules: dict[str, list[tuple[str, str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docstrings, "modules", modules.items)
-    of_docstrings = read(Options())
-    assert of_docstrings.labels == ("nothing", "value")
-    train, held_out = of_docstrings.train, of_docstrings.eval
+    read_docstrings = read(Options())
+    assert read_docstrings.labels == ("nothing", "value")
+    train, held_out = read_docstrings.train, read_docstrings.eval
     assert 4_000 < len(train.labels) < 20 * len(held_out.labels) < 10 * len(train.labels)
     texts = [*train.texts_a, *held_out.texts_a]
     assert len({*texts}) == len(texts)
-    module_of = {row[0]: module for module, rows in modules.items() for row in rows}
-    assert not {module_of[text] for text in train.texts_a} & {module_of[text] for text in held_out.texts_a}
-    assert of_docstrings.baseline == sum(held_out.labels) / len(held_out.labels) < 0.8
+    module_name = {row[0]: module for module, rows in modules.items() for row in rows}
+    assert not {module_name[text] for text in train.texts_a} & {
+        module_name[text] for text in held_out.texts_a
+    }
+    assert read_docstrings.baseline == sum(held_out.labels) / len(held_out.labels) < 0.8
 
 
 @pytest.mark.parametrize(
@@ -322,8 +329,8 @@ def test_a_model_of_another_kind_or_with_too_few_positions_or_tokens_is_refused_
     (tmp_path / "config.json").write_text(json.dumps(told))
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    found = problems(Options(init_from=str(tmp_path)), tmp_path)
-    assert [said in text for text in found if said] == ([True] if said else []), found
+    actual = problems(Options(init_from=str(tmp_path)), tmp_path)
+    assert [said in text for text in actual if said] == ([True] if said else []), actual
     (tmp_path / "added_tokens.json").write_text('{"new": 5}')
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 5}))
     assert (
