@@ -12,10 +12,11 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
-from jobs.glue.answers import KEY, Batch, Classifier
+from jobs.glue.answers import Batch, Classifier
 from jobs.glue.batches import Encoded
 from jobs.glue.data import Dataset, Rows
 from jobs.glue.predictions import write_predictions
+from jobs.glue.pretrained import KEY
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.runtime.prediction import Answer, Request, answer
 
