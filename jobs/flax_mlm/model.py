@@ -18,6 +18,7 @@ from flax import nnx
 
 from jobs.flax_mlm.config import Dimensions
 from jobs.runtime.jax.ops import (
+    at_positions,
     attend,
     cross_entropy,
     dropout,
@@ -148,7 +149,7 @@ class Layer(nnx.Module):
         positions_BM: jax.Array | None = None,
     ) -> jax.Array:
         """(B, S, D), or (B, M, D) where only some positions' results are asked for."""
-        x_BMD = x_BSD if positions_BM is None else _at(x_BSD, positions_BM)
+        x_BMD = x_BSD if positions_BM is None else at_positions(x_BSD, positions_BM)
         attended_BMD = self.attention_out(self._attend(x_BMD, x_BSD, segments_BS, positions_BM))
         x_BMD = self.attention_norm(x_BMD + dropout(attended_BMD, self.dropout, _fold(keys_B, 0)))
         fed_BMD = self.ff_out(gelu(self.ff_in(x_BMD.astype(self.dtype))))
@@ -168,16 +169,11 @@ class Layer(nnx.Module):
         else:
             q_BMD = self.qkv(x_BMD.astype(self.dtype), slice(0, d))
             k_BSD, v_BSD = self.qkv.split(narrow_BSD, 2, slice(d, None))
-            segments_BM = None if segments_BS is None else _at(segments_BS, positions_BM)
+            segments_BM = None
+            if segments_BS is not None:
+                segments_BM = jnp.take_along_axis(segments_BS, positions_BM, axis=1)
         q_BMHK, k_BSHK, v_BSHK = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BMD, k_BSD, v_BSD))
         return attend(q_BMHK, k_BSHK, v_BSHK, segments_BM, segments_BS).reshape(q_BMD.shape)
-
-
-def _at(x_BS: jax.Array, positions_BM: jax.Array) -> jax.Array:
-    """Gather (B, M, …) from (B, S, …) at these positions."""
-    return jnp.take_along_axis(
-        x_BS, positions_BM.reshape(*positions_BM.shape, *(1,) * (x_BS.ndim - 2)), axis=1
-    )
 
 
 class Mlm(nnx.Module):

@@ -363,6 +363,15 @@ def test_gelu_is_x_times_the_share_of_a_normal_distribution_below_x(platform: st
     np.testing.assert_allclose(found, known, atol=2e-6, err_msg=platform)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_states_at_some_positions_are_copied_to_the_last_bit(dtype: str, platform: str) -> None:
+    states, positions = jnp.asarray(X, dtype), TARGETS % 5
+    copied = ops.at_positions(states, jnp.asarray(positions))
+    assert copied.dtype == states.dtype, platform
+    expected = np.take_along_axis(np.asarray(states), positions[..., None], 1)
+    np.testing.assert_array_equal(np.asarray(copied), expected, err_msg=platform)
+
+
 def test_a_gradient_written_by_hand_is_what_finite_differences_find(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -382,6 +391,7 @@ def test_a_gradient_written_by_hand_is_what_finite_differences_find(
                 (X, 0.5 * X.reshape(-1, 8)[:12], X.ravel()[:12]),
             ),
             (lambda table: custom_gradients.embed(table, TARGETS, X.dtype), (X.reshape(-1, 8)[:12],)),
+            (lambda x: custom_gradients.at_positions(x, TARGETS % 5), (X,)),
         ):
             for backend in ("cpu", "tpu"):
                 monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)

@@ -68,6 +68,12 @@ def embed(table_RD: jax.Array, ids: jax.Array, _narrow: jnp.dtype) -> jax.Array:
     return table_RD[ids]
 
 
+@by_hand(custom_gradients.at_positions, "tpu")
+def at_positions(x_BSD: jax.Array, positions_BM: jax.Array) -> jax.Array:
+    """(B, M, D): x_BSD at these positions."""
+    return jnp.take_along_axis(x_BSD, positions_BM[..., None], axis=1)
+
+
 @by_hand(custom_gradients.logits, "cpu")
 def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
     """x Eᵀ + b over the last axis, in the table's dtype, though the product is one of x's."""
