@@ -391,7 +391,7 @@ def test_a_gradient_written_by_hand_is_what_finite_differences_find(
                 (X, 0.5 * X.reshape(-1, 8)[:12], X.ravel()[:12]),
             ),
             (lambda table: custom_gradients.embed(table, TARGETS, X.dtype), (X.reshape(-1, 8)[:12],)),
-            (lambda x: custom_gradients.at_positions(x, TARGETS % 5), (X,)),
+            (lambda x: custom_gradients.at_positions(x, jnp.asarray(TARGETS % 5)), (X,)),
         ):
             for backend in ("cpu", "tpu"):
                 monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
