@@ -31,9 +31,9 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 PARENT = """
 import os, time
-from contracts import process
+from contracts import process_environment
 from jobs.runtime.monitoring import sampler
-sampler.start(process.read(os.environ))
+sampler.start(process_environment.read(os.environ))
 memory = b"x" * (64 * 2**20)
 time.sleep(600)
 """

@@ -138,7 +138,7 @@ ONE_STEP = """
 import json, os, sys
 import numpy as np
 from pathlib import Path
-from contracts import process as contract
+from contracts import process_environment as contract
 from jobs.runtime.tensorflow import distributed
 from jobs.tf_squad import data, model
 from jobs.tf_squad.config import Config

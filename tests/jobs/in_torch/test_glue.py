@@ -232,7 +232,7 @@ ONE_STEP = """
 import dataclasses, json, os, sys
 from pathlib import Path
 import torch
-from contracts import process as contract
+from contracts import process_environment as contract
 from contracts.run_directory import RunDirectory
 from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run
