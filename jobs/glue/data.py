@@ -14,14 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from jobs.glue import docstrings
 from jobs.glue.options import Options
-from jobs.glue.pretrained import open_pretrained
 from jobs.runtime.storage.bucket_files import open_url, place_error
 from jobs.runtime.storage.data_files import UNDECODABLE, listing, read_file
 
@@ -123,13 +121,12 @@ class _Table:
     warnings: tuple[str, ...] = ()
 
 
-def problems(options: Options, cache_dir: Path) -> list[str]:
-    """What is wrong with the data, and with the model of --init-from; called before anything is started.
+def problems(options: Options) -> list[str]:
+    """What is wrong with the data; called before anything is started.
 
     Raises:
         Unreachable: a place does not answer now.
     """
-    messages: list[str] = []
     try:
         _is_whole(options)
         if options.data != DOCSTRINGS:  # nothing is wrong with these, and they take seconds
@@ -137,15 +134,8 @@ def problems(options: Options, cache_dir: Path) -> list[str]:
     except Unreachable:
         raise
     except RequestError as error:
-        messages += str(error).splitlines()
-    try:
-        if options.init_from is not None:
-            open_pretrained(options, options.init_from, cache_dir, lambda _: None)
-    except Unreachable:
-        raise
-    except RequestError as error:
-        messages.append(str(error))
-    return messages
+        return str(error).splitlines()
+    return []
 
 
 def read(options: Options) -> Dataset:

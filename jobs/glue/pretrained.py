@@ -9,9 +9,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
+from jobs.glue import data
+from jobs.glue.data import Dataset
 from jobs.glue.options import SIZES, Options
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer, vocabulary_size
 from jobs.runtime.storage.cache import build_once
@@ -24,9 +26,6 @@ from jobs.runtime.storage.model_folder import (
     WORDPIECES,
     open_folder,
 )
-
-if TYPE_CHECKING:
-    from jobs.glue.data import Dataset
 
 ARCHITECTURES = {"roberta": "RobertaForSequenceClassification", "bert": "BertForSequenceClassification"}
 KEY = "tpu_stack"
@@ -43,6 +42,23 @@ class Beginning:
     tokenizer: Path
     weights: Path | None
     fingerprint: str
+
+
+def problems(options: Options, cache_dir: Path) -> list[str]:
+    """What is wrong with the data, and with the model of --init-from; called before anything is started.
+
+    Raises:
+        Unreachable: a place does not answer now.
+    """
+    messages = data.problems(options)
+    try:
+        if options.init_from is not None:
+            open_pretrained(options, options.init_from, cache_dir, lambda _: None)
+    except Unreachable:
+        raise
+    except RequestError as error:
+        messages.append(str(error))
+    return messages
 
 
 def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:

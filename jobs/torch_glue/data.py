@@ -1,5 +1,5 @@
 """The rows of torch_glue are those of jobs/glue."""
 
-from jobs.glue.data import problems
+from jobs.glue.pretrained import problems
 
 __all__ = ["problems"]

@@ -14,8 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.glue import docstrings
-from jobs.glue.data import problems, read
+from jobs.glue.data import read
 from jobs.glue.options import Options
+from jobs.glue.pretrained import problems
 
 # A file with NUL is taken for UTF-16.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
