@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -18,13 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.agent.storage import host_files
+from host.agent.storage import host_files, staged_bundles
 from launch import remote_files
 from launch.hosts import Agent
 from launch.remote_files import HostFiles
 from tests.host.conftest import ONE
 from tests.infra.bucket import Bucket, served
 from tests.processes import is_alive
+from tests.servers import Handler, serving
 
 TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)
 
@@ -327,6 +329,29 @@ def test_a_bundle_in_the_bucket_is_fetched_by_the_host_and_a_refusal_is_told(
         Bucket.objects[".packages/a b.base64"] = (1, request["archive_base64"].encode(), None)
         assert any_agent("stage", **asked)["sent"] is True
     assert (any_agent.root / "bundles" / request["sha256"] / "a.py").read_text() == "print(1)\n"
+
+
+def test_an_object_is_read_with_the_token_of_the_hosts_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Google(Handler):
+        def do_GET(self) -> None:
+            if self.path == "/computeMetadata/v1/instance/service-accounts/default/token":
+                self.reply({"access_token": "ya29.token", "expires_in": 3599, "token_type": "Bearer"})
+            else:
+                self.reply({"path": self.path, "authorization": self.headers["Authorization"]})
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    with pytest.raises(OSError, match="no metadata server answers"), staged_bundles.opened("gs://runs/x"):
+        pass
+    with serving(Google) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        monkeypatch.setattr(staged_bundles, "GOOGLE", f"http://{address}")
+        with staged_bundles.opened("gs://runs/.packages/a b") as file:
+            request = json.loads(file.read())
+    assert request == {
+        "path": "/storage/v1/b/runs/o/.packages%2Fa%20b?alt=media",
+        "authorization": "Bearer ya29.token",
+    }
 
 
 def test_bundles_that_no_run_of_the_host_uses_are_removed_after_two_weeks(agent: Any) -> None:

@@ -1,7 +1,7 @@
 """The image of JAX for CPUs, which every container of the tests runs in, really builds here and passes its own smoke
 test; nightly the four for TPUs do too: a broken pin is red.
 
-The other locks for CPUs are the same versions without libtpu (tests/images/test_locks.py). The first time it takes
+The other locks for CPUs are the same versions without libtpu. The first time it takes
 long: gigabytes of wheels. Afterwards only what changed is built. Where no image registry can be reached the base is the
 stand-in of tools/stand_in_base.py (TPU_STACK_BASE_IMAGE), which is no official image.
 """

@@ -225,8 +225,8 @@ embed.defvjp(lambda table_RD, ids, dtype: (embed(table_RD, ids, dtype), (table_R
 
 
 def at_positions(x_BSD: jax.Array, positions_BM: jax.Array) -> jax.Array:
-    """(B, M, D): x_BSD at these positions, as a product with a 1 in each row. As a look-up its gradient is a sort and a
-    sum of one row after another, the code of which takes as long to compile as four products."""
+    """(B, M, D): x_BSD at these positions, as a product with a 1 in each row. The gradient of a look-up is a sort and a
+    sum of one row after another."""
     is_there_BMS = positions_BM[..., None] == jnp.arange(x_BSD.shape[1])
     at_BMD: jax.Array = jnp.einsum(
         "bms,bsd->bmd", is_there_BMS.astype(x_BSD.dtype), x_BSD, precision=jax.lax.Precision.HIGHEST
