@@ -60,22 +60,23 @@ def _ask(reference: str, method: str, environ: Mapping[str, str]) -> tuple[Any, 
         RequestError: this machine has no account. Unreachable: Secret Manager does not answer.
     """
     import google.auth
+    import google.auth.credentials
     import google.auth.exceptions
-    import google.auth.transport.requests
-    import requests
+    from google.auth.transport.requests import AuthorizedSession
 
     project, secret, version = (*reference.removeprefix("sm://").split("/"), "latest")[:3]
     stand_in = environ.get(SECRET_MANAGER)
     url = f"{stand_in or GOOGLE}/v1/projects/{project}/secrets/{secret}/versions/{version}{method}"
     try:
         if stand_in:
-            session = requests.Session()
-            session.trust_env = False  # it is on this machine, whatever proxy leads to the world
-            return session.get(url, timeout=ANSWER_LIMIT_S), "the host's account"
-        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-        authorized = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+            credentials: Any = google.auth.credentials.AnonymousCredentials()  # type: ignore[no-untyped-call]
+        else:
+            credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         account = getattr(credentials, "service_account_email", "this host's account")
-        return authorized.get(url, timeout=ANSWER_LIMIT_S), account
+        session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        if stand_in:
+            session.trust_env = False  # it is on this machine, whatever proxy leads to the world
+        return session.get(url, timeout=ANSWER_LIMIT_S), account
     except google.auth.exceptions.DefaultCredentialsError:
         raise RequestError(
             "this host has no Google account; `gcloud auth application-default login`"
