@@ -346,12 +346,9 @@ def _use_google(cluster: Cluster, configuration: Any) -> None:
     import google.auth.transport.requests
 
     configuration.host = cluster.endpoint
-    configuration.proxy = urllib.request.getproxies().get(
-        "https"
-    )  # the client would take that for http first
-    configuration.ssl_ca_cert = next(
-        filter(os.path.exists, [*SYSTEM_CAS]), None
-    )  # the client would take no company's
+    # The client would take the proxy for http first, and no company's own certificates.
+    configuration.proxy = urllib.request.getproxies().get("https")
+    configuration.ssl_ca_cert = next(filter(os.path.exists, [*SYSTEM_CAS]), None)
     if cluster.ca_certificate is not None:
         name = hashlib.sha256(cluster.ca_certificate.encode()).hexdigest()[:16]
         path = user_cache_dir(os.environ) / "clusters" / f"{name}.pem"
