@@ -12,6 +12,8 @@ from contracts.errors import RequestError
 WAIT_LIMIT_S = 24 * 3600
 """For the slowest host to prepare a large corpus, or the one that does it for all."""
 REPORT_PERIOD_S, POLL_PERIOD_S = 60.0, 0.2
+REFUSAL_LIMIT_S = 30.0
+"""For the slowest process to read that they do not agree, before the one that keeps the notes ends."""
 
 
 class Board(Protocol):
@@ -50,10 +52,21 @@ def agree(
     ]
     different = [peer for peer in range(size) if prints[peer] != prints[0]]
     if different:
+        _end_together(board, rank, size, f"agree/{name}/refused")
         raise RequestError(
             f"{name} is not the same on every host: ranks {different} differ from rank 0; "
             "give every host the same files and the same software"
         )
+
+
+def _end_together(board: Board, rank: int, size: int, note: str) -> None:
+    """Rank 0 keeps the notes: if it ended first, slower processes would take it for lost and not know the reason."""
+    board.put(f"{note}/{rank}", "read")
+    deadline_s = time.monotonic() + REFUSAL_LIMIT_S
+    while rank == 0 and time.monotonic() < deadline_s:
+        if all(board.get(f"{note}/{peer}") for peer in range(size)):
+            return
+        time.sleep(POLL_PERIOD_S)
 
 
 def first_then_others[Result](
