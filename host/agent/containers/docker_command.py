@@ -132,7 +132,8 @@ def failure(action: str, complaint: str) -> Failed:
 CONTAINER_LIMIT_S = 10.0
 REMOVAL_LIMIT_S = 10.0
 """A daemon that hangs: a stop ends the processes by itself, and says in time that Docker has kept its books."""
-RUNNING_LIMIT_S = 5.0
+RUNNING_LIMIT_S = 20.0
+"""From made to running, beside whatever else keeps the host busy; a stop that gave up earlier would never arrive."""
 MARKER = "container.json"
 NO_SUCH_CONTAINER = "No such container"
 
