@@ -484,27 +484,39 @@ def _tolerations(plan: Plan) -> list[Manifest]:
 
 
 FETCH = """\
-import base64, hashlib, io, os, sys, tarfile, time
+import base64, hashlib, os, sys, tarfile, time
 import fsspec
+
+PIECE = 4 * 2**20  # of base64, whose groups have four letters
+
+def fetch(url, packed):
+    digest = hashlib.sha256()
+    with fsspec.open(url, "rb") as source, open(packed, "wb") as target:
+        while piece := source.read(PIECE):
+            data = base64.b64decode(piece)
+            digest.update(data)
+            target.write(data)
+    return digest.hexdigest()
 
 folder, *wanted = sys.argv[1:]
 for url, sha256 in zip(wanted[::2], wanted[1::2]):
+    path = os.path.join(folder, sha256)
+    packed = path + ".tar.gz"
     for pause_s in (1, 2, 4, 8, 16, None):
         try:
-            with fsspec.open(url, "rb") as file:
-                archive = base64.b64decode(file.read())
+            actual = fetch(url, packed)
             break
         except Exception as error:
             print(f"{url}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             if pause_s is None:
                 sys.exit(f"{url}: cannot be read; may this service account read the bucket?")
             time.sleep(pause_s)
-    actual = hashlib.sha256(archive).hexdigest()
+    if actual == sha256:
+        with tarfile.open(packed, mode="r:gz") as tar:
+            tar.extractall(path + ".part", filter="data")
+    os.remove(packed)
     if actual != sha256:
         sys.exit(f"{url}: its sha256 is {actual}; launch the run again")
-    path = os.path.join(folder, sha256)
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        tar.extractall(path + ".part", filter="data")
     os.rename(path + ".part", path)
 """
 """Puts each bundle, by its URL and hash, under its hash in a folder. Code that could do it is not

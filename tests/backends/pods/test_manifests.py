@@ -254,7 +254,7 @@ def test_a_dry_run_prints_the_manifests_as_they_would_be_sent() -> None:
     printed = list(dry_run.lines(planned, plan.target))
     text = "\n".join(printed[printed.index("apiVersion: batch/v1") :])
     assert list(yaml.safe_load_all(text)) == manifests.manifests(plan, options)
-    assert "          import base64, hashlib, io, os, sys, tarfile, time" in printed
+    assert "          import base64, hashlib, os, sys, tarfile, time" in printed
 
 
 def test_only_the_secret_of_a_run_has_its_secrets_and_a_dry_run_has_none() -> None:

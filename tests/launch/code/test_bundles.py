@@ -17,6 +17,7 @@ from host.agent.storage.host_files import write_file
 from host.agent.storage.staged_bundles import bundle_dir, stage, unpack
 from infra.documents import ABSENT, Documents
 from launch import jobs
+from launch.code import bundles
 from launch.code.bundles import (
     FOLDER_SECRET,
     Bundle,
@@ -254,6 +255,20 @@ def _repository(folder: Path) -> Path:
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "a")
     return folder
+
+
+def test_a_large_folder_is_compressed_in_pieces_and_is_the_same_bundle_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"{number}.bin": bytes([number]) * 700 for number in range(9)}
+    whole = archive(files)
+    monkeypatch.setattr(bundles, "LARGE_BYTES", 1000)
+    packed = archive(files)
+    assert packed == archive(files)
+    assert packed.sha256 != whole.sha256  # of several members
+    (tmp_path / "packed").write_bytes(packed.archive)
+    unpack(str(tmp_path / "packed"), str(tmp_path / "tree"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "tree").iterdir()} == files
 
 
 def test_a_fabignore_leaves_out_tracked_files_and_those_of_submodules_and_of_repositories_inside(
