@@ -41,8 +41,7 @@ class Config:
     zoom: float = 0.1
     """Enlarge or shrink pictures by up to this share."""
     shuffle: int = 4096
-    """Records that are mixed at a time; shards are read in another order in each epoch besides. Pictures that are kept
-    in memory, as those are that take up to 256 MiB and are seen twice, are all mixed."""
+    """Records that are mixed at a time; shards are read in another order in each epoch besides."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: a rare class counts as much as a frequent one."""
 

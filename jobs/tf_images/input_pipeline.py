@@ -20,8 +20,13 @@ FEATURES = {
 }
 ENDLESS = 2**62
 MOST_IN_MEMORY_BYTES, DECODED_AT_ONCE = 256 << 20, 256
-type Epoch = Callable[[Any], Any]
-"""From a seed to the order of an epoch."""
+type OpenShard = Callable[[Any, Any, Any], Any]
+"""From what `Pictures._shards` says of a shard to what is in it."""
+
+
+def _records(path: Any, _first: Any, count: Any) -> Any:
+    """The records of a shard, as they are in its file."""
+    return tf.data.TFRecordDataset(path, buffer_size=READ_AHEAD_BYTES).take(count)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +52,19 @@ class Pictures:
         """
         part = choose_part(self.index.split_shards("train"), host=host, hosts=hosts)
         records, taken = self.records(part), done * batch
-        is_in_memory = self._fits_in_memory(records, epochs=steps * batch / records)
-        epoch, picture_of = self._in_memory(part) if is_in_memory else self._streamed(part)
+        is_in_memory = self._fits_in_memory(part, epochs=steps * batch / records)
+        open_shard, picture_of = self._in_memory(part) if is_in_memory else (_records, self._decoded)
 
-        def ordered(number: Any) -> Any:
-            return epoch(tf.stack([tf.constant(self.seed, tf.int64), number]))
+        def epoch(number: Any) -> Any:
+            seed = tf.stack([tf.constant(self.seed, tf.int64), number])
+            order = tf.random.experimental.stateless_shuffle(tf.range(len(part.names)), seed)
+            mixed = tf.random.stateless_uniform((), seed, 0, 2**62, tf.int64)
+            # Mixed before they are decoded, which is less to keep.
+            return self._read(part, order, open_shard).shuffle(
+                self.shuffle, mixed, reshuffle_each_iteration=False
+            )
 
-        pictures = tf.data.Dataset.range(taken // records, ENDLESS).flat_map(ordered).skip(taken % records)
+        pictures = tf.data.Dataset.range(taken // records, ENDLESS).flat_map(epoch).skip(taken % records)
         weights = tf.constant(self.class_weights or (1.0,) * len(self.index.labels), tf.float32)
 
         def change(number: Any, batch: Any) -> Any:
@@ -67,37 +78,27 @@ class Pictures:
         batches = pictures.batch(batch, drop_remainder=True).enumerate(done)
         return _timed(batches.map(change, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE), wait_s)
 
-    def _streamed(self, part: Part) -> tuple[Epoch, Any]:
-        """The records of a part as they are read in an epoch, and what decodes one."""
-
-        def epoch(seed: Any) -> Any:
-            order = tf.random.experimental.stateless_shuffle(tf.range(len(part.names)), seed)
-            mixed = tf.random.stateless_uniform((), seed, 0, 2**62, tf.int64)
-            # Mixed as they lie in the shards, which is less to keep than what they are decoded to.
-            return self._read(part, order).shuffle(self.shuffle, mixed, reshuffle_each_iteration=False)
-
-        return epoch, self._decoded
-
-    def _in_memory(self, part: Part) -> tuple[Epoch, Any]:
-        """The numbers of a part's pictures in an epoch, and what takes the pictures of several numbers."""
-        read = self._read(part, tf.range(len(part.names))).map(self._decoded, tf.data.AUTOTUNE)
+    def _in_memory(self, part: Part) -> tuple[OpenShard, Any]:
+        """What lists the numbers of a shard's pictures in place of its records, and what takes the pictures of several
+        numbers: the order is that of the records."""
+        whole = dataclasses.replace(part, stride=1, first=0)
+        in_order = self._shards(whole, tf.range(len(part.names))).flat_map(_records)
+        read = in_order.map(self._decoded, tf.data.AUTOTUNE)
         chunks = list(read.batch(DECODED_AT_ONCE).prefetch(1).as_numpy_iterator())
         with tf.device("/CPU:0"):
             images_NHWC, labels_N = (
                 tf.constant(np.concatenate(values)) for values in zip(*chunks, strict=True)
             )
-        numbers_N = tf.range(self.records(part))
 
-        def epoch(seed: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(
-                tf.random.experimental.stateless_shuffle(numbers_N, seed)
-            )
+        def numbers(_path: Any, first: Any, count: Any) -> Any:
+            return tf.data.Dataset.range(first, first + count)
 
-        return epoch, lambda numbers_B: (tf.gather(images_NHWC, numbers_B), tf.gather(labels_N, numbers_B))
+        return numbers, lambda numbers_B: (tf.gather(images_NHWC, numbers_B), tf.gather(labels_N, numbers_B))
 
-    def _fits_in_memory(self, records: int, epochs: float) -> bool:
+    def _fits_in_memory(self, part: Part, epochs: float) -> bool:
         """Whether pictures are decoded once and kept: they are seen again, and do not take much."""
-        return epochs >= 2 and records * self.size**2 * self.index.channels <= MOST_IN_MEMORY_BYTES
+        pictures = sum(self.counts[name] for name in part.names)
+        return epochs >= 2 and pictures * self.size**2 * self.index.channels <= MOST_IN_MEMORY_BYTES
 
     def held_out(self, *, host: int, hosts: int, batch: int, batches: int) -> Any:
         """So many batches, in their order: pictures (B, H, W, C), labels (B,); -1 where pictures have ended."""
@@ -116,18 +117,21 @@ class Pictures:
         total = sum(self.counts[name] for name in part.names)
         return max(0, -(-(total - part.first) // part.stride))
 
-    def _read(self, part: Part, order: Any) -> Any:
-        """The records of a part, as they are in the files, of OPEN_SHARDS files in turn."""
-        paths = tf.constant([f"{self.index.place}/{name}" for name in part.names])
-        counts = tf.constant([self.counts[name] for name in part.names], tf.int64)
-        shards = tf.data.Dataset.from_tensor_slices((tf.gather(paths, order), tf.gather(counts, order)))
-        records = shards.interleave(
-            lambda path, count: tf.data.TFRecordDataset(path, buffer_size=READ_AHEAD_BYTES).take(count),
+    def _read(self, part: Part, order: Any, open_shard: OpenShard = _records) -> Any:
+        """The records of a part, of OPEN_SHARDS shards in turn."""
+        records = self._shards(part, order).interleave(
+            open_shard,
             cycle_length=min(OPEN_SHARDS, len(part.names)),
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
         return records.shard(part.stride, part.first) if part.stride > 1 else records
+
+    def _shards(self, part: Part, order: Any) -> Any:
+        """Of each shard of a part: its path, the records before its own in the order of names, and how many it has."""
+        counts = np.array([self.counts[name] for name in part.names])
+        columns = [f"{self.index.place}/{name}" for name in part.names], np.cumsum(counts) - counts, counts
+        return tf.data.Dataset.from_tensor_slices(tuple(tf.gather(column, order) for column in columns))
 
     def _decoded(self, record: Any) -> Any:
         """(H, W, C) of uint8, and the label."""
