@@ -140,8 +140,7 @@ def prepare_tokens(config: Config, cache_dir: Path, say: Callable[[str], None]) 
     """Open the corpus, get the tokenizer (the given one, or trained on the training documents), tokenise.
 
     Each result is kept under `cache_dir`, and in `--remote-cache` where there is one, and found again by the content
-    that it was made from. Raises RequestError for a mistake in what was asked for, RuntimeError where a process that
-    tokenises was killed, and OSError where the disk is full.
+    that it was made from. Raises RequestError for a mistake in what was asked for, and OSError where the disk is full.
     """
     corpus = open_corpus(config.data, text_field=config.text_field)
     root = cache_dir / "flax_mlm"

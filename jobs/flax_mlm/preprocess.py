@@ -1,8 +1,6 @@
-"""Turns a corpus into two files of token ids and their meta.json, in bounded memory, by a pool of processes.
+"""Turns a corpus into two files of token ids and their meta.json, in bounded memory.
 
-One process reads the corpus, cuts it into batches, hands them to the pool in order and writes what comes back. They are
-processes and not the library's own threads: making numbers of its answers holds Python's lock for 12 ms a million
-characters, which take a core 216 ms to encode, and reading for 5: from some 13 cores on more of them would wait.
+One thread encodes a batch with all of the library's own threads, while this one reads the next and writes the last.
 
 A journal says how far the files have come: the next call continues the work of one that was killed, and the files are
 the same.
@@ -10,20 +8,14 @@ the same.
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
-import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,16 +32,10 @@ FORMAT = 1
 NOTE_CHARACTERS = 64_000_000
 """At most this much is repeated when the work is resumed: some seconds of two cores."""
 SAY_PERIOD_S = 20.0
-BATCH_CHARACTERS = 500_000
-"""Encoded at once by one process: some 130,000 tokens, which take the tokenizers library about 30 MB."""
+BATCH_CHARACTERS = 2_000_000
+"""Encoded at once: some 500,000 tokens, which take the tokenizers library about 120 MB."""
 PIECE_CHARACTERS = 500_000
-"""A longer document is encoded in pieces, so that a batch is never longer than two of these."""
-MOST_PROCESSES = 16
-"""By the 5 ms a million characters that reading takes, one reader could feed about forty; memory stays below 1 GB."""
-BYTES_PER_PROCESS = 16 << 20
-"""Text for less than this is encoded sooner than another process has started."""
-BATCHES_AHEAD = 2
-"""For each process: one at work and one waiting."""
+"""A longer document is encoded in pieces, so that threads share it and a batch is only so much longer."""
 
 type Dtype = Literal["<u2", "<u4"]
 """As numpy and meta.json write it; every machine that JAX runs on is little-endian."""
@@ -66,7 +52,6 @@ def tokenise(
 
     Raises:
         RequestError: the corpus cannot be read, or gives nothing for one of the two splits.
-        RuntimeError: a process that tokenises was killed.
         OSError: the disk is full, above all.
     """
     if is_whole(directory):  # killed between the last line below and whatever the caller does then
@@ -106,18 +91,16 @@ def _write(
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> dict[str, object]:
-    processes = processes_for(corpus.text_bytes, len(os.sched_getaffinity(0)))
     dtype: Dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
     done_before = streams.documents
-    by = f" with {processes} processes" if processes else ""
     behind = f", going on after {done_before:,} documents" if done_before else ""
-    say(f"tokenising {corpus.source}{by}{behind}")
+    say(f"tokenising {corpus.source}{behind}")
     # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so the
     # split's rules, and what is said of damaged text, hold for the whole corpus.
     todo = batches(split_documents(corpus, eval_fraction, warn=warn), skip=done_before)
     started_s = said_s = time.monotonic()
     characters = noted = 0
-    for batch, ids in encoded(todo, facts.path, dtype, processes=processes):
+    for batch, ids in encoded(todo, Encoder(facts.path, dtype)):
         streams.write(ids, train_documents=batch.documents("train"), eval_documents=batch.documents("eval"))
         characters += batch.characters
         now_s = time.monotonic()
@@ -253,87 +236,16 @@ class Encoder:
         return Encoded(streams["train"].tobytes(), streams["eval"].tobytes())
 
 
-def processes_for(text_bytes: int, cores: int) -> int:
-    """The number of processes that encode a corpus of `text_bytes`; 0: this process encodes it."""
-    count = min(cores, MOST_PROCESSES, text_bytes // BYTES_PER_PROCESS)
-    return count if count > 1 else 0
-
-
-def encoded(
-    batches: Iterable[Batch], tokenizer: Path, dtype: Dtype, *, processes: int
-) -> Iterator[tuple[Batch, Encoded]]:
-    """Yield each batch with its tokens, in order. An error of `batches` is raised after the batches before it.
-
-    Raises:
-        RuntimeError: one of the processes was killed.
-    """
-    if processes == 0:
-        encoder = Encoder(tokenizer, dtype)
-        return ((batch, encoder.encode(batch)) for batch in batches)
-    return _by_pool(batches, tokenizer, dtype, processes)
-
-
-def _by_pool(
-    batches: Iterable[Batch], tokenizer: Path, dtype: Dtype, count: int
-) -> Iterator[tuple[Batch, Encoded]]:
-    pool = concurrent.futures.ProcessPoolExecutor(
-        count,
-        mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with JAX's threads may hang
-        initializer=_begin,
-        initargs=(tokenizer, dtype),
-    )
-    pending: deque[tuple[Batch, concurrent.futures.Future[Encoded]]] = deque()
-    todo, failed = iter(batches), list[Exception]()
-    try:
-        while True:
-            while not failed and len(pending) < BATCHES_AHEAD * count:
-                try:
-                    batch = next(todo)
-                except StopIteration:
-                    break
-                except Exception as error:  # raised again below, behind the batches that came before it
-                    failed.append(error)
-                else:
-                    pending.append((batch, pool.submit(_encode, batch)))
-            if not pending:
-                break
-            batch, answer = pending.popleft()
-            yield batch, answer.result()
-        if failed:
-            raise failed[0]
-    except BrokenProcessPool:
-        raise RuntimeError(
-            "a process that tokenises was killed (the memory is full, or somebody killed it); what is done is kept: "
-            "start the run again"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_encoder: Encoder
-"""Of a process of the pool."""
-
-
-def _begin(tokenizer: Path, dtype: Dtype) -> None:
-    """Prepare a process of the pool."""
-    global _encoder
-    # Ctrl-C is for the process that reads; the pool ends with it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="end with the parent", daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = Encoder(tokenizer, dtype)
-
-
-def _end_with_parent() -> None:
-    """End this process with its parent; the pool's own processes would wait for ever for one that was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
-def _encode(batch: Batch) -> Encoded:
-    return _encoder.encode(batch)
+def encoded(batches: Iterable[Batch], encoder: Encoder) -> Iterator[tuple[Batch, Encoded]]:
+    """Yield each batch with its tokens, in order; while one is used, the next is encoded."""
+    under_way: tuple[Batch, Future[Encoded]] | None = None
+    with ThreadPoolExecutor(1, "tokenise") as thread:
+        for batch in batches:
+            before, under_way = under_way, (batch, thread.submit(encoder.encode, batch))
+            if before is not None:
+                yield before[0], before[1].result()
+        if under_way is not None:
+            yield under_way[0], under_way[1].result()
 
 
 class Torn(Exception):

@@ -1,14 +1,10 @@
-"""Tokenising in bounded memory by many processes, killed at any moment and continued: the files are the same."""
+"""Tokenising in bounded memory killed at any moment and continued: the files are the same."""
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
-import select
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -16,22 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jobs
-from contracts.errors import RequestError
 from jobs.flax_mlm import preprocess
 from jobs.flax_mlm.corpus import open_corpus
 from jobs.flax_mlm.preprocess import (
     BATCH_CHARACTERS,
     JOURNAL,
     PIECE_CHARACTERS,
-    Batch,
+    Encoder,
     Stream,
     Streams,
     batches,
     cut,
     encoded,
     is_whole,
-    processes_for,
 )
 from jobs.flax_mlm.tokenizer import (
     SAMPLE_BYTES,
@@ -87,11 +80,11 @@ def test_a_document_cut_between_words_has_the_tokens_that_it_has_whole(
 def test_documents_that_are_done_are_left_out_the_others_counted_where_they_end_and_none_is_encoded_at_once() -> (
     None
 ):
-    documents = [("train", "a" * 10), ("eval", "b" * (3 * PIECE_CHARACTERS)), ("train", "c")]
+    documents = [("train", "a" * 10), ("eval", "b" * (2 * BATCH_CHARACTERS)), ("train", "c")]
     found = list(batches(documents, skip=1))  # type: ignore[arg-type]
-    assert [batch.documents("eval") for batch in found] == [0, 0, 1, 0]
-    assert [batch.documents("train") for batch in found] == [0, 0, 0, 1]
-    assert [batch.ends_whole for batch in found] == [False, False, True, True]
+    assert [batch.documents("eval") for batch in found] == [0, 1, 0]
+    assert [batch.documents("train") for batch in found] == [0, 0, 1]
+    assert [batch.ends_whole for batch in found] == [False, True, True]
     sizes = [batch.characters for batch in batches([("train", "a b" * 2_000_000)])]
     assert sum(sizes) == 6_000_000
     assert max(sizes) < BATCH_CHARACTERS + PIECE_CHARACTERS
@@ -130,74 +123,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_an_error_in_the_text_comes_through_the_pool(tmp_path: Path, facts: TokenizerFacts) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b c"}\n{"text"\n')
-    todo = batches(("train", text) for text in open_corpus(str(tmp_path)).documents())
-    with pytest.raises(RequestError, match=r"a\.jsonl:3: not JSON"):
-        list(encoded(todo, facts.path, "<u2", processes=2))
-
-
-@pytest.mark.usefixtures("small")
-def test_processes_answer_as_this_one_does_and_in_order(facts: TokenizerFacts) -> None:
+def test_batches_come_in_order_with_the_tokens_that_each_has_alone(facts: TokenizerFacts) -> None:
     several = [*TEXTS, "", "é" * 700, "日本語 " * 300, "\N{GRINNING FACE} <mask> </s>"]
-
-    def work() -> Iterator[Batch]:
-        documents = (("eval" if number % 3 == 0 else "train", text) for number, text in enumerate(several))
-        return batches(documents)  # type: ignore[arg-type]
-
-    here = list(encoded(work(), facts.path, "<u4", processes=0))
-    assert list(encoded(work(), facts.path, "<u4", processes=3)) == here
-    assert len(here) > 10
-
-
-def forever() -> Iterator[Batch]:
-    while True:
-        yield from batches([("train", "a b c " * 100_000)])
-
-
-def test_a_killed_process_ends_the_work_with_a_reason_and_none_is_left_then_or_when_nobody_listens(
-    facts: TokenizerFacts,
-) -> None:
-    listening = encoded(forever(), facts.path, "<u2", processes=2)
-    next(listening)
-    multiprocessing.active_children()[0].kill()
-    with pytest.raises(RuntimeError, match="a process that tokenises was killed"):
-        for _ in listening:
-            pass
-    assert not multiprocessing.active_children()
-    listening = encoded(forever(), facts.path, "<u2", processes=2)
-    next(listening)
-    listening.close()  # type: ignore[attr-defined]
-    assert not multiprocessing.active_children()
-
-
-def test_the_pool_ends_when_who_started_it_is_killed(facts: TokenizerFacts) -> None:
-    program = (
-        "import multiprocessing, sys, time; from pathlib import Path; from jobs.flax_mlm import preprocess\n"
-        "todo = iter(lambda: next(preprocess.batches([('train', 'a b c')])), None)\n"
-        "listening = preprocess.encoded(todo, Path(sys.argv[1]), '<u2', processes=2); next(listening)\n"
-        "print(*(child.pid for child in multiprocessing.active_children()), flush=True); time.sleep(100)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(facts.path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parents[1])},
-    ) as parent:
-        assert parent.stdout is not None
-        pool = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
-        parent.kill()
-    assert pool
-    for process in pool:
-        assert select.select([process], [], [], 60)[0]
-        os.close(process)
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "cores", "count"),
-    [(1 << 20, 64, 0), (1 << 40, 1, 0), (1 << 40, 2, 2), (3 * (16 << 20), 64, 3), (1 << 40, 224, 16)],
-)
-def test_a_process_a_core_but_none_for_little_text(size_bytes: int, cores: int, count: int) -> None:
-    assert processes_for(size_bytes, cores) == count
+    documents = [("eval" if number % 3 == 0 else "train", text) for number, text in enumerate(several)]
+    todo, encoder = list(batches(documents)), Encoder(facts.path, "<u4")  # type: ignore[arg-type]
+    assert list(encoded(todo, encoder)) == [(batch, encoder.encode(batch)) for batch in todo]
+    assert len(todo) > 10
 
 
 DOCUMENTS = 180
@@ -251,13 +182,10 @@ def work(small: None, facts: TokenizerFacts, tmp_path: Path) -> Work:
     return made
 
 
-@pytest.mark.parametrize(("seed", "processes"), [(0, 0), (1, 0), (2, 0), (12, 2)])
-def test_killed_at_any_moment_and_often_the_files_are_the_same(
-    work: Work, monkeypatch: pytest.MonkeyPatch, seed: int, processes: int
-) -> None:
-    monkeypatch.setattr(preprocess, "processes_for", lambda *_: processes)
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment_and_often_the_files_are_the_same(work: Work, seed: int) -> None:
     random = Random(seed)
-    for _ in range(2 if processes else 4):
+    for _ in range(4):
         work.die(random.randrange(20), after=random.random() < 0.5)
     assert not is_whole(work.folder)
     work.tokenise()
