@@ -12,10 +12,10 @@ from pulumi_gcp import artifactregistry, storage
 from contracts.durations import DAY_S
 from contracts.inventory import CONTROL
 from infra import documents, naming
-from infra.cloud_tpu import plugin
-from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.retry import CloudTpuError
 from infra.config import BucketConfig, Config
+from infra.slice_apis import plugin
+from infra.slice_apis.plugin import Provider
+from infra.slice_apis.retry import CloudTpuError
 
 TEMPORARY_PREFIX = "tmp/"
 ABANDONED_UPLOAD_DAYS = 7

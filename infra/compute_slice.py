@@ -1,8 +1,8 @@
 """A slice of TPUs that Compute Engine makes, as a Pulumi resource: zonal groups of instances, or single instances.
 
 A dynamic provider of our own because what has to wait, be lost and be made again is the same as for a queued resource
-(`infra.queued_resource`): the provider's part is shared with it, and `infra.lifecycles` chooses what serves it. The
-instance templates and placement policies, which are free of charge and never wait, are pulumi-gcp's
+(`infra.queued_resource`): the provider's part is shared with it, and `infra.slice_apis.lifecycles` chooses what serves
+it. The instance templates and placement policies, which are free of charge and never wait, are pulumi-gcp's
 (`infra.slices`).
 """
 

@@ -9,9 +9,9 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from contracts.aliases import Json
-from infra.cloud_tpu import plugin, workers
-from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.retry import CloudTpuError
+from infra.slice_apis import plugin, workers
+from infra.slice_apis.plugin import Provider
+from infra.slice_apis.retry import CloudTpuError
 
 INPUTS = ("project", "zone", "node_id", "incarnation", "wait_s")
 OUTPUTS = ("state", "workers")
@@ -71,7 +71,7 @@ class NodeWorkersProvider(Provider):
 
 
 class NodeWorkers(Resource, module="tpu_stack", name="NodeWorkers"):
-    """workers: [{index, name, internal_address, external_address, host_keys}], see `infra.cloud_tpu.workers`."""
+    """workers: [{index, name, internal_address, external_address, host_keys}], see `infra.slice_apis.workers`."""
 
     state: pulumi.Output[str]
     workers: pulumi.Output[list[dict[str, Any]]]

@@ -20,9 +20,10 @@ import pulumi
 import pulumi.runtime
 
 from contracts import inventory
-from infra import offered, policy
+from infra import policy
 from infra.config import Config, ConfigError, reader, settings_file
 from infra.gke import node_pools
+from infra.policy import offered
 from infra.stack import declare_stack
 
 LOGS = {"warning": pulumi.log.warn, "note": pulumi.log.info}

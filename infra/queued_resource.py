@@ -2,7 +2,7 @@
 
 A dynamic provider of our own because pulumi-gcp's V2QueuedResource knows neither spot nor reservations, does not wait,
 and cannot delete an active one. It is pickled by reference, so the state holds a name and not code; what it does is
-`infra.cloud_tpu.lifecycle`.
+`infra.slice_apis.lifecycle`.
 
 Lost slices: `pulumi refresh` finds one SUSPENDED, FAILED or PREEMPTED and writes that into `state`, and the next `up`
 replaces it, remains first. Only one that is not there any more leaves Pulumi's state by a refresh.
@@ -20,13 +20,12 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 from pulumi.runtime.rpc import contains_unknowns
 
 from contracts.aliases import Json
-from infra import lifecycles
-from infra.cloud_tpu import plugin
-from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import DocumentsError, MissingError, lease
-from infra.slice_api import state_kind
+from infra.slice_apis import lifecycles, plugin
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.plugin import Provider
+from infra.slice_apis.retry import CloudTpuError
+from infra.slice_apis.slice_api import state_kind
 
 OUTPUTS = ("state", "nodes", "create_time", "ends_at")
 
@@ -61,7 +60,7 @@ class SliceArgs:
     labels: without the owner's.
     lease_url: of the slice's lease (`infra.documents.lease.document_url`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
-    `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
+    `infra.slice_apis.zone_search` has it; subnetworks: by zone, in place of `subnetwork`.
     store_url: a folder of documents in which stock-outs are remembered (`infra.documents.stock_outs`).
     """
 
@@ -211,7 +210,7 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
     """state: the queued resource's, or of an ACTIVE one with lost nodes theirs, or MISSING.
 
     nodes: by number, [{id, name, state, workers: [{index, name, internal_address, external_address, host_keys}]}], as
-    `infra.cloud_tpu.workers` has them; empty unless state is ACTIVE. Name and keys are empty until a worker has
+    `infra.slice_apis.workers` has them; empty unless state is ACTIVE. Name and keys are empty until a worker has
     published them, external_address where it has none.
     zone: where it is, or waits. others: zones that hold something of it beside that, until the next `up`.
     """

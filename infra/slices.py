@@ -14,13 +14,13 @@ from pulumi_gcp import compute, tpu
 from contracts import inventory
 from infra import catalogue, naming, startup
 from infra.cloud_tpu.request import MODES, SCOPES
-from infra.cloud_tpu.workers import inventory_hosts
 from infra.compute import instances
 from infra.compute_slice import ComputeSlice, ComputeSliceArgs
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
 from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, SliceArgs, input_props
+from infra.slice_apis.workers import inventory_hosts
 
 IN_FLIGHT_S = 30
 """When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a

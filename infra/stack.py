@@ -9,17 +9,17 @@ import pulumi
 from pulumi_gcp import projects
 
 from contracts import inventory
-from infra import control, startup
+from infra import control_folder, startup
 from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
 from infra.config import Config, NfsConfig
-from infra.control import Specification, SpecificationArgs
+from infra.control_folder import Specification, SpecificationArgs
 from infra.file_server import Filestore, FilestoreArgs, GatewayArgs, GatewayServer
 from infra.gke.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_entry
 from infra.gke.node_pools import UNKNOWN, Hooks, Observed
 from infra.iam import Access, AccessArgs, Identity
 from infra.keeper_access import KeeperAccount, KeeperAccountArgs
-from infra.lifecycles import CLOUD_TPU, COMPUTE
 from infra.network import Network
+from infra.slice_apis.lifecycles import CLOUD_TPU, COMPUTE
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity
 
@@ -122,7 +122,7 @@ def _owner(config: Config, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
     tpu_vms = [slice_config for slice_config in config.slices if not slice_config.in_cluster]
     zones = {zone for slice_config in tpu_vms for zone in slice_config.zones}
     apis = {COMPUTE if slice_config.on_compute else CLOUD_TPU for slice_config in tpu_vms}
-    url = control.folder_url(config)
+    url = control_folder.folder_url(config)
     return StackIdentity("owner", config.project, zones, url, opts, apis=apis or {CLOUD_TPU}).owner
 
 
@@ -164,8 +164,8 @@ def _prepare_slices(
                 tag=network.host_tag,
                 service_account=identity.email,
                 share=server.share if server else None,
-                lease_url=control.lease_url(config, slice_config.name),
-                store_url=control.folder_url(config),
+                lease_url=control_folder.lease_url(config, slice_config.name),
+                store_url=control_folder.folder_url(config),
             )
             vms[slice_config.name].prepare(slice_args, after=after)
 

@@ -1,7 +1,7 @@
 """Who a stack is: a random id, made once and kept in the stack's state.
 
 Two people may give two stacks the same name in one project. What a stack makes carries its id in the owner label, and
-what carries another is never touched (`infra.cloud_tpu.lifecycle`). It is made before any TPU and deleted after them:
+what carries another is never touched (`infra.slice_apis.lifecycle`). It is made before any TPU and deleted after them:
 `pulumi destroy` then deletes what interrupted ones have left behind, which no state knows of and which nobody could
 recognise without the id. Before that it marks every slice as removed, also those that a refresh has not found and that
 are in no state, so that nobody makes one of them again (`infra.documents.lease`). What a TPU stands on (network,
@@ -17,11 +17,10 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from contracts.aliases import Json
-from infra import lifecycles
-from infra.cloud_tpu import plugin
-from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, NoServiceError
 from infra.documents import DocumentsError, MissingError, lease
+from infra.slice_apis import lifecycles, plugin
+from infra.slice_apis.plugin import Provider
+from infra.slice_apis.retry import AbandonedError, CloudTpuError, NoServiceError
 
 GROWING = {"zones": (), "apis": (lifecycles.CLOUD_TPU,)}
 """Properties that only grow, with what an older state that lacks them has."""
@@ -89,7 +88,7 @@ def _mark_removed(control_url: str, say: Callable[[str], None]) -> None:
 class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):
     """owner: 20 hexadecimal digits, fit for a label. Whatever carries it must depend on this.
 
-    zones: in which the stack may ask for TPUs now. apis: by which, as `infra.lifecycles` names them.
+    zones: in which the stack may ask for TPUs now. apis: by which, as `infra.slice_apis.lifecycles` names them.
     control_url: its control documents, None where it has no bucket.
     """
 

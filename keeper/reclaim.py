@@ -20,9 +20,9 @@ from contracts.aliases import Say
 from contracts.durations import HOUR_S, spoken
 from contracts.host_interface import DEVICE_GLOBS
 from contracts.inventory import Slice
-from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents
 from infra.documents.lease import LeaseHeldError, LeaseLostError
+from infra.slice_apis.retry import CloudTpuError
 from keeper.stack_store import NOTED_EVERY_S, Stack, is_noted, stack_at
 from keeper.world import World, on
 from launch import runs

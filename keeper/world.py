@@ -24,14 +24,13 @@ from contracts.files import is_url
 from contracts.inventory import RECORDED, SPECIFICATION
 from contracts.inventory import Slice as InventorySlice
 from contracts.run_directory import RunDirectory, State
-from infra import lifecycles
-from infra.cloud_tpu import zones
-from infra.cloud_tpu.retry import Backoff, CloudTpuError, LostAgainError
-from infra.cloud_tpu.zones import WRONG
 from infra.documents import Documents, DocumentsError
 from infra.documents.lease import Lease, held, myself
-from infra.lifecycles import Clients
-from infra.slice_api import ACTIVE, SliceApi
+from infra.slice_apis import lifecycles, zone_search
+from infra.slice_apis.lifecycles import Clients
+from infra.slice_apis.retry import Backoff, CloudTpuError, LostAgainError
+from infra.slice_apis.slice_api import ACTIVE, SliceApi
+from infra.slice_apis.zone_search import WRONG
 from keeper import submissions
 from keeper.gateway_login import from_here
 from keeper.stack_store import Stack, stack_at
@@ -47,7 +46,7 @@ from launch.request.run_request import as_it_was, resuming, work_out
 from launch.targets import PresetInventory, Target
 
 if TYPE_CHECKING:
-    from infra.google_api import Listing
+    from infra.slice_apis.google_api import Listing
 
 REFUSALS = (CloudTpuError, HostError, HostsError, DocumentsError)
 """What may be better at the next look, besides RequestError."""
@@ -379,7 +378,7 @@ def observed_slice(
     if kind == "active" and len(spec.zones) > 1 and sum(look.state != "DELETING" for look in sightings) > 1:
         kind = "doubled"
     if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
-        kind = "overdue" if any(zones.is_over(spec, look, api.now()) for look in sightings) else kind
+        kind = "overdue" if any(zone_search.is_over(spec, look, api.now()) for look in sightings) else kind
     # Recorded when its hosts were: a listing of requests does not show when their nodes end.
     ends_s = recorded.ends_s if created and recorded.created == created else None
     return SliceObserved(standing=kind, created=created, ends_s=ends_s)

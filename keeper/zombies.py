@@ -18,14 +18,15 @@ from contracts.aliases import Json
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Inventory
 from infra import catalogue, naming
-from infra.cloud_tpu import request, settings
-from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu import request
 from infra.cloud_tpu.queued_resources import QueuedResources
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.compute import request as compute
 from infra.compute.groups import ComputeGroups
-from infra.lifecycles import Clients
-from infra.slice_api import ACTIVE
+from infra.slice_apis import google_settings
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.lifecycles import Clients
+from infra.slice_apis.retry import Backoff, CloudTpuError
+from infra.slice_apis.slice_api import ACTIVE
 from launch import inventories, pricing
 from launch.output import say, table, terminal
 from launch.targets import LOCAL, TargetRequest
@@ -361,7 +362,7 @@ def command(target: TargetRequest, *, remove: bool, yes: bool) -> int:
     project = inventory.project if inventory else _exported(stack).project
     if not project:
         project = inventories.ask(["config", "get", PROJECT], stack, otherwise="then try again").strip()
-    access, backoff = settings.read(lambda _: None), Backoff(say=say(terminal()))
+    access, backoff = google_settings.read(lambda _: None), Backoff(say=say(terminal()))
     with contextlib.closing(Clients(lambda: access, backoff)) as clients:
         names = frozenset(zone_ids(inventory) if inventory else ())
         return _carry_out(stack, names, project, access, clients, backoff, remove=remove, yes=yes)
@@ -375,7 +376,7 @@ def _carry_out(
     stack: str,
     names: frozenset[str],
     project: str,
-    access: settings.Settings,
+    access: google_settings.Settings,
     clients: Clients,
     backoff: Backoff,
     *,
@@ -435,7 +436,7 @@ def _carry_out(
     return FAILED if failed else DONE
 
 
-def _quota_lines(access: settings.Settings, project: str, held: Sequence[Holding]) -> Iterator[str]:
+def _quota_lines(access: google_settings.Settings, project: str, held: Sequence[Holding]) -> Iterator[str]:
     """Return the lines about quotas from Google's Cloud Quotas API, or why there are none."""
     if access.is_rehearsal:
         return
@@ -443,7 +444,7 @@ def _quota_lines(access: settings.Settings, project: str, held: Sequence[Holding
     import google.auth.transport.requests
 
     try:
-        session = google.auth.transport.requests.AuthorizedSession(settings.credentials(access))  # type: ignore[no-untyped-call]
+        session = google.auth.transport.requests.AuthorizedSession(google_settings.credentials(access))  # type: ignore[no-untyped-call]
         answer = session.get(QUOTAS.format(project), params={"pageSize": 1000}, timeout=ANSWER_LIMIT_S)
         if answer.status_code == 200:
             yield from limits(answer.json().get("quotaInfos", []), held)

@@ -1,8 +1,8 @@
 """A slice of TPU VMs is brought about, under its lease: by the same code for `pulumi up`, `fab recover` and the keeper.
 
 `pulumi up` writes what the stack's slices are made of into its control documents. Whoever makes one of them again later
-does it by that specification, with `infra.lifecycles`: by the same API, with the same name and properties, remains
-first. Then it records the new hosts in the control documents, where every command finds them.
+does it by that specification, with `infra.slice_apis.lifecycles`: by the same API, with the same name and properties,
+remains first. Then it records the new hosts in the control documents, where every command finds them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.inventory import RECORDED, SPECIFICATION, Slice, slices_from_json, slices_to_json
-from infra import lifecycles
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.cloud_tpu.workers import are_complete, inventory_hosts
 from infra.documents import Documents, lease
 from infra.documents.lease import Lease
-from infra.lifecycles import Clients
-from infra.slice_api import state_kind
+from infra.slice_apis import lifecycles
+from infra.slice_apis.lifecycles import Clients
+from infra.slice_apis.retry import Backoff, CloudTpuError
+from infra.slice_apis.slice_api import state_kind
+from infra.slice_apis.workers import are_complete, inventory_hosts
 from launch import inventories
 from launch.jobs import CHECKOUT
 from launch.targets import Require
@@ -85,7 +85,7 @@ def ensure(
     lost: called with the reason before what is left of a lost slice is deleted.
 
     Raises:
-        infra.cloud_tpu.retry.CloudTpuError: it is not available, or not with these properties.
+        infra.slice_apis.retry.CloudTpuError: it is not available, or not with these properties.
         infra.documents.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
     """
     home = {"zone": recorded.zone} if recorded.zone in (properties.get("zones") or ()) else {}

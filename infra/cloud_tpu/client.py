@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from infra.cloud_tpu import settings as settings_
 from infra.cloud_tpu.request import ApiVersion
-from infra.cloud_tpu.retry import TPU_SERVICE, Backoff
-from infra.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
+from infra.slice_apis import google_settings
+from infra.slice_apis.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
+from infra.slice_apis.retry import TPU_SERVICE, Backoff
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Client:
     patience_s: how long a request that may succeed later is retried; each retry prints its reason.
     """
 
-    def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
+    def __init__(self, settings: google_settings.Settings, backoff: Backoff) -> None:
         self.google = GoogleApi(settings, backoff, _collections, endpoint=settings.endpoint)
         alpha = dataclasses.replace(TPU_SERVICE, version="v2alpha1")
         self._alpha = GoogleApi(settings, backoff, _collections, endpoint=settings.endpoint, service=alpha)

@@ -1,4 +1,4 @@
-"""Queued resources of the Cloud TPU API as `infra.cloud_tpu.lifecycle` sees them, with their nodes."""
+"""Queued resources of the Cloud TPU API as `infra.slice_apis.lifecycle` sees them, with their nodes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.aliases import Json
 from contracts.durations import spoken
-from infra.cloud_tpu import request, workers
+from infra.cloud_tpu import request
 from infra.cloud_tpu.request import SliceSpec
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.slice_api import ACTIVE, Look, Props, Removable
+from infra.slice_apis import workers
+from infra.slice_apis.retry import Backoff, CloudTpuError
+from infra.slice_apis.slice_api import ACTIVE, Look, Props, Removable
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
-    from infra.google_api import Listing
+    from infra.slice_apis.google_api import Listing
 
 PATIENCE_S = 300.0
 PATCH_LIMIT_S = 300.0
@@ -23,7 +24,7 @@ PATCH_AGAIN_S = 10.0
 
 
 class QueuedResources:
-    """A `infra.slice_api.SliceApi`."""
+    """A `SliceApi`."""
 
     def __init__(self, client: Client, backoff: Backoff) -> None:
         self._client = client.under(backoff)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from contracts.aliases import Json
 from infra import naming
-from infra.slice_api import ACTIVE, LOST, MISSING, Look, LookKind, Props
+from infra.slice_apis.slice_api import ACTIVE, LOST, MISSING, Look, LookKind, Props
 
 ApiVersion = Literal["v2", "v2alpha1"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from infra.cloud_tpu import settings as settings_
-from infra.cloud_tpu.retry import COMPUTE_SERVICE, Backoff
-from infra.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
+from infra.slice_apis import google_settings
+from infra.slice_apis.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
+from infra.slice_apis.retry import COMPUTE_SERVICE, Backoff
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ComputeClient:
     Methods that change something return the operation.
     """
 
-    def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
+    def __init__(self, settings: google_settings.Settings, backoff: Backoff) -> None:
         # Google's client takes the endpoint of this API with the path of all its methods.
         endpoint = f"{settings.compute_endpoint}/compute/v1/"
         self.google = GoogleApi(settings, backoff, _collections, endpoint=endpoint, service=COMPUTE_SERVICE)

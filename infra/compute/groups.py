@@ -1,4 +1,4 @@
-"""Groups and instances of Compute Engine as `infra.cloud_tpu.lifecycle` sees them: a `infra.slice_api.SliceApi`."""
+"""Groups and instances of Compute Engine as `infra.slice_apis.lifecycle` sees them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from contracts.aliases import Json
 from contracts.durations import spoken
 from infra import naming
-from infra.cloud_tpu import workers
-from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
 from infra.compute import request
 from infra.compute.request import GroupSpec
-from infra.google_api import Listing
-from infra.slice_api import Look, Props, Removable
+from infra.slice_apis import workers
+from infra.slice_apis.google_api import Listing
+from infra.slice_apis.retry import AbandonedError, Backoff, CloudTpuError
+from infra.slice_apis.slice_api import Look, Props, Removable
 
 if TYPE_CHECKING:
     from infra.compute.client import ComputeClient
@@ -27,8 +27,7 @@ NAMESPACES = (workers.HOST_KEYS, workers.OWN)
 
 
 class ComputeGroups:
-    """A `infra.slice_api.SliceApi`. It remembers the operations by which it has asked: a request that fails leaves no
-    other trace."""
+    """A `SliceApi`. It remembers the operations by which it has asked: a request that fails leaves no other trace."""
 
     def __init__(self, client: ComputeClient, backoff: Backoff) -> None:
         self._client = client.under(backoff)

@@ -18,7 +18,7 @@ from typing import Any
 from contracts.aliases import Json
 from infra import naming
 from infra.cloud_tpu.request import FORMS, changed_pairs
-from infra.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props
+from infra.slice_apis.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props
 
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
 LATE_S = 60.0

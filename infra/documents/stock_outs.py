@@ -1,6 +1,6 @@
 """What zones had to offer, hour by hour, as this stack's requests for slices found it: one small document.
 
-`infra.cloud_tpu.lifecycle` writes it, `fab capacity` shows it. Of each zone, type and capacity it has the hours (UTC)
+`infra.slice_apis.lifecycle` writes it, `fab capacity` shows it. Of each zone, type and capacity it has the hours (UTC)
 in which a request waited in vain or was refused for want of chips (`out`), and those in which one was served
 (`served`).
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from infra.documents import Documents, DocumentsError
 
 if TYPE_CHECKING:
-    from infra.slice_api import Look
+    from infra.slice_apis.slice_api import Look
 
 Outcome = Literal["out", "served"]
 

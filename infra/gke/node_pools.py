@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pulumi
 
 from contracts.aliases import Json
-from infra import naming, offered
+from infra import naming
 from infra.config import ClusterConfig, Config, SliceConfig
+from infra.policy import offered
 from infra.policy.findings import Finding, note, warning
 
 CONTAINER = "https://container.googleapis.com/v1"
@@ -90,14 +91,14 @@ class GkeClient:
         # Loading Google's client takes half a second, and most stacks have no cluster.
         import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
 
-        from infra.cloud_tpu import settings as settings_
+        from infra.slice_apis import google_settings
 
-        settings = settings_.read(self._setting)
+        settings = google_settings.read(self._setting)
         url = offered.endpoint(self._setting, "container", CONTAINER, ours=settings.is_rehearsal)
         if url is None:
             return None
         (answer,) = offered.together(
-            [lambda: offered.Api(settings_.credentials(settings)).get(f"{url}/{path}")], offered.LIMIT_S
+            [lambda: offered.Api(google_settings.credentials(settings)).get(f"{url}/{path}")], offered.LIMIT_S
         )
         if isinstance(answer, Exception):
             raise offered.NotAskedError(offered.describe_error(answer))

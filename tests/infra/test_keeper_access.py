@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contracts import inventory
-from infra import control
+from infra import control_folder
 from infra.cloud_tpu.request import SliceSpec
 from tests.infra.conftest import BOTH_KINDS, SHAPES, Declare, Declared, Resource
 
@@ -146,4 +146,4 @@ def test_the_specification_has_what_a_slice_is_made_of_and_depends_on_no_slice(
 
 def test_a_variable_of_a_channel_is_one_that_notifications_are_sent_by(declare: Declare) -> None:
     notify = pytest.importorskip("console.notify")
-    assert set(control.CHANNELS.values()) == set(notify.VARIABLES.values())
+    assert set(control_folder.CHANNELS.values()) == set(notify.VARIABLES.values())

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from infra import offered
 from infra.config import Config
-from infra.offered import Offered, Organisation
+from infra.policy import offered
+from infra.policy.offered import Offered, Organisation
 from rehearsal.tpu_api import TpuApi
 from tests.infra.conftest import Configure
 from tests.infra.policy.stacks import a_slice, a_stack, an_nfs

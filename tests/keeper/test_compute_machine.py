@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from contracts.inventory import SPECIFICATION, to_json
 from infra.documents import Documents
-from infra.lifecycles import lifecycle_for
+from infra.slice_apis.lifecycles import lifecycle_for
 from rehearsal.tpu_api import ApiError
 from tests.infra.cloud_tpu.lab import OWNER, machine_of
 from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, opened_lab

@@ -20,10 +20,10 @@ from backends.local.local_backend import on_this_machine
 from backends.vm import ensure
 from console import notify
 from contracts.inventory import RECORDED, SPECIFICATION, to_json
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents
 from infra.documents.lease import Lease, LeaseHeldError
-from infra.lifecycles import Clients, lifecycle_for, read_environment_settings
+from infra.slice_apis.lifecycles import Clients, lifecycle_for, read_environment_settings
+from infra.slice_apis.retry import Backoff, CloudTpuError
 from keeper import reclaim
 from keeper.stack_store import NOTED_EVERY_S, Stack, stack_at
 from keeper.world import World

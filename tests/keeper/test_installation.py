@@ -108,9 +108,7 @@ def test_on_this_machine_the_code_is_put_under_its_hash_whole_or_not_at_all_and_
     assert {"requirements/tpu.txt", "requirements/uv.txt", "host/agent/__main__.py"} <= names
     assert not [each for each in names if "__pycache__" in each]
     # What resumes a run is all there, and is not taken from this checkout.
-    modules = (
-        "launch.launching, backends.vm.deploy, backends.vm.transport, infra.cloud_tpu.lifecycle, keeper.world"
-    )
+    modules = "launch.launching, backends.vm.deploy, backends.vm.transport, infra.slice_apis.lifecycle, keeper.world"
     program = tmp_path / "program.py"
     program.write_text(
         f"import os, sys\nsys.path.insert(0, os.getcwd())\nimport {modules}\n"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from contracts.inventory import RECORDED, SPECIFICATION, slices_to_json, to_json
-from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import ABSENT, Documents
+from infra.slice_apis.retry import CloudTpuError
 from keeper import __main__ as main
 from keeper import reclaim
 from launch.control.control_documents import Attempt, Run

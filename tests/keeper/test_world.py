@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from infra import naming
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.queued_resources import QueuedResources
 from infra.cloud_tpu.request import SliceSpec
-from infra.cloud_tpu.retry import Backoff
 from infra.documents import Documents
-from infra.google_api import Listing
+from infra.slice_apis.google_api import Listing
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.retry import Backoff
 from keeper import keep_commands, queue_commands
 from keeper.world import World, observed_slice
 from launch import policy

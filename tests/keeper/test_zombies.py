@@ -14,7 +14,7 @@ from contracts.errors import RequestError
 from contracts.inventory import Slice, to_json
 from infra import naming
 from infra.cloud_tpu.request import SliceSpec, queued_resource
-from infra.cloud_tpu.retry import Backoff
+from infra.slice_apis.retry import Backoff
 from keeper import zombies
 from keeper.zombies import limits, parse_export
 from launch import inventories

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from contracts.aliases import Json
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.cloud_tpu.plugin import Session
-from infra.cloud_tpu.retry import Backoff
-from infra.lifecycles import lifecycle_for
 from infra.queued_resource import QueuedResourceProvider
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.lifecycles import lifecycle_for
+from infra.slice_apis.plugin import Session
+from infra.slice_apis.retry import Backoff
 from rehearsal.tpu_api import Clock, TpuApi
 
 ZONE = "us-central1-a"

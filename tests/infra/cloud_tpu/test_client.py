@@ -16,10 +16,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from infra.cloud_tpu import settings
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.retry import Backoff, CloudTpuError, Refusal, poll_pause_s
-from infra.cloud_tpu.settings import Settings
+from infra.slice_apis import google_settings
+from infra.slice_apis.google_settings import Settings
+from infra.slice_apis.retry import Backoff, CloudTpuError, Refusal, poll_pause_s
 from tests.infra.cloud_tpu.lab import PARENT, Cloud
 
 QR = f"{PARENT}/queuedResources/main"
@@ -155,18 +155,18 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_google_is_asked_by_default_and_a_rehearsal_needs_no_credentials_and_gets_none() -> None:
-    google_s = settings.read(NOTHING)
+    google_s = google_settings.read(NOTHING)
     assert (google_s.endpoint, google_s.is_rehearsal) == ("https://tpu.googleapis.com", False)
     key = {"gcp:tpuV2CustomEndpoint": "http://127.0.0.1:8470/v2/", "gcp:accessToken": "t"}
-    ours = settings.read(key.get)  # the provider's own key has a version
+    ours = google_settings.read(key.get)  # the provider's own key has a version
     assert (ours.endpoint, ours.is_rehearsal) == ("http://127.0.0.1:8470", True)
-    assert isinstance(settings.credentials(ours), google.auth.credentials.AnonymousCredentials)
+    assert isinstance(google_settings.credentials(ours), google.auth.credentials.AnonymousCredentials)
 
 
 @pytest.mark.parametrize("endpoint", ["tpu.googleapis.com", "http://example.com/v2/", "ftp://x", "https://"])
 def test_a_token_is_never_sent_without_tls_to_another_machine(endpoint: str) -> None:
     with pytest.raises(CloudTpuError, match=r"gcp:tpuV2CustomEndpoint: .* must be an https:// address"):
-        settings.read({"gcp:tpuV2CustomEndpoint": endpoint}.get)
+        google_settings.read({"gcp:tpuV2CustomEndpoint": endpoint}.get)
 
 
 def test_a_token_of_the_configuration_goes_before_one_of_the_environment_and_may_charge_another(
@@ -175,7 +175,7 @@ def test_a_token_of_the_configuration_goes_before_one_of_the_environment_and_may
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "of-the-environment")
     config = {"gcp:accessToken": "of-the-config", "gcp:billingProject": "payer"}
     for get, token, payer in ((config.get, "of-the-config", "payer"), (NOTHING, "of-the-environment", None)):
-        found = settings.credentials(settings.read(get))
+        found = google_settings.credentials(google_settings.read(get))
         assert isinstance(found, google.oauth2.credentials.Credentials)
         assert (found.token, found.quota_project_id) == (token, payer)
 
@@ -193,7 +193,7 @@ def test_a_key_may_be_given_by_content_or_by_path(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     path.write_text(key)
     for value in (key, str(path)):
-        found = settings.credentials(settings.read({"gcp:credentials": value}.get))
+        found = google_settings.credentials(google_settings.read({"gcp:credentials": value}.get))
         assert isinstance(found, google.oauth2.service_account.Credentials)
 
 
@@ -202,5 +202,5 @@ def test_a_key_that_is_none_is_an_error_that_says_how_to_get_one_and_does_not_sh
     value: str | None,
 ) -> None:
     with pytest.raises(CloudTpuError, match="run `gcloud auth application-default login`") as caught:
-        settings.credentials(settings.read({"gcp:credentials": value}.get))
+        google_settings.credentials(google_settings.read({"gcp:credentials": value}.get))
     assert "a-secret" not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
+from infra.slice_apis.retry import AbandonedError, CloudTpuError
 from rehearsal.tpu_api import Delays
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, PowerCut, Stack

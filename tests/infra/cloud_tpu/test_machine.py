@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from contracts.aliases import Json
 from infra.cloud_tpu import request
-from infra.cloud_tpu.retry import CloudTpuError
+from infra.slice_apis.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, PowerCut, Stack, machine_of
 

@@ -22,12 +22,12 @@ from pulumi.dynamic.dynamic import serialize_provider
 
 from infra import naming
 from infra.bucket_and_images import StackObjectsProvider
-from infra.cloud_tpu import plugin
-from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, Refusal
 from infra.documents import ABSENT, Documents
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import QueuedResourceProvider
+from infra.slice_apis import plugin
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.retry import AbandonedError, CloudTpuError, Refusal
 from infra.stack_identity import StackIdentityProvider
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.bucket import served

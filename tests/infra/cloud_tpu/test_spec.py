@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from pulumi.output import Unknown
 
-from infra import queued_resource, slice_api
+from infra import queued_resource
 from infra.cloud_tpu import request
 from infra.cloud_tpu.request import SliceSpec
 from infra.queued_resource import QueuedResourceArgs
+from infra.slice_apis import slice_api
 from rehearsal.tpu_api import discovery
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from infra.cloud_tpu import workers
-from infra.cloud_tpu.retry import CloudTpuError
 from infra.node_workers import NodeWorkersProvider
+from infra.slice_apis import workers
+from infra.slice_apis.retry import CloudTpuError
 from tests.infra.cloud_tpu.lab import PARENT, ZONE, Cloud
 
 NODE = f"{PARENT}/nodes/main"

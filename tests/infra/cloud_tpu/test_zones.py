@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from contracts.aliases import Json
 from infra.cloud_tpu import request
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.cloud_tpu.retry import CloudTpuError, LostAgainError
 from infra.documents import Documents, stock_outs
 from infra.queued_resource import changes_between
-from infra.slice_api import Look
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.retry import CloudTpuError, LostAgainError
+from infra.slice_apis.slice_api import Look
 from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, PowerCut, Stack, machine_of

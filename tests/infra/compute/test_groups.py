@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infra.cloud_tpu.retry import CloudTpuError, LostAgainError, RunningError
 from infra.documents import Documents, stock_outs
+from infra.slice_apis.retry import CloudTpuError, LostAgainError, RunningError
 from tests.infra.cloud_tpu.lab import PowerCut, Stack, wire
 from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, compute_props, opened_lab
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from contracts.aliases import Json
-from infra.cloud_tpu.retry import CloudTpuError
 from infra.compute import request
+from infra.slice_apis.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError
 from tests.infra.cloud_tpu.lab import OWNER, PowerCut, Stack, machine_of
 from tests.infra.compute.lab import SPOT, A, ComputeLab, opened_lab

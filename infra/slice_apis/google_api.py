@@ -28,8 +28,8 @@ from googleapiclient.errors import HttpError
 
 from contracts.aliases import Json
 from contracts.durations import spoken
-from infra.cloud_tpu import settings as settings_
-from infra.cloud_tpu.retry import TPU_SERVICE, Backoff, CloudTpuError, Refusal, Service
+from infra.slice_apis import google_settings
+from infra.slice_apis.retry import TPU_SERVICE, Backoff, CloudTpuError, Refusal, Service
 
 ANSWER_LIMIT_S = 60
 PATIENCE_S = 300.0
@@ -59,7 +59,7 @@ class GoogleApi[Collections]:
 
     def __init__(
         self,
-        settings: settings_.Settings,
+        settings: google_settings.Settings,
         backoff: Backoff,
         collections: Callable[[Any], Collections],
         *,
@@ -122,7 +122,7 @@ class GoogleApi[Collections]:
             except google.auth.exceptions.GoogleAuthError:
                 # Its text can hold what the token server has said, so it stays out of ours.
                 raise CloudTpuError(
-                    f"{action}: Google does not take the credentials (any more): {settings_.REMEDY}",
+                    f"{action}: Google does not take the credentials (any more): {google_settings.REMEDY}",
                     "UNAUTHENTICATED",
                 ) from None
             except ssl.SSLCertVerificationError as error:
@@ -148,7 +148,7 @@ class GoogleApi[Collections]:
         """Made once: reading the API's document takes a moment, and so does making the methods of a collection."""
         with self._lock:
             if not self._made:
-                credentials = settings_.credentials(self._settings)
+                credentials = google_settings.credentials(self._settings)
                 service = discovery.build(
                     self._service.name,
                     self._service.version,

@@ -1,6 +1,6 @@
 """A stack's control documents: their folder in its bucket, and the one that says what its slices are made of.
 
-`pulumi up` makes a slice by that specification, as the keeper and `fab recover` do: `infra.cloud_tpu.lifecycle`, under
+`pulumi up` makes a slice by that specification, as the keeper and `fab recover` do: `infra.slice_apis.lifecycle`, under
 the slice's lease (`infra.documents.lease`).
 """
 

@@ -1,4 +1,4 @@
-"""What `infra.cloud_tpu.lifecycle` needs of an API that makes slices, and how a request for one stands.
+"""What `infra.slice_apis.lifecycle` needs of an API that makes slices, and how a request for one stands.
 
 The Cloud TPU API (`infra.cloud_tpu.queued_resources`) and Compute Engine (`infra.compute.groups`) are such APIs.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from contracts.aliases import Json
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.retry import Backoff
-    from infra.google_api import Listing
+    from infra.slice_apis.google_api import Listing
+    from infra.slice_apis.retry import Backoff
 
 Props = Mapping[str, Any]
 LookKind = Literal["waiting", "active", "lost"]

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
-from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
-from infra.lifecycles import Clients
+from infra.slice_apis.lifecycles import Clients
+from infra.slice_apis.retry import AbandonedError, Backoff, CloudTpuError
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
-    from infra.cloud_tpu.settings import Settings
+    from infra.slice_apis.google_settings import Settings
 
 MODULE = "pulumi.dynamic.__main__"
 THREADS = 300  # a slice each; they do nothing but wait
@@ -107,9 +107,9 @@ class Session:
         self.clients = Clients(self._settings, self.backoff)
 
     def _settings(self) -> Settings:
-        from infra.cloud_tpu import settings
+        from infra.slice_apis import google_settings
 
-        return settings.read(self._config)
+        return google_settings.read(self._config)
 
     def client(self) -> Client:
         """Of the Cloud TPU API. Raises CloudTpuError where the configuration of the endpoint is wrong."""

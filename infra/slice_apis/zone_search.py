@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.durations import spoken
-from infra.cloud_tpu.retry import (
+from infra.documents import stock_outs
+from infra.slice_apis.retry import (
     AbandonedError,
     Backoff,
     CloudTpuError,
@@ -26,11 +27,10 @@ from infra.cloud_tpu.retry import (
     RunningError,
     poll_pause_s,
 )
-from infra.documents import stock_outs
-from infra.slice_api import MISSING, TAKEN_BACK, UNREAD, Look, SliceApi, Spec
+from infra.slice_apis.slice_api import MISSING, TAKEN_BACK, UNREAD, Look, SliceApi, Spec
 
 if TYPE_CHECKING:
-    from infra.google_api import Listing
+    from infra.slice_apis.google_api import Listing
 
 LATE_S = 60.0
 """A node that is not shown may only be late: live ones must not be deleted because an answer was old."""
@@ -85,7 +85,7 @@ def require_empty[S: Spec](api: SliceApi[S], listing: Listing, spec: S, refusal:
 
 
 class OneZone[S: Spec](Protocol):
-    """The operations in one zone, which `infra.cloud_tpu.lifecycle.Lifecycle` has."""
+    """The operations in one zone, which `infra.slice_apis.lifecycle.Lifecycle` has."""
 
     def ask(self, spec: S, *, is_recorded: bool) -> str | None: ...
     def look(self, spec: S, resource: dict[str, Any]) -> Look: ...

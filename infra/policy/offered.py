@@ -67,15 +67,15 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     # would count against the limit.
     import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
 
-    from infra.cloud_tpu import settings as settings_
-    from infra.cloud_tpu.retry import CloudTpuError
+    from infra.slice_apis import google_settings
+    from infra.slice_apis.retry import CloudTpuError
 
     ends = time.monotonic() + limit_s
     try:
-        settings = settings_.read(setting)
+        settings = google_settings.read(setting)
     except CloudTpuError as error:
         return Offered(not_asked=str(error))
-    (credentials,) = together([lambda: settings_.credentials(settings)], limit_s)
+    (credentials,) = together([lambda: google_settings.credentials(settings)], limit_s)
     if isinstance(credentials, Exception):
         return Offered(not_asked=describe_error(credentials))
     api = Api(credentials)
@@ -301,7 +301,7 @@ class Api:
         import google_auth_httplib2
         import httplib2  # type: ignore[import-untyped]
 
-        from infra.cloud_tpu.retry import Refusal
+        from infra.slice_apis.retry import Refusal
 
         plain = httplib2.Http(timeout=ANSWER_LIMIT_S)
         http = google_auth_httplib2.AuthorizedHttp(self._credentials, http=plain)
@@ -327,7 +327,7 @@ class Api:
 
 def describe_error(error: Exception) -> str:
     """The error in one line. Of a library's exception only the type is shown: its text may hold what a server sent."""
-    from infra.cloud_tpu.retry import CloudTpuError
+    from infra.slice_apis.retry import CloudTpuError
 
     if isinstance(error, NotAskedError | CloudTpuError):
         return str(error)

@@ -20,7 +20,7 @@ import google.auth.exceptions
 import google.oauth2.credentials
 import google.oauth2.service_account
 
-from infra.cloud_tpu.retry import CloudTpuError
+from infra.slice_apis.retry import CloudTpuError
 
 ENDPOINT = "https://tpu.googleapis.com"
 COMPUTE_ENDPOINT = "https://compute.googleapis.com"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from contracts.aliases import Json
 from contracts.inventory import Host
-from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
+from infra.slice_apis.retry import AbandonedError, Backoff, CloudTpuError
 
 HOST_KEYS, OWN = "hostkeys", "tpu-stack"
 """Namespaces of guest attributes; in our own a machine of Compute Engine publishes its worker index."""

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.queued_resources import QueuedResources
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.slice_api import SliceApi
+from infra.slice_apis.lifecycle import Lifecycle
+from infra.slice_apis.retry import Backoff, CloudTpuError
+from infra.slice_apis.slice_api import SliceApi
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
-    from infra.cloud_tpu.settings import Settings
     from infra.compute.client import ComputeClient
+    from infra.slice_apis.google_settings import Settings
 
 CLOUD_TPU = "cloud-tpu"
 COMPUTE = "compute"
@@ -59,9 +59,9 @@ class Clients:
 
 def read_environment_settings() -> Settings:
     """The settings of this process's environment."""
-    from infra.cloud_tpu import settings
+    from infra.slice_apis import google_settings
 
-    return settings.read(lambda _: None)
+    return google_settings.read(lambda _: None)
 
 
 def api_name(properties: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from contracts.aliases import Json
 from contracts.durations import spoken
-from infra.cloud_tpu.retry import (
+from infra.documents import Documents, DocumentsError, stock_outs
+from infra.slice_apis.retry import (
     AbandonedError,
     CloudTpuError,
     GoneError,
@@ -20,12 +21,19 @@ from infra.cloud_tpu.retry import (
     RunningError,
     poll_pause_s,
 )
-from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search, require_empty, strays
-from infra.documents import Documents, DocumentsError, stock_outs
-from infra.slice_api import MISSING, TAKEN_BACK, UNREAD, Look, Props, Removable, SliceApi, Spec
+from infra.slice_apis.slice_api import MISSING, TAKEN_BACK, UNREAD, Look, Props, Removable, SliceApi, Spec
+from infra.slice_apis.zone_search import (
+    LATE_S,
+    LOOK_AGAIN_S,
+    SAY_EVERY_S,
+    Placed,
+    Search,
+    require_empty,
+    strays,
+)
 
 if TYPE_CHECKING:
-    from infra.google_api import Listing
+    from infra.slice_apis.google_api import Listing
 
 
 GUEST_LIMIT_S = 300.0
@@ -41,7 +49,7 @@ class Lifecycle[S: Spec]:
     """Methods take Pulumi properties, return outputs, and raise CloudTpuError with a message for the user.
 
     Every method looks for a slice with several `zones` in all of them. The property `zone` is where the slice should
-    be, the output `zone` where it is; `infra.cloud_tpu.zones` decides between the two.
+    be, the output `zone` where it is; `infra.slice_apis.zone_search` decides between the two.
     """
 
     def __init__(self, api: SliceApi[S]) -> None:
