@@ -1,4 +1,4 @@
-"""Measures a launch and each of its phases, beside the plainest ways to run one command on every host.
+"""Measures a launch and each of its phases, beside the plainest way to run a command on every host (Fabric's own).
 
 Every measurement is made in a process of its own, from after its imports to its last answer. `first` finds hosts that
 have neither the agent nor the code, `again` finds both. The job is a stand-in that only says that it has joined.
@@ -282,43 +282,6 @@ def threading_group(inventory: Inventory, folder: Path) -> Measured:
     return measured
 
 
-def openssh(inventory: Inventory, folder: Path) -> Measured:
-    """A process of OpenSSH a host, all at once."""
-    hosts = inventory.slices[0].hosts
-    known_hosts = folder / "known_hosts"
-    places = [host.internal_address.rsplit(":", 1) for host in hosts]
-    known_hosts.write_text(
-        "".join(
-            f"[{place[0]}]:{place[1]} {host.host_keys[0]}\n"
-            for place, host in zip(places, hosts, strict=True)
-        )
-    )
-    options = ["-F", "none", "-i", str(folder / "key"), "-o", f"UserKnownHostsFile={known_hosts}"]
-    options += ["-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
-    with _measured(len(hosts)) as measured:
-        processes = [
-            subprocess.Popen(["ssh", *options, "-p", port, address, "true"]) for address, port in places
-        ]
-        codes = [process.wait(LIMIT_S) for process in processes]
-        if any(codes):
-            raise SystemExit("ssh failed")
-    return measured
-
-
-def one_command(inventory: Inventory, _: Path) -> Measured:
-    """Our connections, one command on each."""
-    from backends.vm.connection import Ssh
-    from backends.vm.transport import make_transports
-
-    one_slice = inventory.slices[0]
-    with Ssh() as ssh, _measured(len(one_slice.hosts)) as measured:
-        hosts = make_transports(inventory, one_slice, ssh=ssh)
-        for future in [host.begin(["true"], "", timeout_s=LIMIT_S) for host in hosts]:
-            if future.result().exit_code != 0:
-                raise SystemExit("true failed")
-    return measured
-
-
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
     from backends import host_backend
@@ -370,8 +333,6 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
 
 WAYS: dict[str, Callable[[Inventory, Path], Measured]] = {
     "Fabric ThreadingGroup, `true`": threading_group,
-    "OpenSSH processes, `true`": openssh,
-    "our connections, `true`": one_command,
     "our launch, first": launch,
     "our launch, again": launch,
 }

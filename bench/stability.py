@@ -13,6 +13,7 @@ import argparse
 import concurrent.futures
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -21,7 +22,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.mlm_loss import spread
 from jobs.flax_mlm.config import Config
 from jobs.runtime.storage.cache import user_cache_dir
 
@@ -155,6 +155,11 @@ def table(cells: Sequence[Cell]) -> str:
             + f"| {max(cell.grad_norm for cell in row):.1f} |"
         )
     return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> float:
+    """The standard deviation that a sample stands for; of one value there is none."""
+    return statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 def _ended(cell: Cell) -> str:

@@ -58,25 +58,8 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
         state, results = step_functions.train(state, place(batches[number % len(batches)]), rows_B)
         return results["loss"]
 
-    evaluated = None
-    if (folder / "held_out.npz").exists():
-        held_out = np.load(folder / "held_out.npz")
-        tokens_NS = held_out["tokens"].reshape(-1, config.sequence_length)
-
-        def evaluated() -> tuple[float, float]:
-            evaluation = steps.evaluate(
-                step_functions.evaluate,
-                state["params"],
-                lambda rows_B: place(tokens_NS[rows_B]),
-                place,
-                sequences=len(tokens_NS),
-                batch_size=config.batch_size,
-                tick=lambda: None,
-            )
-            return evaluation.loss, evaluation.accuracy
-
     dtype = steps.activations_dtype(config, mesh).name
-    answer(take, {**facts, "dtype": dtype}, evaluated, lambda: machine_flops_per_s(dtype))
+    answer(take, {**facts, "dtype": dtype}, lambda: machine_flops_per_s(dtype))
 
 
 def machine_flops_per_s(dtype: str, size: int = 1024, times: int = 30) -> float:

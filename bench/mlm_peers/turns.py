@@ -2,7 +2,6 @@
 
     {"do": "compile"}            take the first step, whose time says nothing
     {"do": "step", "steps": 5}   take so many
-    {"do": "evaluate"}           guess the held-out tokens; before the first step too
     {"do": "multiply"}           measure what this machine's matrix product comes to
 
 Standard library only: it runs in environments that have nothing of ours."""
@@ -25,7 +24,6 @@ CLEAR_PEAK = "5"
 def answer(
     take: Callable[[int], Any],
     facts: Mapping[str, Any],
-    evaluate: Callable[[], tuple[float, float]] | None = None,
     multiply: Callable[[], float] | None = None,
 ) -> None:
     """Until the input ends.
@@ -33,17 +31,13 @@ def answer(
     Args:
         take: step number (from 0) → loss that can be made a float, which waits for the step.
         facts: what every answer holds too.
-        evaluate: mean cross-entropy in nats over the held-out tokens, and the share of them guessed.
         multiply: operations per second.
     """
     step, compiling_peak = 0, None
     for line in sys.stdin:
         request = json.loads(line)
         measured: dict[str, Any] = dict(facts)
-        if request["do"] == "evaluate":
-            assert evaluate is not None, "this program was not made to evaluate"
-            measured["eval_loss"], measured["eval_accuracy"] = evaluate()
-        elif request["do"] == "multiply":
+        if request["do"] == "multiply":
             measured["machine_flops_per_s"] = None if multiply is None else multiply()
         else:
             steps = request.get("steps", 1)
