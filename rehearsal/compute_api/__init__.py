@@ -3,8 +3,8 @@
 with TpuApi() as api: compute = ComputeApi(api); … api.url … compute.control.preempt("my-group")
 """
 
-from rehearsal.compute_api.cloud import families
-from rehearsal.compute_api.control import ComputeControl
-from rehearsal.compute_api.methods import ComputeApi
+from rehearsal.compute_api.compute_cloud import families
+from rehearsal.compute_api.compute_control import ComputeControl
+from rehearsal.compute_api.compute_methods import ComputeApi
 
 __all__ = ["ComputeApi", "ComputeControl", "families"]

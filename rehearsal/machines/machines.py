@@ -14,6 +14,7 @@ import docker.types
 from docker.models.containers import Container
 
 from contracts.aliases import Say
+from contracts.host_interface import SECRET_MANAGER
 from rehearsal.machines import docker_engine, guardian
 from rehearsal.machines.docker_engine import (
     LABEL,
@@ -52,7 +53,8 @@ from rehearsal.machines.servers import (
     start_registry,
     start_storage,
 )
-from rehearsal.secret_manager import SecretManager
+from rehearsal.simulator.secret_manager import SecretManager
+from rehearsal.simulator.server import SimulatorServer
 
 # Enough for a small job and what it writes to home and share; what runs away ends itself and not this computer.
 MEMORY_MIB = 4096
@@ -201,8 +203,10 @@ class Machines:
         self.faults = Faults(client, self.find, self.image)
         self.environment = dict(self.storage.environment)
         if self._secrets is not None:
-            secret_manager = SecretManager(self.network.laptop_address, self._secrets)
-            self.environment |= self._exits.enter_context(secret_manager).environment
+            # The address that this machine has in the hosts' own network, which leads nowhere else.
+            services = {"/": SecretManager(self._secrets)}
+            server = SimulatorServer(services, address=self.network.laptop_address)
+            self.environment[SECRET_MANAGER] = self._exits.enter_context(server).url
 
     def freeze_bucket(self, *, frozen: bool) -> None:
         """Let the bucket server answer nobody, or everybody again. Raises MachinesError."""

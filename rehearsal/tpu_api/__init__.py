@@ -3,7 +3,7 @@
 with TpuApi() as api: … api.url … api.control.preempt("my-node")
 """
 
-from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.simulator.api_error import ApiError
 from rehearsal.tpu_api.cloud import Clock, Delays
 from rehearsal.tpu_api.control import Control, FaultKind
 from rehearsal.tpu_api.resources import Hardware, Hosts, Node, NoHardware

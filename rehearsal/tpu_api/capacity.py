@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from contracts.aliases import Json
 from infra import catalogue
-from rehearsal.tpu_api.api_error import ApiError, invalid
+from rehearsal.simulator.api_error import ApiError, invalid
 
 KINDS = {generation.api_name: generation.name for generation in catalogue.GENERATIONS if generation.api_name}
 """The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's."""

@@ -5,14 +5,15 @@ change records what is asked for and plans the rest for later, and `settle` carr
 """
 
 import collections
+import contextlib
 import dataclasses
 import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-from rehearsal.tpu_api.api_error import ApiError, missing, unready
+from rehearsal.simulator.api_error import ApiError, missing, unready
 from rehearsal.tpu_api.capacity import ChipPool, first_over
 from rehearsal.tpu_api.resources import (
     EMPTY,
@@ -113,6 +114,13 @@ class Cloud:
             action()
         self.moment = max(self.moment, now)
 
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """The cloud to oneself, with all carried out that has come due."""
+        with self.lock:
+            self.settle()
+            yield
+
     def after(self, seconds: float, action: Action) -> None:
         """Carry out `action` that long after the present moment."""
         heapq.heappush(self._events, (self.moment + seconds, self.number(), action))
@@ -154,9 +162,9 @@ class Cloud:
         own = [node for node in self.nodes.values() if node.queued_resource is None]
         return chips_by_pool(node for node in [*plans, *own] if node.name.startswith(inside))
 
-    def _fit(self, nodes: list[Node]) -> bool:
-        """Whether there are chips for them."""
-        return first_over(self.capacity, chips_by_pool(nodes), self.held()) is None
+    def has_room(self, chips: collections.Counter[ChipPool]) -> bool:
+        """Whether there are so many chips now."""
+        return first_over(self.capacity, chips, self.held()) is None
 
     def _is_there(self, thing: Node | QueuedResource, *states: str) -> bool:
         """Whether it is still there, in one of these states if any are given."""
@@ -255,7 +263,7 @@ class Cloud:
     def _grant_capacity(self) -> None:
         """Serve the waiting requests that fit, the oldest first. One that does not fit holds up none behind it."""
         for qr in list(self.queued_resources.values()):
-            if qr.state == "WAITING_FOR_RESOURCES" and self._fit(qr.plans):
+            if qr.state == "WAITING_FOR_RESOURCES" and self.has_room(chips_by_pool(qr.plans)):
                 self._provision(qr)
         for act in self.on_more_capacity:
             act()
@@ -337,7 +345,7 @@ class Cloud:
         def place() -> None:
             if not self._is_there(node, "CREATING"):
                 return
-            if self._fit([node]):
+            if self.has_room(chips_by_pool([node])):
                 node.placed = True
                 self.after(self.delays.create_s, ready)
             else:

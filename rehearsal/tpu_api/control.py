@@ -1,13 +1,12 @@
 """Injects faults into the simulated cloud, and changes it without a request of its API."""
 
-import contextlib
 import dataclasses
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Literal
 
 from contracts.aliases import Json
-from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.simulator.api_error import ApiError
 from rehearsal.tpu_api.capacity import ChipPool
 from rehearsal.tpu_api.cloud import Cloud, Entry
 from rehearsal.tpu_api.resources import Node, QueuedResource
@@ -50,24 +49,17 @@ class Control:
         self._cloud = cloud
         self._faults: list[Fault] = []
 
-    @contextlib.contextmanager
-    def _now(self) -> Iterator[None]:
-        """The cloud to oneself, with all carried out that has come due."""
-        with self._cloud.lock:
-            self._cloud.settle()
-            yield
-
     # --- capacity and quota -------------------------------------------------------------------------------------
 
     def set_capacity(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER from now on. Fewer than are held take nothing from anybody: `preempt` does."""
-        with self._now():
+        with self._cloud.settled():
             self._cloud.capacity[ChipPool.parse(pool)] = chips
             self._cloud.capacity_may_have_changed()
 
     def set_quota(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER that a project may ask for from now on."""
-        with self._now():
+        with self._cloud.settled():
             self._cloud.quota[ChipPool.parse(pool)] = chips
 
     # --- what happens to nodes and queued resources ---------------------------------------------------------------
@@ -77,7 +69,7 @@ class Control:
 
         `leave_nodes`: when it is SUSPENDED, the preempted nodes are still there. Others than spot raise ValueError.
         """
-        with self._now():
+        with self._cloud.settled():
             for node in (nodes := self._nodes(name)):
                 if node.pool.tier != "spot":
                     raise ValueError(
@@ -87,18 +79,18 @@ class Control:
 
     def terminate(self, name: str) -> None:
         """Like `preempt` for any tier, with the state TERMINATED, as at the end of a life cycle."""
-        with self._now():
+        with self._cloud.settled():
             self._cloud.lose_node(self._nodes(name)[0], "TERMINATED", leave_nodes=False)
 
     def maintain(self, name: str, seconds: float | None = None) -> None:
         """A node, or those of a queued resource, are REPAIRING for a while and then READY."""
-        with self._now():
+        with self._cloud.settled():
             for node in self._nodes(name):
                 self._cloud.repair_node(node, self._cloud.delays.repair_s if seconds is None else seconds)
 
     def fail(self, name: str, message: str = "the request could not be completed") -> None:
         """A queued resource that is not ACTIVE yet is FAILED."""
-        with self._now():
+        with self._cloud.settled():
             thing = self._thing(name)
             if isinstance(thing, Node):
                 raise ValueError(f"{name} is a node: only a queued resource fails")
@@ -106,7 +98,7 @@ class Control:
 
     def vanish(self, name: str) -> None:
         """A node, or a queued resource with its nodes, is gone at once, as if someone else had deleted it."""
-        with self._now():
+        with self._cloud.settled():
             thing = self._thing(name)
             if isinstance(thing, Node):
                 self._cloud.vanish_node(thing)
@@ -151,7 +143,7 @@ class Control:
 
     def alive(self) -> Json:
         """The time, everything that is there, and the injected faults that are still to happen."""
-        with self._now():
+        with self._cloud.settled():
             return {
                 "moment": self._cloud.moment,
                 "nodes": [node.render() for node in self._cloud.nodes.values()],
@@ -161,19 +153,12 @@ class Control:
 
     def journal(self) -> list[Entry]:
         """Every state that a node or queued resource has come into, and "gone", in order."""
-        with self._now():
+        with self._cloud.settled():
             return list(self._cloud.journal)
 
     def _thing(self, name: str) -> Node | QueuedResource:
         things: dict[str, Node | QueuedResource] = {**self._cloud.nodes, **self._cloud.queued_resources}
-        matches = [thing for full, thing in things.items() if name in (full, full.rpartition("/")[2])]
-        if len(matches) > 1:
-            raise ValueError(
-                f"name={name!r}: there are {', '.join(thing.name for thing in matches)}; give the full name"
-            )
-        if not matches:
-            raise ApiError("NOT_FOUND", f"name={name!r}: there is no such node or queued resource")
-        return matches[0]
+        return named(name, things, "node or queued resource")
 
     def _nodes(self, name: str) -> list[Node]:
         thing = self._thing(name)
@@ -181,3 +166,16 @@ class Control:
         if not nodes:
             raise ApiError("FAILED_PRECONDITION", f"{thing.name} is in state {thing.state} and has no nodes")
         return nodes
+
+
+def named[Thing](name: str, things: Mapping[str, Thing], kind: str) -> Thing:
+    """The thing of that name, which is a full one or the last part of only one. kind: of all, in messages.
+
+    Raises ApiError where there is none, ValueError where there are several.
+    """
+    matches = [full for full in things if name in (full, full.rpartition("/")[2])]
+    if len(matches) > 1:
+        raise ValueError(f"name={name!r}: there are {', '.join(matches)}; give the full name")
+    if not matches:
+        raise ApiError("NOT_FOUND", f"name={name!r}: there is no such {kind}")
+    return things[matches[0]]

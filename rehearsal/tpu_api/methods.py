@@ -6,15 +6,15 @@ Here are the methods that tpu-stack calls, and the stand-ins for the gcp provide
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from contracts.aliases import Json
 from infra.catalogue import generations
-from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
+from rehearsal.simulator.api_error import ApiError, invalid, missing, taken
+from rehearsal.simulator.discovery import Call, Document, shipped
+from rehearsal.simulator.repeats_and_pages import Repeats, page
 from rehearsal.tpu_api.capacity import ChipPool, Offers, accelerator_config, first_over
 from rehearsal.tpu_api.cloud import Cloud, chips_by_pool
-from rehearsal.tpu_api.discovery import Call
-from rehearsal.tpu_api.resources import Node, QueuedResource
+from rehearsal.tpu_api.resources import Node, Operation, QueuedResource
 
 PREFIX = "tpu.projects.locations."
 ALL_ZONES_METHODS = ("queuedResources.list", "nodes.list")
@@ -27,13 +27,13 @@ _EMPTY: Json = {"description": "", "tags": [], "labels": {}, "metadata": {}}
 PATCHABLE = (*_EMPTY, "networkConfig.enableExternalIps")
 
 
-class Methods:
-    """The API over a cloud. Whoever calls holds the cloud's lock and has settled it."""
+class TpuService:
+    """A `rehearsal.simulator.server.ApiService`, called with the lock of the cloud held, once that has settled."""
 
     def __init__(self, cloud: Cloud, offers: Offers) -> None:
         self._cloud = cloud
         self._offers = offers
-        self._answered: dict[tuple[str, str], tuple[Json, Json]] = {}
+        self._repeats = Repeats[Operation]()
         self._table: dict[str, Callable[[Call], Json]] = {
             "acceleratorTypes.list": self._accelerator_types,
             "runtimeVersions.list": self._runtime_versions,
@@ -46,14 +46,23 @@ class Methods:
             "nodes.getGuestAttributes": lambda call: {
                 "guestAttributes": cloud.node(call.resource).guest_attributes()
             },
-            "queuedResources.create": lambda call: self._once(call, self._create_queued_resource),
+            "queuedResources.create": lambda call: self._repeats.once(
+                call, self._create_queued_resource
+            ).render(),
             "queuedResources.get": lambda call: cloud.queued_resource(call.resource).render(),
             "queuedResources.list": self._queued_resources,
-            "queuedResources.delete": lambda call: self._once(call, self._delete_queued_resource),
+            "queuedResources.delete": lambda call: self._repeats.once(
+                call, self._delete_queued_resource
+            ).render(),
         }
 
+    def document(self, target: str) -> Document:
+        return shipped("v2alpha1" if target.startswith("/v2alpha1/") else "v2")
+
+    def error_body(self, error: ApiError) -> tuple[int, Json]:
+        return error.http_code, error.as_answer()
+
     def carry_out(self, call: Call) -> Json:
-        """The method's answer. Raises ApiError."""
         name = call.method.id.removeprefix(PREFIX)
         is_alpha = call.method.path.pattern.startswith("v2alpha1")
         if name not in self._table or (is_alpha and name != "queuedResources.create"):
@@ -71,22 +80,6 @@ class Methods:
             ]
         return answer
 
-    def _once(self, call: Call, method: Callable[[Call], Json]) -> Json:
-        """Answer a request; one whose requestId was answered before gets the same operation again."""
-        request_id = call.query.get("requestId")
-        if request_id is None:
-            return method(call)
-        request = {"resource": call.resource, "body": call.body, "query": call.query}
-        key = (call.method.id, request_id)
-        if key in self._answered:
-            before, answer = self._answered[key]
-            if before != request:
-                raise invalid("requestId", f"{request_id!r} was used for another request")
-            return self._cloud.operations[answer["name"]].render()
-        answer = method(call)
-        self._answered[key] = (request, answer)
-        return answer
-
     # --- what there is to choose from -------------------------------------------------------------------------
 
     def _accelerator_types(self, call: Call) -> Json:
@@ -96,14 +89,14 @@ class Methods:
              "acceleratorConfigs": [accelerator_config(accelerator)]}
             for accelerator in self._offers.accelerators(zone)
         ]  # fmt: skip
-        return page(call, "acceleratorTypes", types)
+        return self._page(call, "acceleratorTypes", types)
 
     def _runtime_versions(self, call: Call) -> Json:
         versions = self._offers.runtime_versions()
         entries = [
             {"name": f"{call.resource}/runtimeVersions/{version}", "version": version} for version in versions
         ]
-        return page(call, "runtimeVersions", entries)
+        return self._page(call, "runtimeVersions", entries)
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
@@ -115,7 +108,7 @@ class Methods:
         return self._cloud.create_node(node).render()
 
     def _nodes(self, call: Call) -> Json:
-        return page(call, "nodes", self._inside(call, self._cloud.nodes))
+        return self._page(call, "nodes", self._inside(call, self._cloud.nodes))
 
     def _patch_node(self, call: Call) -> Json:
         node = self._cloud.node(call.resource)
@@ -148,17 +141,17 @@ class Methods:
     # --- queued resources -------------------------------------------------------------------------------------
 
     def _queued_resources(self, call: Call) -> Json:
-        return page(call, "queuedResources", self._inside(call, self._cloud.queued_resources))
+        return self._page(call, "queuedResources", self._inside(call, self._cloud.queued_resources))
 
-    def _create_queued_resource(self, call: Call) -> Json:
+    def _create_queued_resource(self, call: Call) -> Operation:
         own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
         qr = self._new_queued_resource(call.resource, own_id, call.body)
         self._require_quota(call.resource, chips_by_pool(qr.plans))
-        return self._cloud.submit_queued_resource(qr).render()
+        return self._cloud.submit_queued_resource(qr)
 
-    def _delete_queued_resource(self, call: Call) -> Json:
+    def _delete_queued_resource(self, call: Call) -> Operation:
         qr = self._cloud.queued_resource(call.resource)
-        return self._cloud.delete_queued_resource(qr, force=call.query.get("force", False)).render()
+        return self._cloud.delete_queued_resource(qr, force=call.query.get("force", False))
 
     def _new_queued_resource(self, parent: str, own_id: str, spec: Json) -> QueuedResource:
         """A queued resource that is not in the cloud yet, with the nodes that it asks for. Raises ApiError."""
@@ -211,6 +204,13 @@ class Methods:
         shown = (thing for name, thing in things.items() if name.startswith(inside))
         return [thing.render() for thing in shown if not thing.name.startswith(hidden)]
 
+    @staticmethod
+    def _page(call: Call, key: str, items: Sequence[Json]) -> Json:
+        for name in ("filter", "orderBy"):
+            if call.query.get(name):
+                raise ApiError("UNIMPLEMENTED", f"{name}: this stand-in does not filter or sort")
+        return page(call, key, items, call.query.get("pageSize") or PAGE_SIZE)
+
     # --- quota, operations ------------------------------------------------------------------------------------
 
     def _require_quota(self, parent: str, requested: Counter[ChipPool]) -> None:
@@ -258,21 +258,6 @@ def patched(mask: str, current: Json, body: Json) -> Json:
         else:
             changes[field] = body.get(field, _EMPTY[field])
     return changes
-
-
-def page(call: Call, key: str, items: Sequence[Mapping[str, Any]]) -> Json:
-    """One page of a list, sorted by name."""
-    for name in ("filter", "orderBy"):
-        if call.query.get(name):
-            raise ApiError("UNIMPLEMENTED", f"{name}: this stand-in does not filter or sort")
-    # A token is the name of the last thing that was listed, so that a list that changes meanwhile skips nothing.
-    last = call.query.get("pageToken", "")
-    remaining = sorted((item for item in items if item["name"] > last), key=lambda item: str(item["name"]))
-    count = call.query.get("pageSize") or PAGE_SIZE
-    answer: Json = {key: remaining[:count]} if remaining else {}
-    if len(remaining) > count:
-        answer["nextPageToken"] = remaining[count - 1]["name"]
-    return answer
 
 
 FLEX_START_LIMIT_S = 7 * 86400.0

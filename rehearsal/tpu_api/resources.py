@@ -12,9 +12,9 @@ from typing import Protocol
 
 from contracts.aliases import Json
 from infra.catalogue import Accelerator
-from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.simulator.api_error import ApiError
+from rehearsal.simulator.discovery import timestamp
 from rehearsal.tpu_api.capacity import ChipPool, accelerator_config
-from rehearsal.tpu_api.discovery import timestamp
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
 TYPES = "type.googleapis.com/google.cloud.tpu.v2."

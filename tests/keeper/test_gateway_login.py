@@ -17,7 +17,7 @@ from backends.vm.login import KEY_VARIABLE
 from contracts.inventory import Inventory
 from keeper import gateway_login
 from launch.hosts import HostError
-from rehearsal.tpu_api.discovery import Document
+from rehearsal.simulator.discovery import Document
 from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
 from tests.servers import Handler, serving
 

@@ -69,13 +69,13 @@ def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
             **os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": f"{api.url}/v2/",
         }  # fmt: skip
 
-        answer, listings = api.answer, list[str]()
+        answer, listings = api.server.answer, list[str]()
 
         def counted(method: str, target: str, body: bytes) -> Any:
             listings.append(f"{method} {target}")
             return answer(method, target, body)
 
-        monkeypatch.setattr(api, "answer", counted)
+        monkeypatch.setattr(api.server, "answer", counted)
 
         def one_pass() -> tuple[list[str], list[str]]:
             Bucket.requests.clear()

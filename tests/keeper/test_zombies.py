@@ -74,7 +74,8 @@ def make(api: TpuApi) -> Callable[..., None]:
         )  # fmt: skip
         parent = f"/v2/projects/grant/locations/{zone}"
         body = json.dumps(queued_resource(spec)).encode()
-        api.answer("POST", f"{parent}/queuedResources?queuedResourceId={own_id}", body)
+        answered = api.server.answer("POST", f"{parent}/queuedResources?queuedResourceId={own_id}", body)
+        assert answered is not None and answered[0] == 200, answered
 
     return ask
 
@@ -159,7 +160,7 @@ def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_tha
         del api.control._cloud.nodes[f"projects/grant/locations/{ZONE}/nodes/many-0"]
     node = {"acceleratorType": "v5litepod-8", "runtimeVersion": "v2-alpha-tpuv5-lite"}
     body = json.dumps(node | {"labels": {naming.OWNER_LABEL: OWNER}}).encode()
-    api.answer("POST", f"/v2/projects/grant/locations/{ZONE}/nodes?nodeId=direct", body)
+    api.server.answer("POST", f"/v2/projects/grant/locations/{ZONE}/nodes?nodeId=direct", body)
     api.control.advance(3600)
     assert ids(api) == {f"{ZONE}/nodes/direct", f"{ZONE}/nodes/many-1"}
     assert zombies.command(stack(state()), remove=True, yes=True) == 0

@@ -15,7 +15,8 @@ from contracts.host_interface import SECRET_MANAGER
 from jobs.runtime.ranks.secret_values import take
 from launch.request.run_environment import check_references
 from launch.targets import Secret
-from rehearsal.secret_manager import SecretManager
+from rehearsal.simulator.secret_manager import SecretManager
+from rehearsal.simulator.server import SimulatorServer
 
 
 def test_a_secret_of_the_folder_is_read_by_hosts_and_one_that_is_not_there_is_refused_at_a_launch(
@@ -29,8 +30,8 @@ def test_a_secret_of_the_folder_is_read_by_hosts_and_one_that_is_not_there_is_re
         "OLD": "sm://my-project/token/7",
     }
     secrets = {name: Secret(source=source) for name, source in sources.items()}
-    with SecretManager("127.0.0.1", tmp_path) as simulator:
-        environ = simulator.environment
+    with SimulatorServer({"/": SecretManager(tmp_path)}) as simulator:
+        environ = {SECRET_MANAGER: simulator.url}
         assert take({"TOKEN": sources["TOKEN"]}, environ) == {"TOKEN": "hunter2!"}
         with pytest.raises(
             RequestError, match="--secret OTHER=sm://my-project/gone: Secret Manager answers 404"

@@ -13,7 +13,7 @@ from infra.cloud_tpu import request
 from infra.cloud_tpu.request import SliceSpec
 from infra.queued_resource import QueuedResourceArgs
 from infra.slice_apis import slice_api
-from rehearsal.tpu_api import discovery
+from rehearsal.simulator import discovery
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 
 DISK = "projects/grant/zones/us-central1-a/disks/data"

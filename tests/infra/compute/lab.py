@@ -84,7 +84,8 @@ class ComputeLab(Cloud):
 
     def _post(self, region: str, collection: str, body: Json) -> None:
         path = f"/compute/v1/projects/grant/regions/{region}/{collection}"
-        self.api.answer("POST", path, json.dumps(body).encode())
+        answered = self.api.server.answer("POST", path, json.dumps(body).encode())
+        assert answered is not None and answered[0] == 200, answered
 
     # --- what there is ----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.compute_api.cloud import ComputeCloud, tpu_of
-from rehearsal.compute_api.control import ComputeControl
-from rehearsal.compute_api.resources import ROOT, Group, Instance, Operation, url
+from rehearsal.compute_api.compute_cloud import ComputeCloud, tpu_of
+from rehearsal.compute_api.compute_control import ComputeControl
+from rehearsal.compute_api.compute_resources import ROOT, Group, Instance, Operation, url
+from rehearsal.simulator.api_error import ApiError, invalid, missing, taken
+from rehearsal.simulator.discovery import Call, Document, shipped
+from rehearsal.simulator.repeats_and_pages import Repeats, page
 from rehearsal.tpu_api import TpuApi
-from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
-from rehearsal.tpu_api.discovery import Call, Document, shipped
 
 PREFIX = "/compute/v1/"
 COLLECTIONS = frozenset(
@@ -45,7 +46,7 @@ class ComputeApi:
     def __init__(self, api: TpuApi) -> None:
         self.cloud = cloud = ComputeCloud(api.cloud)
         self.control = ComputeControl(cloud)
-        self._answered: dict[tuple[str, str], Operation] = {}
+        self._repeats = Repeats[Operation]()
         self._table: dict[str, Callable[[Call], Json]] = {
             "instances.insert": lambda call: self._once(call, self._insert_instance),
             "instances.get": lambda call: self._instance(call).render(),
@@ -77,13 +78,12 @@ class ComputeApi:
         }
         api.add(PREFIX, self)
 
-    # --- as a `rehearsal.tpu_api.server.ApiService` -----------------------------------------------------------------
+    # --- as a `rehearsal.simulator.server.ApiService` ---------------------------------------------------------------
 
     def document(self, target: str) -> Document:  # noqa: ARG002
         return shipped("v1", "compute", COLLECTIONS)
 
     def carry_out(self, call: Call) -> Json:
-        """The method's answer. Raises ApiError."""
         name = call.method.id.removeprefix("compute.")
         if name not in self._table:
             raise ApiError("UNIMPLEMENTED", f"{name} is not simulated; there are {', '.join(self._table)}")
@@ -99,13 +99,7 @@ class ComputeApi:
     # --- how --------------------------------------------------------------------------------------------------------
 
     def _once(self, call: Call, method: Callable[[Call], Operation]) -> Json:
-        """Answer a request; one whose requestId was answered before gets the same operation again."""
-        key = (call.method.id, str(call.query.get("requestId", "")))
-        if not key[1]:
-            return method(call).render()
-        if key not in self._answered:
-            self._answered[key] = method(call)
-        return self._answered[key].render()
+        return self._repeats.once(call, method).render()
 
     def _zone(self, call: Call) -> str:
         return f"projects/{call.names['project']}/zones/{call.names['zone']}"
@@ -173,10 +167,11 @@ class ComputeApi:
             raise ApiError("UNIMPLEMENTED", "filter: this stand-in knows labels.KEY=VALUE only")
         items = [
             instance.render()
-            for path, instance in sorted(self.cloud.instances.items())
+            for path, instance in self.cloud.instances.items()
             if path.startswith(inside) and (label is None or instance.labels.get(label[1]) == label[2])
         ]
-        return {"kind": "compute#instanceList", **_page(call, "items", items)}
+        size = call.query.get("maxResults") or PAGE_SIZE
+        return {"kind": "compute#instanceList", **page(call, "items", items, size)}
 
     def _all_instances(self, call: Call) -> Json:
         rendered = {path: instance.render() for path, instance in self.cloud.instances.items()}
@@ -321,13 +316,3 @@ def _checked_name(body: Json) -> str:
 
 def _without(body: Json, mark: str) -> Json:
     return {name: value for name, value in body.items() if name not in (mark, "kind")}
-
-
-def _page(call: Call, key: str, items: list[Json]) -> Json:
-    last = call.query.get("pageToken", "")
-    remaining = [item for item in items if item["name"] > last]
-    count = call.query.get("maxResults") or PAGE_SIZE
-    answer: Json = {key: remaining[:count]}
-    if len(remaining) > count:
-        answer["nextPageToken"] = remaining[count - 1]["name"]
-    return answer

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.simulator.api_error import ApiError
 
 Violation = tuple[str, str]  # where, what is wrong there
 

@@ -1,12 +1,9 @@
 """What befalls slices in the simulated Compute Engine without a request of its API."""
 
-import contextlib
-from collections.abc import Iterator
-
 from contracts.aliases import Json
-from rehearsal.compute_api.cloud import ComputeCloud, Thing
-from rehearsal.compute_api.resources import Group, Instance
-from rehearsal.tpu_api import ApiError
+from rehearsal.compute_api.compute_cloud import ComputeCloud, Thing
+from rehearsal.compute_api.compute_resources import Group
+from rehearsal.tpu_api.control import named
 
 
 class ComputeControl:
@@ -19,15 +16,9 @@ class ComputeControl:
     def __init__(self, cloud: ComputeCloud) -> None:
         self._cloud = cloud
 
-    @contextlib.contextmanager
-    def _now(self) -> Iterator[None]:
-        with self._cloud.cloud.lock:
-            self._cloud.cloud.settle()
-            yield
-
     def preempt(self, name: str) -> None:
         """A spot instance, or the machines of a spot group, are taken back. Others than spot raise ValueError."""
-        with self._now():
+        with self._cloud.cloud.settled():
             thing = self._thing(name)
             if thing.pool.tier != "spot":
                 raise ValueError(
@@ -37,27 +28,27 @@ class ComputeControl:
 
     def stop(self, name: str) -> None:
         """Like `preempt` for any capacity, as when somebody stops it."""
-        with self._now():
+        with self._cloud.cloud.settled():
             self._cloud.take(self._thing(name))
 
     def vanish(self, name: str) -> None:
         """Gone at once, as if someone else had deleted it."""
-        with self._now():
+        with self._cloud.cloud.settled():
             self._cloud.drop(self._thing(name))
 
     def reactivate(self, name: str, seconds: float = 10.0) -> None:
         """A host of a group has failed, and Google restarts the slice."""
-        with self._now():
+        with self._cloud.cloud.settled():
             self._cloud.reactivate(self._group(name), seconds)
 
     def fail(self, name: str) -> None:
         """The topology of a group fails for good."""
-        with self._now():
+        with self._cloud.cloud.settled():
             self._cloud.fail(self._group(name))
 
     def alive(self) -> Json:
         """Everything that is there, by path: the state of groups, the status of instances."""
-        with self._now():
+        with self._cloud.cloud.settled():
             return {
                 "groups": {
                     path: group.topology if group.phase == "standing" else group.phase.upper()
@@ -68,7 +59,7 @@ class ComputeControl:
 
     def slices(self) -> dict[str, str]:
         """The state of each group, and of each instance that is of none, by path."""
-        with self._now():
+        with self._cloud.cloud.settled():
             single = {path: each.status for path, each in self._cloud.instances.items() if each.group is None}
         return {**self.alive()["groups"], **single}
 
@@ -79,12 +70,5 @@ class ComputeControl:
         return thing
 
     def _thing(self, name: str) -> Thing:
-        things: dict[str, Instance | Group] = {**self._cloud.instances, **self._cloud.groups}
-        matches = [thing for path, thing in things.items() if name in (path, thing.name)]
-        if len(matches) > 1:
-            raise ValueError(
-                f"{name!r}: there are {', '.join(thing.path for thing in matches)}; give the path"
-            )
-        if not matches:
-            raise ApiError("NOT_FOUND", f"{name!r}: there is no such instance or group")
-        return matches[0]
+        things: dict[str, Thing] = {**self._cloud.instances, **self._cloud.groups}
+        return named(name, things, "instance or group")

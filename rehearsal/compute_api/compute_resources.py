@@ -10,8 +10,8 @@ import hashlib
 from typing import Any
 
 from contracts.aliases import Json
+from rehearsal.simulator.discovery import timestamp
 from rehearsal.tpu_api.capacity import ChipPool
-from rehearsal.tpu_api.discovery import timestamp
 from rehearsal.tpu_api.resources import Hardware
 
 ROOT = "https://www.googleapis.com/compute/v1/"

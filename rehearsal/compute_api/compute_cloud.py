@@ -10,9 +10,9 @@ import functools
 
 from contracts.aliases import Json
 from infra import catalogue
-from rehearsal.compute_api.resources import STOCK_OUT, Group, Instance, Operation
-from rehearsal.tpu_api.api_error import ApiError, unready
-from rehearsal.tpu_api.capacity import ChipPool, first_over
+from rehearsal.compute_api.compute_resources import STOCK_OUT, Group, Instance, Operation
+from rehearsal.simulator.api_error import ApiError, unready
+from rehearsal.tpu_api.capacity import ChipPool
 from rehearsal.tpu_api.cloud import Cloud, Entry
 
 TIERS = {"SPOT": "spot", "FLEX_START": "flex-start", "RESERVATION_BOUND": "reserved"}
@@ -45,8 +45,7 @@ class ComputeCloud:
         return [instance for instance in self.instances.values() if instance.group == group.path]
 
     def _fits(self, pool: ChipPool, chips: int) -> bool:
-        cloud = self.cloud
-        return first_over(cloud.capacity, collections.Counter({pool: chips}), cloud.held()) is None
+        return self.cloud.has_room(collections.Counter({pool: chips}))
 
     def _is_there(self, thing: Thing) -> bool:
         things: dict[str, Instance] | dict[str, Group] = (
