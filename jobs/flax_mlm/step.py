@@ -211,37 +211,7 @@ def make_train_step(
     """
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
-    sent = sent_dtype(config, mesh)
-    cross_entropy_sum = make_model(
-        graph,
-        params_specs,
-        method=Mlm.cross_entropy,
-        sent=sent,
-        remat=config.remat,
-        recollect=config.fsdp > 1,
-    )
-
-    def masked_nats(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
-        return cross_entropy_sum(params)(*masked, keys_B)
-
-    def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
-        """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
-        with jax.named_scope("mask"):
-            masked = mask_of_step(rule, config.seed, step, tokens_BS, rows_B)
-        dropout_key = _fold(config.seed, DROPOUT_STREAM, step)
-        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
-        slopes = functools.partial(jax.value_and_grad(masked_nats), params)
-        nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
-        return sharding.sum_gradients(gradient, params_specs, sent), *sharding.sum_over(
-            (nats, masked.weights_BM.sum())
-        )
-
-    sharded_sums = sharding.on_each_device(
-        sums,
-        mesh,
-        (params_specs, sharding.ROWS, sharding.ROWS, sharding.REPLICATED),
-        (params_specs, sharding.REPLICATED, sharding.REPLICATED),
-    )
+    sharded_sums = _make_sums(graph, rule, config, mesh, params_specs)
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         gradient, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
@@ -267,6 +237,44 @@ def make_train_step(
             return _applied_if(is_finite, next_state, state), results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
+
+
+def _make_sums(
+    graph: nnx.GraphDef[Mlm], rule: MaskRule, config: Config, mesh: Mesh, params_specs: Any
+) -> Callable[..., tuple[Any, jax.Array, jax.Array]]:
+    """(params, tokens_BS, rows_B, step) to the gradient of the summed cross-entropy, that sum, and the hidden tokens,
+    over all devices."""
+    sent = sent_dtype(config, mesh)
+    cross_entropy_sum = make_model(
+        graph,
+        params_specs,
+        method=Mlm.cross_entropy,
+        sent=sent,
+        remat=config.remat,
+        recollect=config.fsdp > 1,
+    )
+
+    def masked_nats(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
+        return cross_entropy_sum(params)(*masked, keys_B)
+
+    def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
+        """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
+        with jax.named_scope("mask"):
+            masked = mask_of_step(rule, config.seed, step, tokens_BS, rows_B)
+        dropout_key = _fold(config.seed, DROPOUT_STREAM, step)
+        keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
+        slopes = functools.partial(jax.value_and_grad(masked_nats), params)
+        nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
+        return sharding.sum_gradients(gradient, params_specs, sent), *sharding.sum_over(
+            (nats, masked.weights_BM.sum())
+        )
+
+    return sharding.on_each_device(
+        sums,
+        mesh,
+        (params_specs, sharding.ROWS, sharding.ROWS, sharding.REPLICATED),
+        (params_specs, sharding.REPLICATED, sharding.REPLICATED),
+    )
 
 
 def make_eval_step(
