@@ -36,7 +36,7 @@ def take(references: Mapping[str, str], environ: Mapping[str, str]) -> dict[str,
         with contextlib.suppress(OSError):  # that of a pod is read-only, and in its memory
             os.remove(path)
     for name, reference in references.items():
-        values[name] = _from_secret_manager(name, reference, environ)
+        values[name] = read(f"--secret {name}={reference}", reference, environ)
     return values
 
 
@@ -85,8 +85,13 @@ def _ask(reference: str, method: str, environ: Mapping[str, str]) -> tuple[Any, 
         raise Unreachable(first_line(error)) from None
 
 
-def _from_secret_manager(name: str, reference: str, environ: Mapping[str, str]) -> str:
-    given = f"--secret {name}={reference}"
+def read(given: str, reference: str, environ: Mapping[str, str]) -> str:
+    """Return what a secret of Secret Manager holds. given: what named it, for messages.
+
+    Raises:
+        RequestError: this machine's account may not read it, there is none, or it is too short to be one.
+        Unreachable: Secret Manager does not answer.
+    """
     try:
         response, account = _ask(reference, ":access", environ)
     except (RequestError, Unreachable) as error:
