@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +44,13 @@ class Beginning:
     fingerprint: str
 
 
-def problems(options: Options, cache_dir: Path) -> list[str]:
+type Computes = Mapping[str, Collection[str]]
+"""Of names in config.json, the values that a job computes; a name that is left out there means one of these."""
+ALL: Computes = {}
+"""Of a job that computes whatever transformers does."""
+
+
+def problems(options: Options, cache_dir: Path, computes: Computes = ALL) -> list[str]:
     """What is wrong with the data, and with the model of --init-from; called before anything is started.
 
     Raises:
@@ -53,7 +59,7 @@ def problems(options: Options, cache_dir: Path) -> list[str]:
     messages = data.problems(options)
     try:
         if options.init_from is not None:
-            open_pretrained(options, options.init_from, cache_dir, lambda _: None)
+            open_pretrained(options, options.init_from, cache_dir, lambda _: None, computes)
     except Unreachable:
         raise
     except RequestError as error:
@@ -61,7 +67,9 @@ def problems(options: Options, cache_dir: Path) -> list[str]:
     return messages
 
 
-def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:
+def prepare(
+    config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[str], None], computes: Computes = ALL
+) -> Beginning:
     """Open the folder of --init-from, or train a tokenizer.
 
     Raises:
@@ -72,7 +80,7 @@ def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[s
         build_once(folder, lambda temporary: train_tokenizer(dataset.train.texts, temporary), say=say)
         settings = drawn_settings(config, open_tokenizer(folder).get_vocab_size())
     else:
-        folder = open_pretrained(config, config.init_from, cache_dir, say)
+        folder = open_pretrained(config, config.init_from, cache_dir, say, computes)
         settings = read_settings(folder)
     if config.dropout is not None:
         settings |= dict.fromkeys(DROPOUTS, config.dropout)
@@ -103,8 +111,10 @@ class Limited(Protocol):
     def max_length(self) -> int: ...
 
 
-def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """The folder of a model that this job can go on with.
+def open_pretrained(
+    options: Limited, source: str, cache_dir: Path, say: Callable[[str], None], computes: Computes = ALL
+) -> Path:
+    """The folder of a model that this job can go on with. computes: where it does not compute all that there is.
 
     Raises:
         RequestError: there is no such folder, it lacks a file, its model is of another kind, or has too few positions
@@ -122,6 +132,13 @@ def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callabl
             f"--init-from {source}: {CONFIG} names {named}, of the type {kind}; choose a model of the type "
             f"{' or '.join(ARCHITECTURES)}"
         )
+    wrong = [
+        f"{name} is {settings[name]!r}; choose a model with {', '.join(values)}"
+        for name, values in computes.items()
+        if name in settings and settings[name] not in values
+    ]
+    if wrong:
+        raise RequestError(f"--init-from {source}: {'; '.join(wrong)}")
     longest = positions(settings)
     if options.max_length > longest:
         raise RequestError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from jobs.glue import options
 from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, RANGES, Options
@@ -13,6 +11,8 @@ __all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "RANGES", "Config", "problem
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
 """Of config.json's hidden_act: those that Keras computes alike, by its own names."""
+COMPUTES = {"hidden_act": tuple(ACTIVATIONS), "position_embedding_type": ("absolute",)}
+"""What else a model's config.json may say."""
 TOGETHER = ("log_every", "eval_every", "checkpoint_every")
 """What is due after some steps is due after whole executions only."""
 
@@ -40,17 +40,3 @@ def problems(config: Config, *, devices: int) -> list[str]:
         for name in TOGETHER
         if (value := getattr(config, name)) is not None and value % steps
     ]
-
-
-def unfit(settings: Mapping[str, Any]) -> list[str]:
-    """What in a model's config.json this job does not compute."""
-    wrong = []
-    if settings.get("hidden_act", "gelu") not in ACTIVATIONS:
-        wrong.append(
-            f"hidden_act is {settings['hidden_act']!r}; choose a model with {', '.join(ACTIVATIONS)}"
-        )
-    if settings.get("position_embedding_type", "absolute") != "absolute":
-        wrong.append(
-            f"position_embedding_type is {settings['position_embedding_type']!r}; choose a model with 'absolute'"
-        )
-    return wrong

@@ -11,14 +11,13 @@ import keras
 import numpy as np
 from safetensors.numpy import save_file
 
-from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.glue import pretrained
 from jobs.glue.data import Dataset
 from jobs.glue.pretrained import Beginning
 from jobs.glue.tokenizer import copy_tokenizer
 from jobs.keras_glue import model
-from jobs.keras_glue.config import Config, unfit
+from jobs.keras_glue.config import COMPUTES, Config
 from jobs.runtime.storage.bucket_files import files_of
 from jobs.runtime.storage.model_folder import CONFIG, WEIGHTS
 
@@ -27,10 +26,7 @@ KERAS = "model.keras"
 
 def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:
     """As `jobs.glue.pretrained.prepare`; raises RequestError also for a model that this job does not compute."""
-    beginning = pretrained.prepare(config, dataset, cache_dir, say)
-    if unfit(beginning.settings):
-        raise RequestError(f"--init-from {config.init_from}: {'; '.join(unfit(beginning.settings))}")
-    return beginning
+    return pretrained.prepare(config, dataset, cache_dir, say, COMPUTES)
 
 
 def write(directory: RunDirectory, trained: keras.Model, beginning: Beginning) -> None:

@@ -10,6 +10,13 @@ from jobs.runtime.option_rules import FINITE, at_least, batch_problems, outside,
 QUESTION_TOKENS = 64
 """A longer question is cut, as in Devlin et al. 2019's program; at half of --max-length where that is less."""
 
+COMPUTES = {
+    "model_type": ("roberta",),
+    "hidden_act": ("gelu",),
+    "position_embedding_type": ("absolute",),
+}
+"""What a model's config.json may say, where it says anything of these."""
+
 GROUPS = {
     "data": "The questions",
     "init_from": "The model",

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.errors import RequestError, Unreachable
+from jobs.glue.pretrained import open_pretrained
 from jobs.runtime.storage.data_files import UNDECODABLE, Number, Row, listing, read_file
 from jobs.tf_squad import scores, topics
-from jobs.tf_squad.config import Config
-from jobs.tf_squad.pretrained import open_pretrained
+from jobs.tf_squad.config import COMPUTES, Config
 
 TOPICS = "topics"
 
@@ -59,7 +59,10 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     messages: list[str] = []
     for check in (
         lambda: read(config),
-        lambda: config.init_from and open_pretrained(config, config.init_from, cache_dir, lambda _: None),
+        lambda: (
+            config.init_from
+            and open_pretrained(config, config.init_from, cache_dir, lambda _: None, COMPUTES)
+        ),
     ):
         try:
             check()

@@ -25,12 +25,12 @@ from safetensors.numpy import save_file
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.glue.options import SIZES
+from jobs.glue.pretrained import open_pretrained
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.runtime.storage.bucket_files import files_of
 from jobs.runtime.storage.model_folder import CONFIG, TOKENIZER, WEIGHTS
-from jobs.tf_squad.config import Config
+from jobs.tf_squad.config import COMPUTES, Config
 from jobs.tf_squad.data import Question
-from jobs.tf_squad.pretrained import open_pretrained
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,7 +83,7 @@ def prepare(
             "initializer_range": 0.02 * math.sqrt(SIZES["base"]["width"] / size["width"]),
         }
     else:
-        folder = open_pretrained(config, config.init_from, cache_dir, say)
+        folder = open_pretrained(config, config.init_from, cache_dir, say, COMPUTES)
         settings, tokenizer = json.loads((folder / CONFIG).read_bytes()), open_tokenizer(folder)
         if not config.scratch:
             with (folder / WEIGHTS).open("rb") as file:
