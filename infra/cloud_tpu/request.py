@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from contracts.aliases import Json
 from infra import naming
-from infra.slice_apis.slice_api import ACTIVE, LOST, MISSING, Look, LookKind, Props
+from infra.slice_apis.slice_api import ACTIVE, LOST, MISSING, Disk, Look, LookKind, Props, Spec
 
 ApiVersion = Literal["v2", "v2alpha1"]
 
@@ -31,66 +31,32 @@ LOST_NODE = frozenset({"PREEMPTED", "TERMINATED", "DELETING"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Disk:
-    """A disk that exists. mode: "read-write" or "read-only"."""
+class SliceSpec(Spec):
+    """A slice that is made by a queued resource: the properties of `infra.queued_resource.QueuedResourceArgs`."""
 
-    source_disk: str
-    mode: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SliceSpec:
-    """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's.
-
-    With several `zones`, `zone` is where the slice is, as far as that is known; `per_zone` has a spec for each.
-    """
-
-    project: str
-    zone: str
     queued_resource_id: str
-    owner: str
-    accelerator_type: str
     accelerator_generation: str
-    topology: str
     runtime_version: str
-    capacity: str
     reservation_name: str
     node_count: int
     guaranteed_s: int
     run_duration_s: int
-    valid_until_s: int
-    wait_s: int
     network: str
-    subnetwork: str
     external_addresses: bool
     service_account_email: str
-    metadata: Mapping[str, str]
-    labels: Mapping[str, str]
-    tags: tuple[str, ...]
     data_disks: tuple[Disk, ...]
     boot_disk_kms_key: str
-    description: str
-    zones: tuple[str, ...]
-    strategy: str
-    zone_wait_s: int
-    subnetworks: Mapping[str, str]
-    store_url: str
 
-    @property
-    def per_zone(self) -> tuple[SliceSpec, ...]:
-        """This spec for each of its zones, in their order; only itself if it names one zone."""
-        return tuple(
-            dataclasses.replace(self, zone=zone, subnetwork=self.subnetworks.get(zone, self.subnetwork))
-            for zone in self.zones or (self.zone,)
-        )
-
-    def in_zone(self, zone: str) -> SliceSpec:
-        """The same slice in a zone that need not be one of its zones."""
-        return dataclasses.replace(self, zone=zone)
+    @classmethod
+    def from_props(cls, props: Props) -> SliceSpec:
+        spec = super().from_props(props)
+        labels = dict(spec.labels)
+        if spec.run_duration_s:
+            labels[naming.RUN_DURATION_LABEL] = str(spec.run_duration_s)
+        return dataclasses.replace(spec, labels=labels, node_count=spec.node_count or 1)
 
     @property
     def own_id(self) -> str:
-        """The name of the slice in every zone."""
         return self.queued_resource_id
 
     @property
@@ -102,24 +68,20 @@ class SliceSpec:
         return f"{self.parent}/queuedResources/{self.queued_resource_id}"
 
     @property
+    def parts(self) -> int:
+        return self.node_count
+
+    @property
     def node_ids(self) -> tuple[str, ...]:
         """The ids of the nodes in order: the queued resource's own id, with a number behind it if there are several."""
         return naming.part_names(self.queued_resource_id, self.node_count)
 
     @property
-    def kind(self) -> str:
-        """The hardware in messages: 2 × v5litepod-16."""
-        kind = self.accelerator_type or f"{self.accelerator_generation} {self.topology}"
-        return f"{self.node_count} × {kind}" if self.node_count > 1 else kind
-
-    @property
-    def hardware(self) -> str:
-        """The hardware and its place in messages: 2 × v5litepod-16 (spot) in us-central1-a."""
-        return f"{self.kind} ({self.capacity}) in {self.zone}"
+    def hardware_name(self) -> str:
+        return self.accelerator_type or f"{self.accelerator_generation} {self.topology}"
 
     @property
     def how_to_delete(self) -> str:
-        """The command by which a person deletes it."""
         return (
             f"gcloud compute tpus queued-resources delete {self.queued_resource_id}"
             f" --project={self.project} --zone={self.zone} --force"
@@ -127,36 +89,10 @@ class SliceSpec:
 
     @property
     def about_taken_name(self) -> str:
-        """Who else may have the name, where Google shows nothing of it."""
         return (
             f"A request of someone else for a node {' or '.join(self.node_ids[:2])} may be waiting; see"
             f" `gcloud compute tpus queued-resources list --project={self.project} --zone={self.zone}`"
         )
-
-    @classmethod
-    def from_props(cls, props: Props) -> SliceSpec:
-        """Read properties that are all known. An absent one is empty, zero or false."""
-        values = {
-            field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
-        }
-        labels = {**values["labels"], naming.OWNER_LABEL: values["owner"]}
-        if values["run_duration_s"]:
-            labels[naming.RUN_DURATION_LABEL] = str(values["run_duration_s"])
-        return cls(**values | {"labels": labels, "node_count": values["node_count"] or 1})
-
-
-FORMS: dict[str, Callable[[Any], Any]] = {
-    "str": lambda value: str(value or ""),
-    "int": lambda value: int(value or 0),
-    "bool": bool,
-    "Mapping[str, str]": lambda value: {str(key): str(item) for key, item in (value or {}).items()},
-    "tuple[str, ...]": lambda value: tuple(str(item) for item in value or ()),
-    "tuple[Disk, ...]": lambda value: tuple(
-        Disk(source_disk=str(disk["source_disk"]), mode=str(disk.get("mode") or "read-write"))
-        for disk in value or ()
-    ),
-}
-"""By the type of a field: its form, of a value as Pulumi hands it over."""
 
 
 # --- the bodies of requests ---------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from typing import Any
 
 from contracts.aliases import Json
 from infra import naming
-from infra.cloud_tpu.request import FORMS, changed_pairs
-from infra.slice_apis.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props
+from infra.cloud_tpu.request import changed_pairs
+from infra.slice_apis.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props, Spec
 
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
 LATE_S = 60.0
@@ -40,59 +40,32 @@ Part = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GroupSpec:
-    """The properties of `infra.compute_slice.ComputeSliceArgs`, all known. `labels` has the owner's."""
+class GroupSpec(Spec):
+    """A slice that Compute Engine makes: the properties of `infra.compute_slice.ComputeSliceArgs`."""
 
-    project: str
-    zone: str
     slice_id: str
-    owner: str
-    accelerator_type: str
-    topology: str
     machine_type: str
     hosts: int
     count: int
-    capacity: str
-    valid_until_s: int
-    wait_s: int
     templates: Mapping[str, str]
     policies: Mapping[str, str]
-    metadata: Mapping[str, str]
-    labels: Mapping[str, str]
-    tags: tuple[str, ...]
-    description: str
-    zones: tuple[str, ...]
-    strategy: str
-    zone_wait_s: int
-    store_url: str
 
     @classmethod
     def from_props(cls, props: Props) -> GroupSpec:
-        """Read properties that are all known. An absent one is empty, zero or false."""
-        values = {
-            field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
-        }
-        labels = {**values["labels"], naming.OWNER_LABEL: values["owner"]}
-        more = {"labels": labels, "hosts": values["hosts"] or 1, "count": values["count"] or 1}
-        return cls(**values | more)
-
-    @property
-    def per_zone(self) -> tuple[GroupSpec, ...]:
-        """This spec for each of its zones, in their order; only itself if it names one zone."""
-        return tuple(self.in_zone(zone) for zone in self.zones or (self.zone,))
-
-    def in_zone(self, zone: str) -> GroupSpec:
-        """The same slice in a zone that need not be one of its zones."""
-        return dataclasses.replace(self, zone=zone)
+        spec = super().from_props(props)
+        return dataclasses.replace(spec, hosts=spec.hosts or 1, count=spec.count or 1)
 
     @property
     def own_id(self) -> str:
-        """The name of the slice in every zone."""
         return self.slice_id
 
     @property
     def name(self) -> str:
         return f"projects/{self.project}/zones/{self.zone}/slices/{self.slice_id}"
+
+    @property
+    def parts(self) -> int:
+        return self.count
 
     @property
     def is_group(self) -> bool:
@@ -113,19 +86,11 @@ class GroupSpec:
         return self.policies.get(_region(self.zone), "")
 
     @property
-    def kind(self) -> str:
-        """The hardware in messages: 2 × v6e-16."""
-        kind = self.accelerator_type or self.machine_type
-        return f"{self.count} × {kind}" if self.count > 1 else kind
-
-    @property
-    def hardware(self) -> str:
-        """The hardware and its place in messages: 2 × v6e-16 (spot) in us-east5-a."""
-        return f"{self.kind} ({self.capacity}) in {self.zone}"
+    def hardware_name(self) -> str:
+        return self.accelerator_type or self.machine_type
 
     @property
     def how_to_delete(self) -> str:
-        """The command by which a person deletes it."""
         thing = "instance-groups managed" if self.is_group else "instances"
         return (
             f"gcloud compute {thing} delete {' '.join(self.part_names)}"
@@ -134,7 +99,6 @@ class GroupSpec:
 
     @property
     def about_taken_name(self) -> str:
-        """Who else may have the name, where Google shows nothing of it."""
         return f"See `gcloud compute instances list --project={self.project} --zones={self.zone}`"
 
 

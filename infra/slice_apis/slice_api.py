@@ -5,12 +5,14 @@ The Cloud TPU API (`infra.cloud_tpu.queued_resources`) and Compute Engine (`infr
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from contracts.aliases import Json
+from infra import naming
 
 if TYPE_CHECKING:
     from infra.slice_apis.google_api import Listing
@@ -55,47 +57,114 @@ class Look:
     may_be_running: bool = False
 
 
-class Spec(Protocol):
-    """A slice that is desired in one zone. With several `zones`, `per_zone` has a spec for each.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A disk that exists. mode: "read-write" or "read-only"."""
 
-    own_id: the name of the slice in every zone. kind: its hardware in messages; hardware: with its capacity and zone.
-    about_taken_name: who else may have the name, where Google shows nothing of it.
+    source_disk: str
+    mode: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec(abc.ABC):
+    """A slice that is desired in one zone, `zone`: the properties of `infra.queued_resource.SliceArgs`, all known.
+
+    labels: with the owner's. zones: where it may be, if that is more than one zone; `zone` is then where it is, as far
+    as that is known, and subnetworks has the `subnetwork` of each.
     """
 
-    @property
-    def project(self) -> str: ...
-    @property
-    def zone(self) -> str: ...
-    @property
-    def own_id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def capacity(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def hardware(self) -> str: ...
-    @property
-    def how_to_delete(self) -> str: ...
-    @property
-    def about_taken_name(self) -> str: ...
-    @property
-    def wait_s(self) -> int: ...
-    @property
-    def zones(self) -> tuple[str, ...]: ...
-    @property
-    def strategy(self) -> str: ...
-    @property
-    def zone_wait_s(self) -> int: ...
-    @property
-    def store_url(self) -> str: ...
-    @property
-    def per_zone(self) -> tuple[Self, ...]: ...
+    project: str
+    zone: str
+    owner: str
+    capacity: str
+    accelerator_type: str
+    topology: str
+    valid_until_s: int
+    wait_s: int
+    subnetwork: str
+    metadata: Mapping[str, str]
+    labels: Mapping[str, str]
+    tags: tuple[str, ...]
+    description: str
+    zones: tuple[str, ...]
+    strategy: str
+    zone_wait_s: int
+    subnetworks: Mapping[str, str]
+    store_url: str
 
-    def in_zone(self, zone: str) -> Self: ...
+    @classmethod
+    def from_props(cls, props: Props) -> Self:
+        """Read properties that are all known. An absent one is empty, zero or false."""
+        values = {
+            field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
+        }
+        return cls(**values | {"labels": {**values["labels"], naming.OWNER_LABEL: values["owner"]}})
+
+    @property
+    @abc.abstractmethod
+    def own_id(self) -> str:
+        """The name of the slice in every zone."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Its full name, with project and zone."""
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> int:
+        """How many slices train together."""
+
+    @property
+    @abc.abstractmethod
+    def how_to_delete(self) -> str:
+        """The command by which a person deletes it."""
+
+    @property
+    @abc.abstractmethod
+    def about_taken_name(self) -> str:
+        """Who else may have the name, where Google shows nothing of it."""
+
+    @property
+    def hardware_name(self) -> str:
+        """The hardware of one part in messages."""
+        return self.accelerator_type
+
+    @property
+    def kind(self) -> str:
+        """The hardware in messages: 2 × v6e-16."""
+        return f"{self.parts} × {self.hardware_name}" if self.parts > 1 else self.hardware_name
+
+    @property
+    def hardware(self) -> str:
+        """The hardware and its place in messages: 2 × v6e-16 (spot) in us-east5-a."""
+        return f"{self.kind} ({self.capacity}) in {self.zone}"
+
+    @property
+    def per_zone(self) -> tuple[Self, ...]:
+        """This spec for each of its zones, in their order; only itself if it names one zone."""
+        return tuple(
+            dataclasses.replace(self, zone=zone, subnetwork=self.subnetworks.get(zone, self.subnetwork))
+            for zone in self.zones or (self.zone,)
+        )
+
+    def in_zone(self, zone: str) -> Self:
+        """The same slice in a zone that need not be one of its zones."""
+        return dataclasses.replace(self, zone=zone)
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "str": lambda value: str(value or ""),
+    "int": lambda value: int(value or 0),
+    "bool": bool,
+    "Mapping[str, str]": lambda value: {str(key): str(item) for key, item in (value or {}).items()},
+    "tuple[str, ...]": lambda value: tuple(str(item) for item in value or ()),
+    "tuple[Disk, ...]": lambda value: tuple(
+        Disk(source_disk=str(disk["source_disk"]), mode=str(disk.get("mode") or "read-write"))
+        for disk in value or ()
+    ),
+}
+"""By the type of a field: its form, of a value as Pulumi hands it over."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
