@@ -173,9 +173,7 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
     options = PodOptions(restarts=request.restarts, queue=request.queue, wait_s=request.wait_s)
     launcher = target.backend.launcher(target, options, resume)
     box = _container(request, job, config, target, cwd)
-    python = command.config.python if command else target.python if target.python_is_given else None
-    needs_environment = python is None and box is None
-    python = python or target.interpreter(job.framework, in_container=box is not None)
+    python, needs_environment = _interpreter(target, command, job.framework, in_container=box is not None)
     code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
     arguments = tuple(job.arguments(config)) if isinstance(job, Job) else job.arguments
     step = Step.on(target, job.name, arguments, code) if command is None and job.framework == "jax" else None
@@ -186,9 +184,7 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
             command, target, resume, say, in_container=box is not None
         )
         config, bundles, notes = command.config, [*bundles, *own_bundles], [*notes, *own_notes]
-    now = datetime.datetime.now(datetime.UTC)
-    run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
-    directory = resume.directory if resume else target.runs.directory(run_id)
+    run_id, directory = _place(request, target, job.name)
     plan = Plan(
         target=target if command else dataclasses.replace(target, python=python),
         run_id=run_id,
@@ -223,6 +219,25 @@ def work_out(request: Request, target: Target, say: Say = lambda _: None) -> Pla
         step=step,
         precompiled=compiled,
     )
+
+
+def _interpreter(
+    target: Target, command: Command | None, framework: str, *, in_container: bool
+) -> tuple[str, bool]:
+    """Return the interpreter of a run, and whether this machine has to make its environment first."""
+    python = command.config.python if command else target.python if target.python_is_given else None
+    if python is not None:
+        return python, False
+    return target.interpreter(framework, in_container=in_container), not in_container
+
+
+def _place(request: Request, target: Target, job_name: str) -> tuple[str, RunDirectory]:
+    """Return the id of a run and its directory: a resumed run keeps both."""
+    if request.resume is not None:
+        return request.resume.run_id, request.resume.directory
+    now = datetime.datetime.now(datetime.UTC)
+    run_id = request.run_id or runs.new_run_id(job_name, now, random.Random())
+    return run_id, target.runs.directory(run_id)
 
 
 def _code(code: Bundle, compiled: Note | None) -> tuple[list[Bundle], list[str | None]]:
