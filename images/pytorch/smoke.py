@@ -11,11 +11,8 @@ from typing import Any
 
 NAME = "pytorch"
 MODULES = (
-    "torch", "torch.distributed", "transformers", "accelerate", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers",
-    "safetensors.torch", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
-    "tensorboard.summary.writer.event_file_writer",
-    "psutil", "google_crc32c", "grpc", "google.protobuf.unknown_fields",
-    "starlette", "uvicorn", "h11", "prometheus_client",
+    "torch", "torch.distributed", "transformers", "accelerate", "scipy.stats", "sklearn.metrics",
+    "safetensors.torch",
 )  # fmt: skip
 # torch loads torch_tpu by itself, where it is installed. On a TPU nothing more is said: what torch falls back to by
 # itself is what the check wants to see.

@@ -10,10 +10,7 @@ from typing import Any
 NAME = "tensorflow"
 MODULES = (
     "tensorflow", "tf_keras", "tensorflow_text", "transformers", "scipy.stats", "sklearn.datasets", "PIL.Image",
-    "numpy", "tokenizers", "safetensors.tensorflow", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
-    "tensorboard.summary.writer.event_file_writer",
-    "psutil", "google_crc32c", "grpc", "google.protobuf.unknown_fields",
-    "starlette", "uvicorn", "h11", "prometheus_client",
+    "safetensors.tensorflow",
 )  # fmt: skip
 # Off a TPU host libtpu asks for a metadata server that is not there, and listing the devices waits for it.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"cpu": {"TPU_SKIP_MDS_QUERY": "1"}, "tpu": {}}
