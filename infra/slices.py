@@ -13,7 +13,7 @@ from pulumi_gcp import compute, tpu
 
 from contracts import inventory
 from infra import catalogue, naming, startup
-from infra.cloud_tpu.request import MODES, SCOPES
+from infra.cloud_tpu.tpu_request import MODES, SCOPES
 from infra.compute import instances
 from infra.compute_slice import ComputeSlice, ComputeSliceArgs
 from infra.config import Config, DataDisk, SliceConfig

@@ -18,9 +18,9 @@ from contracts.aliases import Json
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.inventory import Inventory
 from infra import catalogue, naming
-from infra.cloud_tpu import request
+from infra.cloud_tpu import tpu_request
 from infra.cloud_tpu.queued_resources import QueuedResources
-from infra.compute import request as compute
+from infra.compute import compute_request
 from infra.compute.groups import ComputeGroups
 from infra.slice_apis import google_settings
 from infra.slice_apis.lifecycle import Lifecycle
@@ -194,22 +194,22 @@ def holdings(
     serving = {
         str(resource["name"]).rpartition("/")[2]
         for resource in queued
-        if request.resource_state(resource) == ACTIVE
+        if tpu_request.resource_state(resource) == ACTIVE
         and "/".join(str(resource["name"]).split("/")[3::2]) in stack.names
     }
     held: dict[str, Holding] = {}
     for resource in queued:
         node, state, count = (
-            request.requested_node(resource),
-            request.resource_state(resource),
-            len(request.node_ids(resource)),
+            tpu_request.requested_node(resource),
+            tpu_request.resource_state(resource),
+            len(tpu_request.node_ids(resource)),
         )
         capacity = (
             "spot" if "spot" in resource else "reserved" if resource.get("reservationName") else "on-demand"
         )
         holding = _holding("queued resource", resource, node, state, capacity, count or 1, stack)
         is_elsewhere = state != ACTIVE and holding.own_id in serving  # the slice is in another of its zones
-        if holding.ownership == "in use" and is_elsewhere and request.is_owned(node, stack.owner):
+        if holding.ownership == "in use" and is_elsewhere and tpu_request.is_owned(node, stack.owner):
             holding = dataclasses.replace(holding, ownership="zombie")  # which a race has left
         held[f"{holding.zone}/{holding.own_id}"] = holding
     direct = []
@@ -230,15 +230,18 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
     """Return the groups of TPU machines, and the TPU machines that are of none, whoever's they are."""
     machines: dict[tuple[str, str], list[Json]] = {}
     groups = {
-        (compute.zone_of(thing), str(thing["name"])): thing for thing in things if compute.is_group(thing)
+        (compute_request.zone_of(thing), str(thing["name"])): thing
+        for thing in filter(compute_request.is_group, things)
     }
     for thing in things:
-        if not compute.is_group(thing) and _tpu(thing) is not None:
-            machines.setdefault((compute.zone_of(thing), compute.part_of(thing)), []).append(thing)
+        if not compute_request.is_group(thing) and _tpu(thing) is not None:
+            machines.setdefault((compute_request.zone_of(thing), compute_request.part_of(thing)), []).append(
+                thing
+            )
     holdings = []
     for zone, name in sorted({*machines, *groups}):
         group, instances = groups.get((zone, name)), machines.get((zone, name), [])
-        owner = compute.owner_of(group or instances[0])
+        owner = compute_request.owner_of(group or instances[0])
         is_tpu = bool(instances) or bool((group or {}).get("resourcePolicies")) or bool(owner)
         if not is_tpu:
             continue
@@ -258,8 +261,8 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
                 own_id=name,
                 accelerator_type=_accelerator_type(instances) if instances else "?",
                 count=1,
-                capacity=compute.capacity_of(instances[0]) if instances else "?",
-                state=", ".join(sorted(statuses)) or compute.WAITING,
+                capacity=compute_request.capacity_of(instances[0]) if instances else "?",
+                state=", ".join(sorted(statuses)) or compute_request.WAITING,
                 ownership=ownership,
                 label=str(labels.get(naming.STACK_LABEL, "")),
                 asked_by=name,
@@ -300,7 +303,7 @@ def _holding(
     ownership: Ownership = "another stack's" if naming.STACK_LABEL in labels else "not tpu-stack's"
     if f"{zone}/{own_id}" in stack.names:  # a direct node has no owner label
         ownership = "in use"
-    elif request.is_owned(node, stack.owner):
+    elif tpu_request.is_owned(node, stack.owner):
         ownership = "zombie"
     return Holding(
         kind=kind,

@@ -33,7 +33,7 @@ from semver import VersionInfo
 
 from contracts.aliases import Say
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
-from rehearsal.gcp_stand_in.world import World
+from rehearsal.gcp_stand_in.stand_in_world import World
 from tools.pulumi_cli import PulumiCli
 
 Program = Callable[[], None]

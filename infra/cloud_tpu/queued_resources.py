@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.aliases import Json
 from contracts.durations import spoken
-from infra.cloud_tpu import request
-from infra.cloud_tpu.request import SliceSpec
+from infra.cloud_tpu import tpu_request
+from infra.cloud_tpu.tpu_request import SliceSpec
 from infra.slice_apis import workers
 from infra.slice_apis.retry import Backoff, CloudTpuError
 from infra.slice_apis.slice_api import ACTIVE, Look, Props, Removable
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
+    from infra.cloud_tpu.tpu_client import Client
     from infra.slice_apis.google_api import Listing
 
 PATIENCE_S = 300.0
@@ -54,10 +54,10 @@ class QueuedResources:
         }
 
     def is_owned(self, resource: Json, owner: str) -> bool:
-        return request.is_owned(request.requested_node(resource), owner)
+        return tpu_request.is_owned(tpu_request.requested_node(resource), owner)
 
     def is_being_deleted(self, resource: Json) -> bool:
-        return request.resource_state(resource) == "DELETING"
+        return tpu_request.resource_state(resource) == "DELETING"
 
     def is_partial(self, spec: SliceSpec, resource: Json) -> bool:  # noqa: ARG002
         return False
@@ -66,19 +66,19 @@ class QueuedResources:
         return True
 
     def glance(self, spec: SliceSpec, resource: Json) -> Look:  # noqa: ARG002
-        return request.look(resource, {})
+        return tpu_request.look(resource, {})
 
     def look(self, spec: SliceSpec, resource: Json) -> Look:
         nodes: dict[str, Json | None] = {}
-        if request.resource_state(resource) == ACTIVE:
+        if tpu_request.resource_state(resource) == ACTIVE:
             nodes = {
                 node_id: self._client.node(f"{spec.parent}/nodes/{node_id}")
-                for node_id in request.node_ids(resource)
+                for node_id in tpu_request.node_ids(resource)
             }
-        return request.look(resource, nodes)
+        return tpu_request.look(resource, nodes)
 
     def differences(self, spec: SliceSpec, look: Look) -> tuple[str, ...]:
-        return request.differences(spec, look.resource, waiting=look.kind == "waiting")
+        return tpu_request.differences(spec, look.resource, waiting=look.kind == "waiting")
 
     # --- requests and deletions -------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class QueuedResources:
             node = self._client.node(name)
             if node is None:
                 continue
-            if request.is_owned(node, spec.owner) and node.get("state") in request.LOST_NODE:
+            if tpu_request.is_owned(node, spec.owner) and node.get("state") in tpu_request.LOST_NODE:
                 yield self.removable_node(name, spec.owner)
                 continue
             raise CloudTpuError(
@@ -101,9 +101,9 @@ class QueuedResources:
             )
 
     def ask(self, spec: SliceSpec) -> str:
-        body = request.queued_resource(spec)
+        body = tpu_request.queued_resource(spec)
         operation = self._client.create_queued_resource(
-            spec.parent, spec.queued_resource_id, body, version=request.api_version(spec)
+            spec.parent, spec.queued_resource_id, body, version=tpu_request.api_version(spec)
         )
         return str(operation["name"])
 
@@ -121,7 +121,7 @@ class QueuedResources:
         return Removable(
             name=name,
             find=find,
-            get_state=request.resource_state,
+            get_state=tpu_request.resource_state,
             delete=lambda: self._client.delete_queued_resource(name),
         )
 
@@ -130,7 +130,7 @@ class QueuedResources:
 
         def find() -> Json | None:
             node = self._client.node(name)
-            return node if node and request.is_owned(node, owner) else None
+            return node if node and tpu_request.is_owned(node, owner) else None
 
         return Removable(
             name=name,
@@ -144,7 +144,7 @@ class QueuedResources:
         for node_id in spec.node_ids:
             name = f"{spec.parent}/nodes/{node_id}"
             node = self._client.node(name)
-            if node and request.is_owned(node, spec.owner) and request.belongs_to(node, spec):
+            if node and tpu_request.is_owned(node, spec.owner) and tpu_request.belongs_to(node, spec):
                 yield self.removable_node(name, spec.owner)
 
     def leftovers(self, project: str, owner: str, unreachable: set[str]) -> Iterable[Removable]:
@@ -156,21 +156,21 @@ class QueuedResources:
         nodes = self._client.nodes(project)
         unreachable |= {*nodes.unreachable}
         for node in nodes.items:
-            if request.is_owned(node, owner):
+            if tpu_request.is_owned(node, owner):
                 yield self.removable_node(node["name"], owner)
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def adjusted(self, spec: SliceSpec, look: Look, before: Sequence[Props]) -> Look:
         """Each node by itself: the API has no change of a queued resource, and only those of its nodes can change."""
-        was = [*before, request.requested_node(look.resource)]
+        was = [*before, tpu_request.requested_node(look.resource)]
         nodes = _in_order(spec, look)
         for node in nodes:
-            mask, body = request.patch(spec, node, was)
+            mask, body = tpu_request.patch(spec, node, was)
             if mask:
                 self._patch(_name(spec, node), mask, body)
         fresh = [self._client.node(_name(spec, node)) or node for node in nodes]
-        return request.look(look.resource, {node["name"].rpartition("/")[2]: node for node in fresh})
+        return tpu_request.look(look.resource, {node["name"].rpartition("/")[2]: node for node in fresh})
 
     def _patch(self, name: str, mask: str, body: Json) -> None:
         until = self.backoff.now() + PATCH_LIMIT_S
@@ -208,7 +208,7 @@ class QueuedResources:
         ]
 
     def more_outputs(self, spec: SliceSpec, look: Look) -> dict[str, Any]:
-        return {"ends_at": request.ends_at(spec, _in_order(spec, look) if look.kind == "active" else [])}
+        return {"ends_at": tpu_request.ends_at(spec, _in_order(spec, look) if look.kind == "active" else [])}
 
 
 def _in_order(spec: SliceSpec, look: Look) -> list[Json]:

@@ -1,4 +1,4 @@
 """Slices that Compute Engine makes: managed instance groups of TPU machines, or single instances.
 
-`request` is pure. Only `client` speaks to Google. `groups` is the `infra.slice_apis.slice_api.SliceApi` over both.
+`compute_request` is pure. Only `compute_client` speaks to Google. `groups` is the `SliceApi` over both.
 """

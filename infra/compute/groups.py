@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from contracts.aliases import Json
 from contracts.durations import spoken
 from infra import naming
-from infra.compute import request
-from infra.compute.request import GroupSpec
+from infra.compute import compute_request
+from infra.compute.compute_request import GroupSpec
 from infra.slice_apis import workers
 from infra.slice_apis.google_api import Listing
 from infra.slice_apis.retry import AbandonedError, Backoff, CloudTpuError
 from infra.slice_apis.slice_api import Look, Props, Removable
 
 if TYPE_CHECKING:
-    from infra.compute.client import ComputeClient
+    from infra.compute.compute_client import ComputeClient
 
 PATIENCE_S = 300.0
 CHANGE_LIMIT_S = 300.0
@@ -43,7 +43,7 @@ class ComputeGroups:
     # --- what there is ----------------------------------------------------------------------------------------------
 
     def find(self, spec: GroupSpec, *, patience_s: float = PATIENCE_S) -> Json | None:
-        resource = request.gathered(spec, self._things(spec, patience_s))
+        resource = compute_request.gathered(spec, self._things(spec, patience_s))
         failed = self._failed(spec, resource)
         if resource is None and failed:
             resource = {"name": spec.name, "parts": {}, "others": [], "createTime": ""}
@@ -79,8 +79,10 @@ class ComputeGroups:
     def in_listing(self, listing: Listing, spec: GroupSpec) -> Mapping[str, Json]:
         by_zone: dict[str, list[Json]] = {}
         for thing in listing.items:
-            by_zone.setdefault(request.zone_of(thing), []).append(thing)
-        resources = {zone: request.gathered(spec.in_zone(zone), things) for zone, things in by_zone.items()}
+            by_zone.setdefault(compute_request.zone_of(thing), []).append(thing)
+        resources = {
+            zone: compute_request.gathered(spec.in_zone(zone), things) for zone, things in by_zone.items()
+        }
         return {
             zone: resource
             for zone, resource in resources.items()
@@ -99,7 +101,7 @@ class ComputeGroups:
 
     def is_partial(self, spec: GroupSpec, resource: Json) -> bool:
         parts = resource["parts"]
-        kinds = [request.part_standing(spec, part, self.now())[0] for part in parts.values()]
+        kinds = [compute_request.part_standing(spec, part, self.now())[0] for part in parts.values()]
         return any(name not in parts for name in spec.part_names) and "lost" not in kinds
 
     def is_queued(self, spec: GroupSpec) -> bool:
@@ -107,18 +109,18 @@ class ComputeGroups:
         return spec.is_group or spec.capacity == "flex-start"
 
     def glance(self, spec: GroupSpec, resource: Json) -> Look:
-        return request.look(spec, resource, self.now())
+        return compute_request.look(spec, resource, self.now())
 
     def look(self, spec: GroupSpec, resource: Json) -> Look:
-        return request.look(spec, resource, self.now())
+        return compute_request.look(spec, resource, self.now())
 
     def differences(self, spec: GroupSpec, look: Look) -> tuple[str, ...]:
-        return request.differences(spec, look)
+        return compute_request.differences(spec, look)
 
     # --- requests and deletions -------------------------------------------------------------------------------------
 
     def in_the_way(self, spec: GroupSpec) -> Iterator[Removable]:
-        resource = request.gathered(spec, self._things(spec, PATIENCE_S))
+        resource = compute_request.gathered(spec, self._things(spec, PATIENCE_S))
         if resource is not None and resource["others"]:
             raise CloudTpuError(
                 f"{spec.name}: {', '.join(resource['others'])} exists already and does not belong to this stack; it is"
@@ -130,7 +132,7 @@ class ComputeGroups:
 
     def ask(self, spec: GroupSpec) -> str:
         """Of several parts all are asked for, or, if one is refused, none."""
-        resource = request.gathered(spec, self._things(spec, PATIENCE_S))
+        resource = compute_request.gathered(spec, self._things(spec, PATIENCE_S))
         present = resource["parts"] if resource else {}
         created: list[str] = []
         try:
@@ -151,8 +153,10 @@ class ComputeGroups:
         self.backoff.require_awaited()
         place = (spec.project, spec.zone)
         if spec.is_group:
-            return str(self._client.insert_group(*place, request.group(spec, name))["name"])
-        return str(self._client.insert_instance(*place, request.instance(spec, name), spec.template)["name"])
+            return str(self._client.insert_group(*place, compute_request.group(spec, name))["name"])
+        return str(
+            self._client.insert_instance(*place, compute_request.instance(spec, name), spec.template)["name"]
+        )
 
     def operation(self, name: str) -> Json | None:  # noqa: ARG002
         """`find` shows what has failed."""
@@ -160,7 +164,7 @@ class ComputeGroups:
 
     def removable(self, spec: GroupSpec) -> Removable:
         def find() -> Json | None:
-            resource = request.gathered(spec, self._things(spec, PATIENCE_S))
+            resource = compute_request.gathered(spec, self._things(spec, PATIENCE_S))
             return resource if resource is not None and resource["parts"] else None
 
         def delete() -> None:
@@ -171,14 +175,14 @@ class ComputeGroups:
         return Removable(
             name=spec.name,
             find=find,
-            get_state=lambda resource: request.look(spec, resource, self.now()).state,
+            get_state=lambda resource: compute_request.look(spec, resource, self.now()).state,
             delete=delete,
         )
 
     def _delete(self, spec: GroupSpec, name: str) -> None:
         """Delete a part, be it the owner's. What is being deleted already answers that it is not ready."""
         place = (spec.project, spec.zone)
-        resource = request.gathered(spec, self._things(spec, PATIENCE_S)) or {"parts": {}}
+        resource = compute_request.gathered(spec, self._things(spec, PATIENCE_S)) or {"parts": {}}
         part = resource["parts"].get(name)
         if part is None:
             return
@@ -197,15 +201,13 @@ class ComputeGroups:
     def leftovers(self, project: str, owner: str, unreachable: set[str]) -> Iterator[Removable]:
         listing = self.listing(project)
         unreachable |= {*listing.unreachable}
-        ours = [thing for thing in listing.items if request.owner_of(thing) == owner]
-        for zone, name, is_group in sorted(
-            {
-                (request.zone_of(thing), request.part_of(thing), request.part_of(thing) != thing["name"])
-                if not request.is_group(thing)
-                else (request.zone_of(thing), str(thing["name"]), True)
-                for thing in ours
-            }
-        ):
+        ours = [thing for thing in listing.items if compute_request.owner_of(thing) == owner]
+        parts = {
+            (compute_request.zone_of(thing), name, compute_request.is_group(thing) or name != thing["name"])
+            for thing in ours
+            for name in [compute_request.part_of(thing)]
+        }
+        for zone, name, is_group in sorted(parts):
             yield self.removable_part(project, zone, name, owner, is_group=is_group)
 
     def removable_part(self, project: str, zone: str, name: str, owner: str, *, is_group: bool) -> Removable:
@@ -229,13 +231,13 @@ class ComputeGroups:
                 self._until_done(spec, self._client.set_template(*place, name, spec.template))
                 is_changed = True
             for instance in part["instances"]:
-                for method, body in request.instance_changes(spec, instance, before).items():
+                for method, body in compute_request.instance_changes(spec, instance, before).items():
                     operation = self._client.change_instance(*place, str(instance["name"]), method, body)
                     self._until_done(spec, operation)
                     is_changed = True
         if not is_changed:
             return look
-        return request.look(spec, self.find(spec) or look.resource, self.now())
+        return compute_request.look(spec, self.find(spec) or look.resource, self.now())
 
     def _until_done(self, spec: GroupSpec, operation: Json) -> None:
         """Wait for an operation. Raises CloudTpuError if it fails or does not end in time."""
@@ -273,7 +275,7 @@ class ComputeGroups:
         ]
 
     def more_outputs(self, spec: GroupSpec, look: Look) -> Json:  # noqa: ARG002
-        return {"ends_at": request.ends_at(look.resource)}
+        return {"ends_at": compute_request.ends_at(look.resource)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra import naming
-from infra.cloud_tpu.request import MODES, SCOPES
+from infra.cloud_tpu.tpu_request import MODES, SCOPES
 from infra.compute_slice import ComputeSliceArgs
 from infra.queued_resource import input_props
 

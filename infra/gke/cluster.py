@@ -16,7 +16,7 @@ from pulumi_gcp import artifactregistry, compute, container, projects, serviceac
 from contracts import inventory
 from infra import naming
 from infra.bucket_and_images import BUCKET_ROLES, READ_IMAGES, bucket_condition
-from infra.cloud_tpu.request import SCOPES
+from infra.cloud_tpu.tpu_request import SCOPES
 from infra.config import ClusterConfig, Config, SliceConfig
 from infra.gke.node_pools import ATTEMPT, Hooks, Observed, pool_names
 from infra.iam import LONGEST_ACCOUNT_ID

@@ -12,8 +12,8 @@ from infra.slice_apis.retry import Backoff, CloudTpuError
 from infra.slice_apis.slice_api import SliceApi
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
-    from infra.compute.client import ComputeClient
+    from infra.cloud_tpu.tpu_client import Client
+    from infra.compute.compute_client import ComputeClient
     from infra.slice_apis.google_settings import Settings
 
 CLOUD_TPU = "cloud-tpu"
@@ -34,7 +34,7 @@ class Clients:
 
     @property
     def tpu(self) -> Client:
-        from infra.cloud_tpu.client import Client  # loads Google's client, which takes a moment
+        from infra.cloud_tpu.tpu_client import Client  # loads Google's client, which takes a moment
 
         with self._lock:
             if self._tpu is None:
@@ -43,7 +43,7 @@ class Clients:
 
     @property
     def compute(self) -> ComputeClient:
-        from infra.compute.client import ComputeClient  # as above
+        from infra.compute.compute_client import ComputeClient  # as above
 
         with self._lock:
             if self._compute is None:

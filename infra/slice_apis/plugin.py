@@ -28,7 +28,7 @@ from infra.slice_apis.lifecycles import Clients
 from infra.slice_apis.retry import AbandonedError, Backoff, CloudTpuError
 
 if TYPE_CHECKING:
-    from infra.cloud_tpu.client import Client
+    from infra.cloud_tpu.tpu_client import Client
     from infra.slice_apis.google_settings import Settings
 
 MODULE = "pulumi.dynamic.__main__"

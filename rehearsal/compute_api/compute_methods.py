@@ -78,7 +78,7 @@ class ComputeApi:
         }
         api.add(PREFIX, self)
 
-    # --- as a `rehearsal.simulator.server.ApiService` ---------------------------------------------------------------
+    # --- as a `rehearsal.simulator.http_server.ApiService` ----------------------------------------------------------
 
     def document(self, target: str) -> Document:  # noqa: ARG002
         return shipped("v1", "compute", COLLECTIONS)

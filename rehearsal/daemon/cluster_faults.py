@@ -22,8 +22,8 @@ from rehearsal.daemon.fault_commands import (
     chosen_name,
     require,
 )
-from rehearsal.kubernetes.cluster import NAMESPACE, RehearsalCluster
 from rehearsal.kubernetes.nodes import CHIPS
+from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE, RehearsalCluster
 from rehearsal.machines.docker_engine import MachinesError, asking
 from rehearsal.machines.machines import Machines
 from rehearsal.state import RehearsalError

@@ -20,9 +20,9 @@ from rehearsal.daemon.control_socket import Caller
 from rehearsal.daemon.host_rehearsal import Setup
 from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, default_zone
 from rehearsal.kubernetes import controllers
-from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, RehearsalCluster
 from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT, ProgramName, find_or_build
 from rehearsal.kubernetes.nodes import ClusterNode
+from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE, SERVICE_ACCOUNT, RehearsalCluster
 from rehearsal.machines.machines import Machines
 from rehearsal.state import SECRETS, SLICE, STACK, RehearsalError, rehearsal_name
 

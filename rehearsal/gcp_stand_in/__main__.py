@@ -33,7 +33,7 @@ from rehearsal.gcp_stand_in.provider import (
     resource_kind,
     urn_type,
 )
-from rehearsal.gcp_stand_in.world import HalfMadeError, World, WorldError
+from rehearsal.gcp_stand_in.stand_in_world import HalfMadeError, World, WorldError
 
 NOTICE = "the gcp provider of this run is tpu-stack's stand-in: nothing is made at Google"
 # Each resource that is being made holds a thread while it waits.

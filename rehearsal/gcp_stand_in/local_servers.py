@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 
-from rehearsal.gcp_stand_in.world import WorldError
+from rehearsal.gcp_stand_in.stand_in_world import WorldError
 
 ANSWER_LIMIT_S = 10.0
 CONFLICT, NOT_FOUND = 409, 404

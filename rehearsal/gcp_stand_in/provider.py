@@ -10,9 +10,9 @@ from typing import Any
 from contracts.aliases import Json
 from rehearsal.gcp_stand_in import arguments, bucket_server, compute_api
 from rehearsal.gcp_stand_in.arguments import Mistake
+from rehearsal.gcp_stand_in.stand_in_world import HalfMadeError, Thing, World, WorldError, same, short
 from rehearsal.gcp_stand_in.table import KINDS, ResourceKind, label_outputs
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
-from rehearsal.gcp_stand_in.world import HalfMadeError, Thing, World, WorldError, same, short
 
 WORLD_VARIABLE = "TPU_STACK_STAND_IN_WORLD"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"

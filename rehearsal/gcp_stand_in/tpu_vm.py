@@ -16,7 +16,7 @@ from typing import Any
 
 from contracts.aliases import Json
 from rehearsal.gcp_stand_in.local_servers import error_message
-from rehearsal.gcp_stand_in.world import WorldError
+from rehearsal.gcp_stand_in.stand_in_world import WorldError
 
 POLL_S = 0.05
 LONGEST_GAP_S = 1.0

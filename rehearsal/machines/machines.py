@@ -53,8 +53,8 @@ from rehearsal.machines.servers import (
     start_registry,
     start_storage,
 )
+from rehearsal.simulator.http_server import SimulatorServer
 from rehearsal.simulator.secret_manager import SecretManager
-from rehearsal.simulator.server import SimulatorServer
 
 # Enough for a small job and what it writes to home and share; what runs away ends itself and not this computer.
 MEMORY_MIB = 4096

@@ -19,7 +19,7 @@ METHODS = "secretmanager.projects.secrets.versions."
 
 
 class SecretManager:
-    """A `rehearsal.simulator.server.ApiService`."""
+    """A `rehearsal.simulator.http_server.ApiService`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from rehearsal.simulator.api_error import ApiError
 from rehearsal.tpu_api.cloud import Clock, Delays
 from rehearsal.tpu_api.control import Control, FaultKind
 from rehearsal.tpu_api.resources import Hardware, Hosts, Node, NoHardware
-from rehearsal.tpu_api.server import TpuApi
+from rehearsal.tpu_api.simulated_cloud import TpuApi
 
 __all__ = [
     "ApiError",

@@ -28,7 +28,7 @@ PATCHABLE = (*_EMPTY, "networkConfig.enableExternalIps")
 
 
 class TpuService:
-    """A `rehearsal.simulator.server.ApiService`, called with the lock of the cloud held, once that has settled."""
+    """A `rehearsal.simulator.http_server.ApiService`, called with the lock of the cloud held, once that has settled."""
 
     def __init__(self, cloud: Cloud, offers: Offers) -> None:
         self._cloud = cloud

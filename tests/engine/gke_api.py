@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from rehearsal.gcp_stand_in.world import World
+from rehearsal.gcp_stand_in.stand_in_world import World
 from tests.servers import Handler, serving
 
 CLUSTER, POOL = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"

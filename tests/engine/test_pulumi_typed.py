@@ -26,7 +26,7 @@ import pytest
 from contracts import inventory
 from rehearsal.engine import ACCESS_TOKEN, MARK, NOWHERE, end_marked
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
-from rehearsal.gcp_stand_in.world import World
+from rehearsal.gcp_stand_in.stand_in_world import World
 from rehearsal.tpu_api import TpuApi
 from tools.pulumi_cli import PulumiCli
 

@@ -9,7 +9,7 @@ import pytest
 
 from contracts import inventory
 from infra import control_folder
-from infra.cloud_tpu.request import SliceSpec
+from infra.cloud_tpu.tpu_request import SliceSpec
 from tests.infra.conftest import BOTH_KINDS, SHAPES, Declare, Declared, Resource
 
 KEEPER = "serviceAccount:tpu-stack-dev-keeper@my-project.iam.gserviceaccount.com"

@@ -12,7 +12,7 @@ import pytest
 
 from infra import naming
 from infra.cloud_tpu.queued_resources import QueuedResources
-from infra.cloud_tpu.request import SliceSpec
+from infra.cloud_tpu.tpu_request import SliceSpec
 from infra.documents import Documents
 from infra.slice_apis.google_api import Listing
 from infra.slice_apis.lifecycle import Lifecycle

@@ -13,7 +13,7 @@ from backends.local.local_backend import on_this_machine
 from contracts.errors import RequestError
 from contracts.inventory import Slice, to_json
 from infra import naming
-from infra.cloud_tpu.request import SliceSpec, queued_resource
+from infra.cloud_tpu.tpu_request import SliceSpec, queued_resource
 from infra.slice_apis.retry import Backoff
 from keeper import zombies
 from keeper.zombies import limits, parse_export

@@ -9,8 +9,8 @@ from contracts.aliases import Json
 from rehearsal.gcp_stand_in import arguments
 from rehearsal.gcp_stand_in.arguments import UNKNOWN
 from rehearsal.gcp_stand_in.provider import Provider
+from rehearsal.gcp_stand_in.stand_in_world import World
 from rehearsal.gcp_stand_in.table import KINDS
-from rehearsal.gcp_stand_in.world import World
 
 NETWORK = "gcp:compute/network:Network"
 DISK = "gcp:compute/disk:Disk"

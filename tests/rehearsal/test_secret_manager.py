@@ -15,8 +15,8 @@ from contracts.host_interface import SECRET_MANAGER
 from jobs.runtime.ranks.secret_values import take
 from launch.request.run_environment import check_references
 from launch.targets import Secret
+from rehearsal.simulator.http_server import SimulatorServer
 from rehearsal.simulator.secret_manager import SecretManager
-from rehearsal.simulator.server import SimulatorServer
 
 
 def test_a_secret_of_the_folder_is_read_by_hosts_and_one_that_is_not_there_is_refused_at_a_launch(

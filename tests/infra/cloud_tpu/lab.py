@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine
 
 from contracts.aliases import Json
-from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.tpu_client import Client
 from infra.queued_resource import QueuedResourceProvider
 from infra.slice_apis.lifecycle import Lifecycle
 from infra.slice_apis.lifecycles import lifecycle_for

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.tpu_client import Client
 from infra.slice_apis import google_settings
 from infra.slice_apis.google_settings import Settings
 from infra.slice_apis.retry import Backoff, CloudTpuError, Refusal, poll_pause_s

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from contracts.aliases import Json
-from infra.cloud_tpu import request
+from infra.cloud_tpu import tpu_request
 from infra.slice_apis.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, PowerCut, Stack, machine_of
@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def chips_are_held_once(self) -> None:
-        nodes = [node for node in self.control.alive()["nodes"] if request.is_owned(node, OWNER)]
+        nodes = [node for node in self.control.alive()["nodes"] if tpu_request.is_owned(node, OWNER)]
         assert len({node["acceleratorType"] for node in nodes}) <= 1
         assert len(nodes) <= 2
 
@@ -271,12 +271,12 @@ class Machine(RuleBasedStateMachine):
         """Everything that is there, with the node by whose labels one tells whose it is."""
         alive = self.control.alive()
         for queued in alive["queuedResources"]:
-            yield queued, request.requested_node(queued)
+            yield queued, tpu_request.requested_node(queued)
         for node in alive["nodes"]:
             yield node, node
 
     def _ours(self) -> list[str]:
-        return [thing["name"] for thing, node in self._things() if request.is_owned(node, OWNER)]
+        return [thing["name"] for thing, node in self._things() if tpu_request.is_owned(node, OWNER)]
 
     def _others(self) -> dict[str, Json]:
         """By name, what could be changed of them."""
@@ -285,7 +285,7 @@ class Machine(RuleBasedStateMachine):
                 key: node.get(key) for key in ("labels", "metadata", "tags", "description", "networkConfig")
             }
             for thing, node in self._things()
-            if not request.is_owned(node, OWNER)
+            if not tpu_request.is_owned(node, OWNER)
         }
 
 

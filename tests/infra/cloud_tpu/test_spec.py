@@ -9,8 +9,8 @@ import pytest
 from pulumi.output import Unknown
 
 from infra import queued_resource
-from infra.cloud_tpu import request
-from infra.cloud_tpu.request import SliceSpec
+from infra.cloud_tpu import tpu_request
+from infra.cloud_tpu.tpu_request import SliceSpec
 from infra.queued_resource import QueuedResourceArgs
 from infra.slice_apis import slice_api
 from rehearsal.simulator import discovery
@@ -42,14 +42,14 @@ def spec(**more: Any) -> SliceSpec:
 @pytest.mark.parametrize("node_count", [1, 2])
 def test_a_flex_start_body_is_as_v2alpha1_documents_it(node_count: int) -> None:
     flex = spec(capacity="flex-start", run_duration_s=86400.0, node_count=node_count)
-    body = request.queued_resource(flex)
-    assert request.api_version(flex) == "v2alpha1"
+    body = tpu_request.queued_resource(flex)
+    assert tpu_request.api_version(flex) == "v2alpha1"
     assert discovery.shipped("v2alpha1").wrong("QueuedResource", body) == []
     assert (body["provisioningModel"], body["runDuration"]) == ("FLEX_START", {"maxRunDuration": "86400s"})
 
 
 def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
-    body = request.queued_resource(spec(**EVERYTHING))
+    body = tpu_request.queued_resource(spec(**EVERYTHING))
     assert discovery.shipped().wrong("QueuedResource", body) == []
     assert body == {
         "reservationName": RESERVATION,
@@ -104,8 +104,8 @@ def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
 def test_only_what_was_asked_for_is_said_of_tier_and_node(
     more: dict[str, Any], tier: set[str], has: dict[str, Any], lacks: str
 ) -> None:
-    body = request.queued_resource(spec(**more))
-    node = request.requested_node(body)
+    body = tpu_request.queued_resource(spec(**more))
+    node = tpu_request.requested_node(body)
     assert set(body) - {"tpu"} == tier
     assert node | has == node and lacks not in node
 
@@ -115,17 +115,17 @@ def test_several_nodes_are_one_multislice_with_our_name_as_prefix_and_are_read_b
     node_count: float,
 ) -> None:
     asked = spec(node_count=node_count)
-    body = request.queued_resource(asked) | {"name": asked.name}
+    body = tpu_request.queued_resource(asked) | {"name": asked.name}
     (node_spec,) = body["tpu"]["nodeSpec"]
     many = {"multisliceParams": {"nodeCount": 3, "nodeIdPrefix": "main"}}
     assert {key: node_spec[key] for key in node_spec if key not in ("parent", "node")} == (
         {"nodeId": "main"} if node_count == 1 else many
     )
     assert asked.node_ids == (("main",) if node_count == 1 else ("main-0", "main-1", "main-2"))
-    assert request.node_ids(body) == asked.node_ids
+    assert tpu_request.node_ids(body) == asked.node_ids
     for each in (node_spec, node_spec.get("multisliceParams", {})):  # without names: as their queued resource
         each.pop("nodeId", None), each.pop("nodeIdPrefix", None)
-    assert request.node_ids(body) == asked.node_ids
+    assert tpu_request.node_ids(body) == asked.node_ids
 
 
 # --- whose it is ---
@@ -141,8 +141,8 @@ def test_several_nodes_are_one_multislice_with_our_name_as_prefix_and_are_read_b
     ],
 )
 def test_what_has_no_owner_is_not_ours(labels: dict[str, str], owner: str, ours: bool) -> None:
-    assert request.is_owned({"labels": labels}, owner) == ours
-    assert not request.is_owned({}, owner)
+    assert tpu_request.is_owned({"labels": labels}, owner) == ours
+    assert not tpu_request.is_owned({}, owner)
 
 
 @pytest.mark.parametrize("project", ["grant", "123456789"])
@@ -150,9 +150,9 @@ def test_a_node_belongs_to_its_queued_resource_though_google_writes_the_project_
     project: str,
 ) -> None:
     name = f"projects/{project}/locations/us-central1-a/queuedResources/main"
-    assert request.belongs_to({"queuedResource": name}, spec())
-    assert not request.belongs_to({"queuedResource": f"{name}-2"}, spec())
-    assert not request.belongs_to({}, spec())
+    assert tpu_request.belongs_to({"queuedResource": name}, spec())
+    assert not tpu_request.belongs_to({"queuedResource": f"{name}-2"}, spec())
+    assert not tpu_request.belongs_to({}, spec())
 
 
 # --- whether it is the same ---
@@ -160,20 +160,20 @@ def test_a_node_belongs_to_its_queued_resource_though_google_writes_the_project_
 
 def test_what_was_asked_for_what_google_fills_in_and_full_paths_are_no_difference() -> None:
     everything = spec(**EVERYTHING)
-    found = request.queued_resource(everything)
-    assert request.differences(everything, found, waiting=True) == ()
+    found = tpu_request.queued_resource(everything)
+    assert tpu_request.differences(everything, found, waiting=True) == ()
     short = spec(**(EVERYTHING | {"network": "n", "subnetwork": "s"}))
-    assert request.differences(short, found, waiting=True) == ()
+    assert tpu_request.differences(short, found, waiting=True) == ()
     any_reservation = f"{RESERVATION.rpartition('/')[0]}/-"  # Google names the one that it took
     asked = spec(**(EVERYTHING | {"reservation_name": any_reservation}))
-    assert request.queued_resource(asked)["reservationName"] == any_reservation
-    assert request.differences(asked, found, waiting=True) == ()
-    filled = request.queued_resource(spec())
-    node = request.requested_node(filled)
+    assert tpu_request.queued_resource(asked)["reservationName"] == any_reservation
+    assert tpu_request.differences(asked, found, waiting=True) == ()
+    filled = tpu_request.queued_resource(spec())
+    node = tpu_request.requested_node(filled)
     node["networkConfig"] |= {"network": "default", "subnetwork": "default"}
     node["acceleratorConfig"] = {"type": "V5LITE_POD", "topology": "4x4"}
     node["serviceAccount"] = {"email": "123-compute@developer.gserviceaccount.com"}
-    assert request.differences(spec(), filled, waiting=True) == ()
+    assert tpu_request.differences(spec(), filled, waiting=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -196,20 +196,20 @@ def test_what_was_asked_for_what_google_fills_in_and_full_paths_are_no_differenc
     ],
 )
 def test_every_property_that_is_another_is_a_difference(name: str, value: Any) -> None:
-    found = request.queued_resource(spec(**EVERYTHING))
+    found = tpu_request.queued_resource(spec(**EVERYTHING))
     other = spec(**(EVERYTHING | {name: value}))
-    assert request.differences(other, found, waiting=True) == (name,)
+    assert tpu_request.differences(other, found, waiting=True) == (name,)
 
 
 def test_a_deadline_counts_only_while_it_waits_and_google_may_show_it_as_a_time() -> None:
-    found = request.queued_resource(spec(valid_until_s=3600.0))
-    assert request.differences(spec(), found, waiting=False) == ()
-    shown = request.queued_resource(spec()) | {
+    found = tpu_request.queued_resource(spec(valid_until_s=3600.0))
+    assert tpu_request.differences(spec(), found, waiting=False) == ()
+    shown = tpu_request.queued_resource(spec()) | {
         "createTime": "2026-11-20T10:00:00.5Z",
         "queueingPolicy": {"validUntilTime": "2026-11-20T16:00:00Z"},
     }
-    assert request.differences(spec(valid_until_s=21600.0), shown, waiting=True) == ()
-    assert request.differences(spec(valid_until_s=3600.0), shown, waiting=True) == ("valid_until_s",)
+    assert tpu_request.differences(spec(valid_until_s=21600.0), shown, waiting=True) == ()
+    assert tpu_request.differences(spec(valid_until_s=3600.0), shown, waiting=True) == ("valid_until_s",)
 
 
 # --- patch ---
@@ -217,9 +217,11 @@ def test_a_deadline_counts_only_while_it_waits_and_google_may_show_it_as_a_time(
 
 def test_a_node_that_is_as_asked_for_is_not_patched_and_the_mask_names_what_the_body_has() -> None:
     everything, plain = (spec(**more) for more in (EVERYTHING, {}))
-    as_asked, other = (request.requested_node(request.queued_resource(each)) for each in (everything, plain))
-    assert request.patch(everything, as_asked, ()) == ("", {})
-    mask, body = request.patch(spec(**EVERYTHING, external_addresses=True), other, ())
+    as_asked, other = (
+        tpu_request.requested_node(tpu_request.queued_resource(each)) for each in (everything, plain)
+    )
+    assert tpu_request.patch(everything, as_asked, ()) == ("", {})
+    mask, body = tpu_request.patch(spec(**EVERYTHING, external_addresses=True), other, ())
     assert mask == "labels,metadata,tags,description,networkConfig.enableExternalIps"
     assert discovery.shipped().wrong("Node", body) == []
     assert body["networkConfig"] == {"enableExternalIps": True}
@@ -228,8 +230,8 @@ def test_a_node_that_is_as_asked_for_is_not_patched_and_the_mask_names_what_the_
 def test_keys_that_others_have_written_stay_and_ours_go_when_not_asked_for_any_more() -> None:
     was = {"old": "1", "enable-oslogin": "FALSE"}
     of_gcloud = {"ssh-keys": "ada:ssh-ed25519 AAAA"}
-    node = request.requested_node(request.queued_resource(spec())) | {"metadata": was | of_gcloud}
-    patch = request.patch(spec(metadata={"enable-oslogin": "TRUE"}), node, [{"metadata": was}])
+    node = tpu_request.requested_node(tpu_request.queued_resource(spec())) | {"metadata": was | of_gcloud}
+    patch = tpu_request.patch(spec(metadata={"enable-oslogin": "TRUE"}), node, [{"metadata": was}])
     assert patch == ("metadata", {"metadata": {"enable-oslogin": "TRUE", **of_gcloud}})
 
 
@@ -316,11 +318,11 @@ def queued(state: str, **more: Any) -> dict[str, Any]:
 def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> None:
     assert slice_api.ACTIVE in ALL_STATES and set(ALL_STATES) > NEVER_SERVED_AGAIN
     for state in (*ALL_STATES, "BRAND_NEW"):
-        look = request.look(queued(state), {})
+        look = tpu_request.look(queued(state), {})
         lost, active = state in NEVER_SERVED_AGAIN, state == "ACTIVE"
         assert (look.kind, look.state) == ("lost" if lost else "active" if active else "waiting", state)
         assert slice_api.state_kind(state) == look.kind
-    assert request.look({}, {}).kind == "waiting"
+    assert tpu_request.look({}, {}).kind == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -341,13 +343,13 @@ def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> N
 def test_an_active_one_is_what_its_worst_node_is(
     nodes: dict[str, Any], kind: str, state: str, may_be_running: bool
 ) -> None:
-    look = request.look(queued("ACTIVE"), nodes)
+    look = tpu_request.look(queued("ACTIVE"), nodes)
     assert (look.kind, look.state, look.may_be_running) == (kind, state, may_be_running)
     assert (f"is {state}" in look.reason) == (kind == "lost" and state != "MISSING")
 
 
 def test_the_reason_of_a_loss_is_told() -> None:
     failed = queued("FAILED", failedData={"error": {"code": 9, "message": "no such network"}})
-    assert request.look(failed, {}).reason == "it is FAILED: no such network"
+    assert tpu_request.look(failed, {}).reason == "it is FAILED: no such network"
     suspended = queued("SUSPENDED", stateInitiator="USER")
-    assert request.look(suspended, {}).reason == "it is SUSPENDED by a user"
+    assert tpu_request.look(suspended, {}).reason == "it is SUSPENDED by a user"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from contracts.aliases import Json
-from infra.cloud_tpu import request
-from infra.cloud_tpu.client import Client
+from infra.cloud_tpu import tpu_request
+from infra.cloud_tpu.tpu_client import Client
 from infra.documents import Documents, stock_outs
 from infra.queued_resource import changes_between
 from infra.slice_apis.lifecycle import Lifecycle
@@ -44,7 +44,7 @@ def ours(cloud: Cloud) -> dict[str, str]:
     return {
         each["name"].split("/")[3]: each["state"]["state"]
         for each in cloud.control.alive()["queuedResources"]
-        if request.is_owned(request.requested_node(each), OWNER)
+        if tpu_request.is_owned(tpu_request.requested_node(each), OWNER)
     }
 
 
@@ -185,7 +185,7 @@ def test_what_is_taken_back_before_it_is_there_is_told_from_a_refusal(
     monkeypatch.setattr(Lifecycle, "ask", lambda *_, **__: "operation")
     monkeypatch.setattr(Lifecycle, "look", lambda *_: lost)
     monkeypatch.setattr(Client, "queued_resource", lambda *_, **__: {"name": "main"})
-    monkeypatch.setattr(request, "is_owned", lambda *_: False)
+    monkeypatch.setattr(tpu_request, "is_owned", lambda *_: False)
     with pytest.raises(LostAgainError):
         cloud.create(**where, wait_s=60)
 

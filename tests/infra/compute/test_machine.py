@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from contracts.aliases import Json
-from infra.compute import request
+from infra.compute import compute_request
 from infra.slice_apis.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError
 from tests.infra.cloud_tpu.lab import OWNER, PowerCut, Stack, machine_of
@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         cloud = self.lab.compute.cloud
         groups = {path: group.render("", 0) for path, group in cloud.groups.items()}
         things = {**groups, **{path: each.render() for path, each in cloud.instances.items()}}
-        return {path: request.owner_of(thing) == OWNER for path, thing in things.items()}
+        return {path: compute_request.owner_of(thing) == OWNER for path, thing in things.items()}
 
     def _ours(self) -> set[str]:
         return {path for path, is_ours in self._owned().items() if is_ours}

@@ -18,7 +18,7 @@ import kubernetes.config
 from backends.pods.pods import MANAGED_BY, RUN_LABEL
 from rehearsal import state
 from rehearsal.daemon import cli
-from rehearsal.kubernetes.cluster import NAMESPACE
+from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE
 from rehearsal.machines import docker_engine
 from rehearsal.rehearse import attempt_in, has_ended, is_done, step_in
 from tests.rehearsal.daemon.conftest import ROOT, Person

@@ -24,7 +24,7 @@ import pytest
 
 from rehearsal import state
 from rehearsal.daemon import cli
-from rehearsal.kubernetes.cluster import NAMESPACE
+from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE
 from rehearsal.rehearse import has_ended, is_done, read_losses
 from tests.launch.code.package_index import add_wheel
 from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person, environ

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from infra.cloud_tpu.request import ApiVersion
+from infra.cloud_tpu.tpu_request import ApiVersion
 from infra.slice_apis import google_settings
 from infra.slice_apis.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
 from infra.slice_apis.retry import TPU_SERVICE, Backoff

@@ -5,7 +5,7 @@ from types import TracebackType
 from contracts.aliases import Json
 from rehearsal.simulator.api_error import ApiError
 from rehearsal.simulator.discovery import Call, Document
-from rehearsal.simulator.server import ApiService, ConnectionCutError, SimulatorServer
+from rehearsal.simulator.http_server import ApiService, ConnectionCutError, SimulatorServer
 from rehearsal.tpu_api.capacity import ChipPool, Offers
 from rehearsal.tpu_api.cloud import Clock, Cloud, Delays
 from rehearsal.tpu_api.control import Control
