@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,9 @@ from launch.launching import finalize
 from launch.output import printable, say, table, terminal
 from launch.runs import Run
 from launch.targets import Target
+
+if TYPE_CHECKING:
+    from infra.documents.deleted_slices import DeletedSlice
 
 HOST_BEFORE = re.compile(r"^host \d+: ")
 """Begins a result's reason: the host that failed first."""
@@ -221,7 +225,9 @@ def costs_by_month(targets: Sequence[Target], *, as_json: bool) -> int:
     months = [
         (target.name, month)
         for target, listing in listings
-        for month in pricing.by_month(listing.runs, target.inventory.slices, time.time())
+        for month in pricing.by_month(
+            listing.runs, target.inventory.slices, _deleted_slices(target), time.time()
+        )
     ]
     unreadable = {run_id: reason for _, listing in listings for run_id, reason in listing.unreadable.items()}
     if as_json:
@@ -246,6 +252,15 @@ def costs_by_month(targets: Sequence[Target], *, as_json: bool) -> int:
     for line in runs.cannot_be_read(unreadable):
         say(console)(printable(line))
     return 0
+
+
+def _deleted_slices(target: Target) -> Sequence[DeletedSlice]:
+    """Without them, the time of a slice that is gone ends with its last run."""
+    try:
+        return pricing.deleted_slices(target.inventory)
+    except RequestError as error:
+        print(printable(f"{target.name}: when slices were deleted is not known: {error}"), file=sys.stderr)
+        return ()
 
 
 def _month(month: pricing.Month) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class SliceArgs:
     lease_url: of the slice's lease (`infra.documents.lease.document_url`), where there is a place for it.
     zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
     `infra.slice_apis.zone_search` has it; subnetworks: by zone, in place of `subnetwork`.
-    store_url: a folder of documents in which stock-outs are remembered (`infra.documents.stock_outs`).
+    store_url: a folder of documents in which stock-outs and deletions are remembered (`infra.documents`).
     """
 
     project: pulumi.Input[str]

@@ -39,7 +39,7 @@ class TpuSliceArgs:
 
     network, subnetworks (by region): full names. tag: what the firewall knows the hosts by. share: what they mount;
     None: nothing.
-    lease_url: of the slice's lease. store_url: where stock-outs are remembered. None: the stack has no bucket.
+    lease_url: of the slice's lease. store_url: where stock-outs and deletions are remembered. None: there is no bucket.
     """
 
     config: Config

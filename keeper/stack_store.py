@@ -7,6 +7,7 @@ bundles/            the code of submitted runs
 executables/        notes of training steps that were compiled for them beforehand
 leases/<slice>.json who may change a slice now: see `infra.documents.lease`
 capacity.json       stock-outs that were seen: see `infra.documents.stock_outs`
+deleted.json        slices that were deleted while they ran: see `infra.documents.deleted_slices`
 used.json           when a TPU of a slice was last seen open: see `keeper.reclaim`
 looked.json         when a pass last began, as it notes now and then: see `note_look`
 """

@@ -12,9 +12,11 @@ from contracts import goodput
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
 from contracts.goodput import Cost, Goodput, cost
-from contracts.inventory import Slice
+from contracts.inventory import Inventory, Slice
 from contracts.process_environment import PLATFORMS
 from contracts.run_records import amount
+from infra.documents import Documents
+from infra.documents.deleted_slices import DeletedSlice, read
 from jobs.runtime.monitoring.metric_definitions import finite
 from launch.runs import Run, parse_time
 
@@ -113,6 +115,11 @@ def total(costs: Sequence[Cost]) -> Cost:
     )
 
 
+def deleted_slices(inventory: Inventory) -> Sequence[DeletedSlice]:
+    """Return what a stack's bucket records of slices that are gone. Raises RequestError: it cannot be read."""
+    return () if inventory.control is None else read(Documents(inventory.control))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Month:
     """What the slices of a stack did in a month, and what that cost.
@@ -142,9 +149,11 @@ class _Span:
         return f"{datetime.datetime.fromtimestamp(self.at_s, datetime.UTC):%Y-%m}"
 
 
-def by_month(listed: Sequence[Run], slices: Sequence[Slice], now_s: float) -> list[Month]:
+def by_month(
+    listed: Sequence[Run], slices: Sequence[Slice], deleted: Sequence[DeletedSlice], now_s: float
+) -> list[Month]:
     """Divide the time of a stack's slices by month, the newest first. slices: those that are there now; of those that
-    are gone nothing is known after the end of their last run."""
+    are neither there nor `deleted` nothing is known after the end of their last run."""
     spans: list[_Span] = []
     held: dict[str, list[_Span]] = {}
     for run in listed:
@@ -154,10 +163,19 @@ def by_month(listed: Sequence[Run], slices: Sequence[Slice], now_s: float) -> li
                 at_s = parse_time(attempt["started"]) - part.seconds.get("waiting", 0.0)
                 spans.append(_Span(at_s=at_s, goodput=part, price=attempt["price"], run_id=run.run_id))
                 held.setdefault(str(attempt.get("slice_created") or ""), []).append(spans[-1])
-    usable = {tpu_slice.created: tpu_slice for tpu_slice in slices if tpu_slice.hosts and tpu_slice.is_usable}
-    for created in {*held, *usable}:
+    last: dict[str, tuple[float, Any]] = {
+        tpu_slice.created: (now_s, list_price(tpu_slice))
+        for tpu_slice in slices
+        if tpu_slice.hosts and tpu_slice.is_usable
+    }
+    for gone in deleted:
+        if (deleted_s := goodput.parse_rfc_3339(gone.deleted)) is not None:
+            spans_of_it = held.get(gone.created)
+            price = spans_of_it[-1].price if spans_of_it else listed_price(dataclasses.asdict(gone))
+            last[gone.created] = (deleted_s, price)
+    for created in {*held, *last}:
         if (created_s := goodput.parse_rfc_3339(created)) is not None:
-            spans += _unused(created_s, held.get(created, []), usable.get(created), now_s)
+            spans += _unused(created_s, held.get(created, []), last.get(created))
     months: dict[str, list[_Span]] = {}
     for span in spans:
         months.setdefault(span.month, []).append(span)
@@ -179,11 +197,12 @@ def _month(month: str, spans: Sequence[_Span]) -> Month:
     )
 
 
-def _unused(created_s: float, held: Sequence[_Span], present: Slice | None, now_s: float) -> Iterator[_Span]:
-    """The time of one slice that no run held, divided at the ends of months."""
-    price = list_price(present) if present is not None else held[-1].price
+def _unused(created_s: float, held: Sequence[_Span], last: tuple[float, Any] | None) -> Iterator[_Span]:
+    """The time of one slice that no run held, divided at the ends of months. last: until when it was there, and its
+    price; None: that is not known."""
+    price = last[1] if last is not None else held[-1].price
     ends = [*((span.at_s, span.at_s + span.goodput.total_s) for span in held)]
-    ends += [(now_s, now_s)] if present is not None else []
+    ends += [(last[0], last[0])] if last is not None else []
     free_s = created_s
     for begin_s, end_s in sorted(ends):
         while free_s < begin_s:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from contracts.aliases import Json
 from contracts.durations import spoken
-from infra.documents import Documents, DocumentsError, stock_outs
+from infra.documents import Documents, DocumentsError, deleted_slices, stock_outs
 from infra.slice_apis.retry import (
     AbandonedError,
     CloudTpuError,
@@ -138,7 +138,7 @@ class Lifecycle[S: Spec]:
         stray_specs = strays(self._api, listing, home_spec, home_spec.zones) if listing else []
         for spec in [*home_spec.per_zone, *stray_specs]:
             try:
-                self._delete(spec, listing if spec.zone != home_spec.zone else None)
+                self._delete(props, spec, listing if spec.zone != home_spec.zone else None)
             except AbandonedError:
                 raise
             except CloudTpuError as error:
@@ -146,7 +146,7 @@ class Lifecycle[S: Spec]:
         if troubles:
             raise CloudTpuError("\n".join(map(str, troubles)), troubles[0].status)
 
-    def _delete(self, spec: S, listing: Listing | None) -> None:
+    def _delete(self, props: Props, spec: S, listing: Listing | None) -> None:
         """listing: of all zones; it shows whether a zone that denies access has the slice."""
         try:
             resource = self._api.find(spec)
@@ -160,7 +160,10 @@ class Lifecycle[S: Spec]:
                 f"warning: {spec.name} does not belong to this stack any more; it is left alone"
             )
         elif resource is not None:
+            observed = self._api.glance(spec, resource)
             self.remove(self._api.removable(spec))
+            if observed.kind == "active":
+                self._remember_deletion(props, spec, observed)
         for remaining in self._api.remains(spec):
             self.remove(remaining)
 
@@ -221,6 +224,24 @@ class Lifecycle[S: Spec]:
             )
         except DocumentsError as error:
             self._backoff.say(f"warning: what {spec.zone} has to offer is not remembered: {error}")
+
+    def _remember_deletion(self, props: Props, spec: S, look: Look) -> None:
+        """Record in the stack's store, if it has one, until when a slice cost. See `remember`."""
+        created = look.resource.get("createTime", "")
+        if not spec.store_url or not created:
+            return
+        record = deleted_slices.DeletedSlice(
+            created=created,
+            deleted=self._api.now().isoformat(),
+            accelerator_type=props.get("accelerator_type") or "",
+            count=int(props.get("count") or props.get("node_count") or 1),
+            zone=spec.zone,
+            capacity=spec.capacity,
+        )
+        try:
+            deleted_slices.remember(Documents(spec.store_url, patience_s=STORE_PATIENCE_S), record)
+        except DocumentsError as error:
+            self._backoff.say(f"warning: the end of {spec.own_id} is not remembered: {error}")
 
     # --- to have a request ------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from backends.local.local_backend import on_this_machine
 from console.summary import summary
 from contracts.errors import RequestError
 from contracts.inventory import NodePool
+from infra.documents.deleted_slices import DeletedSlice
 from launch import pricing
 from tests.launch.slices import WriteRun, make_slice
 
@@ -201,7 +203,7 @@ def test_the_time_of_slices_is_divided_by_month_with_what_no_run_held(write_run:
         dataclasses.replace(MAIN, created=there, granted_chips=0),
         dataclasses.replace(MAIN, name="requested", created="", hosts=()),
     ]
-    november, october = pricing.by_month(runs, slices, NOON_S + 3600.0)
+    november, october = pricing.by_month(runs, slices, (), NOON_S + 3600.0)
     assert october.goodput.seconds == {
         "productive": 2400.0,
         "starting": 600.0,
@@ -216,4 +218,27 @@ def test_the_time_of_slices_is_divided_by_month_with_what_no_run_held(write_run:
     assert november.cost is not None
     idle_usd = 4.0 + HOUR * (2 * 3600.0 - 0.25) / 3600
     assert november.cost.usd == pytest.approx(4.0 + 2.0 + idle_usd, abs=0.001)
-    assert pricing.by_month([], [dataclasses.replace(MAIN, created="")], NOON_S) == []
+    assert pricing.by_month([], [dataclasses.replace(MAIN, created="")], (), NOON_S) == []
+
+    # Slices that were deleted stood idle until then: one that runs held, one that none did, one that an old inventory
+    # still has; the price of a topology is not known.
+    held = DeletedSlice(
+        created=gone,
+        deleted="2026-11-01T03:00:00Z",
+        accelerator_type=MAIN.accelerator_type,
+        count=1,
+        zone=ZONE,
+        capacity="spot",
+    )
+    change = functools.partial(dataclasses.replace, held)
+    deleted = [
+        held,
+        change(created=there, deleted="2026-11-20T13:00:00.25+00:00"),
+        change(created="2026-09-30T23:00:00Z", deleted="2026-10-01T01:00:00Z"),
+        change(created="2026-09-01T00:00:00Z", deleted="2026-09-01T01:00:00Z", accelerator_type=""),
+    ]
+    november, october, september = pricing.by_month(runs, slices, deleted, NOON_S + 30 * 86400.0)
+    assert november.goodput.seconds == {"productive": 3600.0 + 2 * 1800.0, "idle": 2 * 3600.0 + 2 * 3600.0}
+    assert october.goodput.seconds["idle"] == 10800.0 + 3600.0
+    assert september.goodput.seconds == {"idle": 2 * 3600.0} and not september.is_cost_complete
+    assert september.cost is not None and september.cost.usd == pytest.approx(HOUR)

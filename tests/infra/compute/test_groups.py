@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.documents import Documents, stock_outs
+from infra.documents import Documents, deleted_slices, stock_outs
 from infra.slice_apis.retry import CloudTpuError, LostAgainError, RunningError
 from tests.infra.cloud_tpu.lab import PowerCut, Stack, wire
 from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, compute_props, opened_lab
@@ -93,6 +95,32 @@ def test_labels_and_the_template_change_in_place_and_keys_of_others_stay(
     assert machine.metadata["enable-oslogin"] == "TRUE" and machine.metadata["created-by"].endswith("/main")
     (group,) = lab.compute.cloud.groups.values()
     assert group.body["instanceTemplate"].endswith("/another") and {*lab.machines().values()} == {"RUNNING"}
+
+
+def test_the_end_of_a_slice_that_runs_is_recorded_but_not_that_of_a_request_or_of_a_lost_one(
+    lab: ComputeLab, stack: Stack, tmp_path: Path
+) -> None:
+    config = {"count": 2, "store_url": str(tmp_path)}
+    lab.control.set_capacity(SPOT[A], 0)
+    stack.up(**config, wait_s=60)
+    assert stack.state is not None and stack.state["state"] != "ACTIVE"
+    stack.destroy()
+
+    lab.control.set_capacity(SPOT[A], 32)
+    stack.up(**config)
+    lab.befall.preempt("main-1")
+    stack.destroy()
+    assert deleted_slices.read(Documents(str(tmp_path))) == [], "nobody knows when Google took it back"
+
+    stack.up(**config)
+    created = stack.state["create_time"]
+    lab.control.advance(3600.0)
+    stack.destroy()
+    (record,) = deleted_slices.read(Documents(str(tmp_path)))
+    kind = (record.accelerator_type, record.count, record.zone, record.capacity)
+    assert (record.created, kind) == (created, ("v6e-16", 2, A, "spot"))
+    lasted = datetime.datetime.fromisoformat(record.deleted) - datetime.datetime.fromisoformat(record.created)
+    assert 3600 <= lasted.total_seconds() < 4200
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
