@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from infra.config import settings_file
+from rehearsal.compute_api import ComputeApi
 from rehearsal.engine import ROOT, Engine, Program, Report, Step
 from rehearsal.tpu_api import TpuApi
 from tools import pulumi_cli
@@ -123,6 +124,7 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
             stack=stack_name(path),
         ) as engine,
     ):
+        ComputeApi(api)
         engine.adopt(for_the_engine(path, engine.own_settings))
         report = engine.preview(color="always" if sys.stdout.isatty() else "never")
     parts = ("\n".join(lines).strip("\n") for lines in (tree(report.steps), remarks(report)))
@@ -130,7 +132,7 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
     for part in () if problems and report.ok else filter(None, parts):
         print(f"\n{part}".replace(str(engine.settings_file), str(path)))
     print(
-        "\nSimulated: Google Cloud (a stand-in for Pulumi's gcp provider) and the Cloud TPU API. Real: Pulumi's engine"
+        "\nSimulated: Google Cloud (a stand-in for Pulumi's gcp provider) and the APIs of TPUs. Real: Pulumi's engine"
         f"\nand the program, with {path}. No account was used, nothing was made."
     )
     return 0 if report.ok and not problems else 2

@@ -21,7 +21,7 @@ from rehearsal.tpu_api import TpuApi
 PREFIX = "/compute/v1/"
 COLLECTIONS = frozenset(
     {"instances", "instanceGroupManagers", "zoneOperations", "regionOperations"}
-    | {"regionInstanceTemplates", "resourcePolicies"}
+    | {"regionInstanceTemplates", "resourcePolicies", "machineTypes"}
 )
 # Google's reasons and HTTP codes, https://cloud.google.com/compute/docs/api/troubleshooting-api-errors
 REASONS = {
@@ -67,6 +67,7 @@ class ComputeApi:
             ),
             "instanceGroupManagers.setInstanceTemplate": lambda call: self._once(call, self._set_template),
             "zoneOperations.get": self._operation,
+            "machineTypes.get": self._machine_type,
             "regionInstanceTemplates.insert": lambda call: self._keep(
                 call, cloud.templates, "instanceTemplates"
             ),
@@ -109,6 +110,11 @@ class ComputeApi:
         if path not in self.cloud.operations:
             raise missing(path)
         return self.cloud.operations[path].render()
+
+    def _machine_type(self, call: Call) -> Json:
+        """Every zone has every type: which has which, the catalogue says, and that is not asked twice."""
+        name = call.names["machineType"]
+        return {"kind": "compute#machineType", "name": name, "zone": call.names["zone"]}
 
     def _instance(self, call: Call) -> Instance:
         path = f"{self._zone(call)}/instances/{call.names['instance']}"
