@@ -64,7 +64,7 @@ class Accelerator:
 
     @property
     def devices_per_host(self) -> int:
-        """JAX devices that a host's process sees: two a chip for v2 and v3, one for all later ones."""
+        """JAX devices that a host's process sees: two a chip for v2, v3 and tpu7x, one for the others."""
         return self.chips_per_host * self.generation.devices_per_chip
 
     @property
@@ -95,6 +95,10 @@ class Accelerator:
     def zones(self) -> tuple[str, ...]:
         """Where this type is listed; a slice may have fewer zones than one host of the same generation."""
         return self.generation.one_host_zones if self.hosts == 1 else self.generation.slice_zones
+
+    def unlisted_in(self, zone: str) -> str:
+        """What is said of a zone that is none of `zones`."""
+        return f"{zone} does not list {self.type_name}; these do: {', '.join(self.zones)}"
 
     @property
     def has_default_topology(self) -> bool:

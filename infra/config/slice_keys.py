@@ -216,15 +216,32 @@ def _zones(
     elif section.has("zones"):
         if not zones and section.fine("zones"):
             section.say("zones", "is empty; write at least one zone")
-        return zones if section.fine("zones") else ()
+        if section.fine("zones"):
+            _require_listed(section, "zones", zones, accelerator, home)
+            return zones
     elif is_anywhere and other_keys:
         section.say("anywhere-in-grant", f"stands beside {other_keys[0]}; write one of the two")
     elif is_anywhere:
         return _granted_zones(section, accelerator, home, capacity, count)
     else:
         zone = _zone(section, accelerator, home)
+        if zone and section.fine("zone"):
+            _require_listed(section, "zone", (zone,), accelerator, home)
         return (zone,) if zone else ()
     return ()
+
+
+def _require_listed(
+    section: Section, key: str, zones: Sequence[str], accelerator: Accelerator | None, home: Home
+) -> None:
+    """Refuse zones in which the type is not listed, unless that is allowed: `infra.policy` warns of it then."""
+    if accelerator is None or home.unlisted:
+        return
+    for zone in zones:
+        if zone not in accelerator.zones:
+            section.say(
+                key, f"{accelerator.unlisted_in(zone)}; if that is meant, set {formats.UNLISTED}: true"
+            )
 
 
 def _granted_zones(

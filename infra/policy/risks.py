@@ -70,16 +70,13 @@ def _place(config: Config, index: int, slice_config: SliceConfig) -> Iterator[Fi
 
     A v3 that fails so: https://github.com/jax-ml/jax/issues/30834.
     """
-    listed, generation = slice_config.accelerator.zones, slice_config.accelerator.generation.name
+    accelerator, generation = slice_config.accelerator, slice_config.accelerator.generation.name
     path = slice_path(index, "zones" if slice_config.more_zones else "zone")
     for zone in slice_config.zones:
-        if zone not in listed:
-            yield refused(
-                path,
-                f"{zone} does not list {slice_config.accelerator.type_name}; these do: {', '.join(listed)}",
-                unless="tpu-stack:allow-unlisted",
-                allowed=config.allow.unlisted,
-            )
+        if (
+            zone not in accelerator.zones
+        ):  # which the configuration allows, or its reader would have refused it
+            yield warning(path, accelerator.unlisted_in(zone))
         if zones.is_ai_zone(zone):
             yield warning(
                 path,

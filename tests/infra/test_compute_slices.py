@@ -51,17 +51,17 @@ def test_several_hosts_are_a_group_by_template_and_placement_and_one_host_is_an_
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "machine_type", "devices", "image"),
+    ("accelerator", "zone", "machine_type", "devices", "image"),
     [
-        ("v5p-8", "ct5p-hightpu-4t", 4, "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
-        ("v6e-1", "ct6e-standard-1t", 1, "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
-        ("tpu7x-16", "tpu7x-standard-4t", 8, "ubuntu-accel-2404-amd64-tpu-tpu7x"),
+        ("v5p-8", "us-east5-a", "ct5p-hightpu-4t", 4, "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+        ("v6e-1", "us-east5-a", "ct6e-standard-1t", 1, "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"),
+        ("tpu7x-16", "us-central1-c", "tpu7x-standard-4t", 8, "ubuntu-accel-2404-amd64-tpu-tpu7x"),
     ],
 )
 def test_each_generation_has_its_machine_its_image_and_its_devices(
-    declare: Declare, accelerator: str, machine_type: str, devices: int, image: str
+    declare: Declare, accelerator: str, zone: str, machine_type: str, devices: int, image: str
 ) -> None:
-    declared = declared_with(declare, accelerator)
+    declared = declared_with(declare, accelerator, zone=zone)
     template = declared.one("RegionInstanceTemplate").inputs
     assert template["machineType"] == machine_type
     assert template["disks"][0]["sourceImage"].endswith(

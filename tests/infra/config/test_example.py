@@ -137,7 +137,10 @@ def blocks() -> list[Block]:
 
 BLOCKS = blocks()
 
-ON_COMPUTE = (r"^      accelerator: .*$", "      accelerator: v6e-16\n      provisioning: compute")
+ON_COMPUTE = (
+    r"^      accelerator: .*$",
+    "      accelerator: v6e-16\n      provisioning: compute\n      zone: us-central1-b",
+)
 RESERVED_THERE = (
     r"^      accelerator: .*$([\s\S]*?)capacity: spot$",
     ON_COMPUTE[1] + r"\1capacity: reserved\n      reservation: mine",

@@ -192,7 +192,7 @@ def test_what_the_engine_reads_past_in_a_file_or_refuses_without_its_place_is_na
 def test_a_slice_has_no_more_labels_and_disks_than_a_resource_and_its_generation_take() -> None:
     labels = {f"l{number}": "x" for number in range(60)}
     disks = [{"name": f"d{number}", "size-gib": 10} for number in range(32)]
-    v6e = {**SLICE, "accelerator": "v6e-8"}
+    v6e = {**SLICE, "accelerator": "v6e-8", "zone": "us-central1-b"}
     most = {**v6e, "labels": dict(list(labels.items())[1:]), "data-disks": disks[1:]}
     assert (
         reader.read({"slices": [most]}, project="my-project", stack="dev").slices[0].labels == most["labels"]

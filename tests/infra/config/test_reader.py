@@ -232,7 +232,7 @@ def test_a_disk_that_exists_has_a_full_name_is_read_only_unless_asked_otherwise_
 )
 def test_a_new_disk_is_of_a_type_that_the_generation_takes(accelerator: str, disk_type: str) -> None:
     disks = [{"name": "scratch", "size-gib": 100}]
-    written = {"name": "main", "accelerator": accelerator, "data-disks": disks}
+    written = {"name": "main", "accelerator": accelerator, "zone": "europe-west4-a", "data-disks": disks}
     (disk,) = read({**LEAST, "slices": [written]}).slices[0].data_disks
     assert disk == DataDisk(name="scratch", disk_type=disk_type, size_gib=100, source=None, mode="read-write")
 
