@@ -147,28 +147,17 @@ def running(commands: Mapping[str, Command]) -> Iterator[list[Program]]:
             program.process.communicate()
 
 
-def ours(
-    folder: Path,
-    environ: Mapping[str, str],
-    options: Mapping[str, Any],
-) -> Command:
-    """flax_mlm's own step in a job's environment, with some options changed."""
-    module = [sys.executable, "-m", "bench.mlm_peers.ours_step", str(folder)]
-    return [*module, "--options", json.dumps(options)], {**ON_CPU, **environ}
-
-
-def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
-    """One of PEERS, in its own environment."""
-    lock, script, *options = PEERS[name]
-    command = [str(peer_python(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
-    return command, environment_of_peer(environ)
-
-
 def ours_and_peers(folder: Path, dtypes: Sequence[str]) -> dict[str, Command]:
-    """flax_mlm's step once for each of `dtypes`, then all of PEERS."""
-    environ = dict(os.environ)
-    commands = {f"flax_mlm, {dtype}": ours(folder, environ, {"dtype": dtype}) for dtype in dtypes}
-    return commands | {name: peer(name, folder, environ) for name in PEERS}
+    """flax_mlm's own step in a job's environment, once for each of `dtypes`; then all of PEERS, each in its own."""
+    module = [sys.executable, "-m", "bench.mlm_peers.ours_step", str(folder), "--options"]
+    commands: dict[str, Command] = {
+        f"flax_mlm, {dtype}": ([*module, json.dumps({"dtype": dtype})], {**ON_CPU, **os.environ})
+        for dtype in dtypes
+    }
+    for name, (lock, script, *options) in PEERS.items():
+        command = [str(peer_python(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
+        commands[name] = command, environment_of_peer(os.environ)
+    return commands
 
 
 def added_bytes(measured: Mapping[str, Any]) -> int | None:

@@ -8,6 +8,7 @@ the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -57,15 +58,15 @@ def tokenise(
     if is_whole(directory):  # killed between the last line below and whatever the caller does then
         clear(directory)
         return
-    try:
-        streams = Streams(directory)
-    except Torn:
-        say(f"{directory} is torn: tokenising {corpus.source} anew")
-        clear(directory)
-        streams = Streams(directory)
     warnings: list[str] = []
-    with streams:
-        meta = _write(corpus, facts, eval_fraction, streams, say, warnings.append)
+    with contextlib.ExitStack() as opened:
+        try:
+            streams = opened.enter_context(open_streams(directory))
+        except Torn:
+            say(f"{directory} is torn: tokenising {corpus.source} anew")
+            clear(directory)
+            streams = opened.enter_context(open_streams(directory))
+        meta = _write(corpus, facts, eval_fraction, directory, streams, say, warnings.append)
     atomic.write(directory / WARNINGS, json.dumps(warnings, indent=2) + "\n")
     atomic.write(directory / META, json.dumps(meta, indent=2) + "\n")
     clear(directory)
@@ -87,12 +88,13 @@ def _write(
     corpus: Corpus,
     facts: TokenizerFacts,
     eval_fraction: float,
-    streams: Streams,
+    directory: Path,
+    streams: Mapping[Split, Stream],
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> dict[str, object]:
     dtype: Dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
-    done_before = streams.documents
+    done_before = documents_in(streams)
     behind = f", going on after {done_before:,} documents" if done_before else ""
     say(f"tokenising {corpus.source}{behind}")
     # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so the
@@ -101,11 +103,12 @@ def _write(
     started_s = said_s = time.monotonic()
     characters = noted = 0
     for batch, ids in encoded(todo, Encoder(facts.path, dtype)):
-        streams.write(ids, train_documents=batch.documents("train"), eval_documents=batch.documents("eval"))
+        for split, stream in streams.items():
+            stream.write(ids[split], batch.documents(split))
         characters += batch.characters
         now_s = time.monotonic()
         if batch.ends_whole and characters - noted >= NOTE_CHARACTERS:
-            streams.note()
+            note(directory, streams)
             noted = characters
         if now_s - said_s >= SAY_PERIOD_S:
             pace = characters / (now_s - started_s) / 1e6
@@ -114,10 +117,10 @@ def _write(
                 f"second ({corpus.size_bytes / 1e6:,.0f} MB of files)"
             )
             said_s = now_s
-    streams.note()
+    note(directory, streams)
     seconds = time.monotonic() - started_s
     say(
-        f"tokenised {characters:,} characters of {corpus.source}: {streams.documents - done_before:,} documents in "
+        f"tokenised {characters:,} characters of {corpus.source}: {documents_in(streams) - done_before:,} documents in "
         f"{seconds:.1f} s"
     )
     return {
@@ -127,7 +130,14 @@ def _write(
         "vocab_size": facts.vocab_size,
         "eval_fraction": eval_fraction,
         "dtype": dtype,
-        **streams.facts(int(dtype[-1])),
+        **{
+            split: {
+                "documents": stream.documents,
+                "tokens": stream.size_bytes // int(dtype[-1]),
+                "sha256": stream.facts()["sha256"],
+            }
+            for split, stream in streams.items()
+        },
     }
 
 
@@ -201,13 +211,6 @@ def _place(text: str, lowest: int, highest: int) -> int:
     return highest
 
 
-class Encoded(NamedTuple):
-    """What a batch adds to the two streams."""
-
-    train: bytes
-    eval: bytes
-
-
 class Encoder:
     """The tokenizer, and how ids are stored."""
 
@@ -217,8 +220,8 @@ class Encoder:
         self._tokenizer = open_tokenizer(tokenizer)
         self._typecode = _TYPECODES[dtype]
 
-    def encode(self, batch: Batch) -> Encoded:
-        """Encode each document as `<s> document </s>`, and of a piece only its part of that.
+    def encode(self, batch: Batch) -> dict[Split, bytes]:
+        """What a batch adds to each stream: documents as `<s> document </s>`, and of a piece only its part of that.
 
         Raises:
             OverflowError: an id does not fit.
@@ -233,12 +236,12 @@ class Encoder:
             stream.fromlist(encoding.ids)
             if piece.ends:
                 stream.append(self._eos)
-        return Encoded(streams["train"].tobytes(), streams["eval"].tobytes())
+        return {split: stream.tobytes() for split, stream in streams.items()}
 
 
-def encoded(batches: Iterable[Batch], encoder: Encoder) -> Iterator[tuple[Batch, Encoded]]:
+def encoded(batches: Iterable[Batch], encoder: Encoder) -> Iterator[tuple[Batch, dict[Split, bytes]]]:
     """Yield each batch with its tokens, in order; while one is used, the next is encoded."""
-    under_way: tuple[Batch, Future[Encoded]] | None = None
+    under_way: tuple[Batch, Future[dict[Split, bytes]]] | None = None
     with ThreadPoolExecutor(1, "tokenise") as thread:
         for batch in batches:
             before, under_way = under_way, (batch, thread.submit(encoder.encode, batch))
@@ -308,61 +311,33 @@ class Stream:
         }
 
 
-class Streams:
-    """train.bin and eval.bin in `directory`, as far as a former writer has come. To be used in a `with`.
+@contextlib.contextmanager
+def open_streams(directory: Path) -> Iterator[dict[Split, Stream]]:
+    """train.bin and eval.bin in `directory`, as far as a former writer has come.
 
-    Raises (on opening):
+    Raises (on entering):
         Torn: what the former writer left does not fit together; `clear` it and open again.
     """
+    noted = _journal(directory)
+    with contextlib.ExitStack() as files:
+        streams: dict[Split, Stream] = {}
+        for split in SPLITS:
+            streams[split] = Stream(directory / f"{split}.bin", noted and noted[split])
+            files.callback(streams[split].close)
+        yield streams
 
-    def __init__(self, directory: Path) -> None:
-        noted = _journal(directory)
-        self._directory = directory
-        self._streams: dict[Split, Stream] = {}
-        try:
-            for split in SPLITS:
-                self._streams[split] = Stream(directory / f"{split}.bin", noted and noted[split])
-        except BaseException:
-            self.close()
-            raise
 
-    def __enter__(self) -> Streams:
-        return self
+def documents_in(streams: Mapping[Split, Stream]) -> int:
+    """How many documents of the corpus are done: the first ones."""
+    return sum(stream.documents for stream in streams.values())
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
-    @property
-    def documents(self) -> int:
-        """How many documents of the corpus are done: the first ones."""
-        return sum(stream.documents for stream in self._streams.values())
-
-    def write(self, encoded: Encoded, *, train_documents: int, eval_documents: int) -> None:
-        self._streams["train"].write(encoded.train, train_documents)
-        self._streams["eval"].write(encoded.eval, eval_documents)
-
-    def note(self) -> None:
-        """Note in the journal that a later writer can continue here. To be called where all documents are whole."""
-        journal: dict[str, Any] = {"version": _JOURNAL_VERSION}
-        for split, stream in self._streams.items():
-            stream.flush()
-            journal[split] = stream.facts()
-        atomic.write_json(self._directory / JOURNAL, journal)
-
-    def facts(self, width: int) -> dict[str, dict[str, Any]]:
-        """What meta.json says of each split, whose ids are `width` bytes wide."""
-        return {
-            split: {
-                "documents": stream.documents,
-                "tokens": stream.size_bytes // width,
-                "sha256": stream.facts()["sha256"],
-            }
-            for split, stream in self._streams.items()
-        }
-
-    def close(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
+def note(directory: Path, streams: Mapping[Split, Stream]) -> None:
+    """Note in the journal that a later writer can continue here. To be called where all documents are whole."""
+    for stream in streams.values():
+        stream.flush()
+    noted = {split: stream.facts() for split, stream in streams.items()}
+    atomic.write_json(directory / JOURNAL, {"version": _JOURNAL_VERSION, **noted})
 
 
 def clear(directory: Path) -> None:

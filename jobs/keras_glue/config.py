@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from jobs.glue import options
-from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, RANGES, Options
+from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, Options
+from jobs.runtime.option_rules import at_least, execution_problems, outside
 
 __all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "RANGES", "Config", "problems"]
 
@@ -13,8 +14,8 @@ ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
 """Of config.json's hidden_act: those that Keras computes alike, by its own names."""
 COMPUTES = {"hidden_act": tuple(ACTIVATIONS), "position_embedding_type": ("absolute",)}
 """What else a model's config.json may say."""
-TOGETHER = ("log_every", "eval_every", "checkpoint_every")
-"""What is due after some steps is due after whole executions only."""
+OWN_RANGES = {"steps_per_execution": at_least(1)}
+RANGES = {**options.RANGES, **OWN_RANGES}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,16 +28,9 @@ class Config(Options):
 
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on so many devices; empty where it can run."""
-    messages, steps = options.problems(config, devices=devices), config.steps_per_execution
-    if steps < 1:
-        return [*messages, f"--steps-per-execution {steps}: must be at least 1"]
-    if steps > 1 and config.profile is not None:
+    messages = options.problems(config, devices=devices) + outside(config, OWN_RANGES)
+    if config.steps_per_execution > 1 and config.profile is not None:
         messages.append(
             f"--profile {config.profile}: needs steps that are taken one by one; leave out --steps-per-execution"
         )
-    return messages + [
-        f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution {steps}; choose "
-        f"{-(-value // steps) * steps}"
-        for name in TOGETHER
-        if (value := getattr(config, name)) is not None and value % steps
-    ]
+    return messages + execution_problems(config)

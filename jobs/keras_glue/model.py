@@ -17,8 +17,8 @@ import numpy as np
 from keras import layers, ops
 
 from contracts.errors import RequestError
-from jobs.glue.answers import Batch
 from jobs.glue.batches import Blocks, Packed, row_lengths
+from jobs.glue.classifier import Batch
 from jobs.keras_glue.config import ACTIVATIONS
 from jobs.runtime.jax.ops import attention, gelu, linear
 from jobs.runtime.jax.ops import dropout as dropped

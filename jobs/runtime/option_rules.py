@@ -189,6 +189,17 @@ def profile_problems(config: Any) -> list[str]:
     return []
 
 
+def execution_problems(config: Any) -> list[str]:
+    """Messages about what is due after so many steps and must be due after whole executions of several."""
+    steps = config.steps_per_execution
+    return [
+        f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution {steps}; choose "
+        f"{-(-value // steps) * steps}"
+        for name in ("log_every", "eval_every", "checkpoint_every")
+        if steps > 1 and (value := getattr(config, name)) is not None and value >= 1 and value % steps
+    ]
+
+
 def batch_problems(batch_size: int, devices: int, parts: int = 1) -> list[str]:
     """Messages about a batch that devices, each in so many parts, cannot share evenly."""
     share = devices * parts

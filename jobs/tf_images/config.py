@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jobs.runtime.option_rules import at_least, between, outside, profile_problems, ranges
+from jobs.runtime.option_rules import at_least, between, execution_problems, outside, profile_problems, ranges
 
 GROUPS = {
     "data": "The pictures",
@@ -96,15 +96,7 @@ def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a 
     messages = outside(config, RANGES)
     if config.weights is not None and config.model == "convnet":
         messages.append(f"--weights {config.weights}: is for --model efficientnetv2-b0")
-    if config.steps_per_execution > 1:
-        for name in ("log_every", "eval_every", "checkpoint_every"):
-            value = getattr(config, name)
-            if value is not None and value >= 1 and value % config.steps_per_execution:
-                messages.append(
-                    f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution "
-                    f"{config.steps_per_execution}"
-                )
-    return messages + profile_problems(config)
+    return messages + execution_problems(config) + profile_problems(config)
 
 
 RANGES = ranges(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jobs.glue.answers import Batch, Classifier
+from jobs.glue.classifier import Batch, Classifier
 from jobs.runtime.prediction import main
 
 

@@ -42,30 +42,24 @@ class OneFile:
 type Prepare = Callable[[Run], Callable[[], object]]
 
 
-def a_checkpoint(run: Run) -> Callable[[], object]:
-    checkpoints = Checkpoints(run, OneFile(), Alone(), keep_last=1)
-    for step in (1, 2):
-        checkpoints.save(step, {})
-    checkpoints.wait()
+def the_third(checkpoints: Checkpoints | orbax.Checkpoints) -> Callable[[], object]:
+    """What commits a third checkpoint, where only the last one is kept."""
 
-    def commit() -> None:
-        checkpoints.save(3, {})
+    def commit(step: int = 3) -> None:
+        checkpoints.save(step, {})
         checkpoints.wait()
 
+    for step in (1, 2):
+        commit(step)
     return commit
+
+
+def a_checkpoint(run: Run) -> Callable[[], object]:
+    return the_third(Checkpoints(run, OneFile(), Alone(), keep_last=1))
 
 
 def a_checkpoint_of_orbax(run: Run) -> Callable[[], object]:
-    checkpoints = orbax.Checkpoints(run, orbax.Tree({"weights": jnp.arange(8.0)}), keep_last=1)
-    for step in (1, 2):
-        checkpoints.save(step, {})
-    checkpoints.wait()
-
-    def commit() -> None:
-        checkpoints.save(3, {})
-        checkpoints.wait()
-
-    return commit
+    return the_third(orbax.Checkpoints(run, orbax.Tree({"weights": jnp.arange(8.0)}), keep_last=1))
 
 
 def a_line_of_metrics(run: Run) -> Callable[[], object]:

@@ -20,11 +20,12 @@ from jobs.flax_mlm.preprocess import (
     PIECE_CHARACTERS,
     Encoder,
     Stream,
-    Streams,
     batches,
     cut,
+    documents_in,
     encoded,
     is_whole,
+    open_streams,
 )
 from jobs.flax_mlm.tokenizer import (
     SAMPLE_BYTES,
@@ -194,8 +195,8 @@ def test_killed_at_any_moment_and_often_the_files_are_the_same(work: Work, seed:
 
 def test_it_continues_where_it_was_and_of_what_is_whole_nothing_is_done_again(work: Work) -> None:
     work.die(60)
-    with Streams(work.folder) as streams:
-        done = streams.documents
+    with open_streams(work.folder) as streams:
+        done = documents_in(streams)
     assert done > 40
     work.tokenise()
     assert f"going on after {done} documents" in work.said[-2]

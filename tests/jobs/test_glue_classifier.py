@@ -12,8 +12,8 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
-from jobs.glue.answers import Batch, Classifier
 from jobs.glue.batches import Encoded
+from jobs.glue.classifier import Batch, Classifier
 from jobs.glue.data import Dataset, Rows
 from jobs.glue.predictions import write_predictions
 from jobs.glue.pretrained import KEY
