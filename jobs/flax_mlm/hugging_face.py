@@ -27,6 +27,7 @@ from jobs.runtime.storage.model_folder import (
     TOKENIZER,
     WEIGHTS,
     open_folder,
+    read_config,
     require_unchanged,
 )
 
@@ -132,7 +133,7 @@ def open_pretrained(source: str, cache_dir: Path, say: Callable[[str], None]) ->
             tensors are not what its config.json says, or tokenizer and model do not fit together.
     """
     folder = open_folder(source, cache_dir, say)
-    settings = _read_config(source, folder)
+    settings = _settings(source, folder)
     path = find_tokenizer(source, folder, cache_dir)
     try:
         tokenizer = load_tokenizer(path)
@@ -172,12 +173,9 @@ def adopt(config: Config, cache_dir: Path, say: Callable[[str], None]) -> tuple[
     return pretrained.adopted_by(config), pretrained
 
 
-def _read_config(source: str, folder: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads((folder / CONFIG).read_bytes())
-        architectures = settings.get("architectures") or []
-    except (ValueError, AttributeError) as error:
-        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
+def _settings(source: str, folder: Path) -> dict[str, Any]:
+    settings = read_config(source, folder)
+    architectures = settings.get("architectures") or []
     if architectures != [ARCHITECTURE]:
         kinds = ", ".join(map(str, architectures)) or settings.get("model_type") or "nothing"
         raise RequestError(
@@ -192,7 +190,7 @@ def _read_config(source: str, folder: Path) -> dict[str, Any]:
         raise RequestError(
             f"--init-from {source}: in {CONFIG}, {'; '.join(differences)}: the model here computes nothing else"
         )
-    return dict(settings)
+    return settings
 
 
 def _whole_number(source: str, settings: dict[str, Any], name: str) -> int:

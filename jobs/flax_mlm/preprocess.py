@@ -336,7 +336,7 @@ def note(directory: Path, streams: Mapping[Split, Stream]) -> None:
     """Note in the journal that a later writer can continue here. To be called where all documents are whole."""
     for stream in streams.values():
         stream.flush()
-    noted = {split: stream.facts() for split, stream in streams.items()}
+    noted: dict[str, Any] = {split: stream.facts() for split, stream in streams.items()}
     atomic.write_json(directory / JOURNAL, {"version": _JOURNAL_VERSION, **noted})
 
 

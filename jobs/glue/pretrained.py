@@ -25,6 +25,7 @@ from jobs.runtime.storage.model_folder import (
     WEIGHTS,
     WORDPIECES,
     open_folder,
+    read_config,
 )
 
 ARCHITECTURES = {"roberta": "RobertaForSequenceClassification", "bert": "BertForSequenceClassification"}
@@ -121,11 +122,8 @@ def open_pretrained(
             or tokens.
     """
     folder = open_folder(source, cache_dir, say, (*BYTE_LEVEL, (WORDPIECES,)))
-    try:
-        settings = json.loads((folder / CONFIG).read_bytes())
-        kind = settings.get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
+    settings = read_config(source, folder)
+    kind = settings.get("model_type")
     if kind not in ARCHITECTURES:
         named = ", ".join(map(str, settings.get("architectures") or [])) or "nothing"
         raise RequestError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from contracts.errors import RequestError
 from contracts.files import is_url
@@ -64,6 +66,20 @@ def _check(source: str, names: Collection[str], tokenizers: Tokenizers) -> None:
             "load it in transformers and save it whole: model.save_pretrained(FOLDER, max_shard_size='100GB')"
         )
     raise RequestError(f"--init-from {source}: has no {', no '.join(missing)}; {remedy}")
+
+
+def read_config(source: str, folder: Path) -> dict[str, Any]:
+    """What the config.json of a folder says.
+
+    Raises:
+        RequestError: it is no JSON object.
+    """
+    try:
+        settings = json.loads((folder / CONFIG).read_bytes())
+        settings.keys()
+    except (ValueError, AttributeError) as error:
+        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
+    return dict(settings)
 
 
 def require_unchanged(source: str | None, began_from: object, fingerprint: str) -> None:
