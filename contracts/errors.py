@@ -1,5 +1,8 @@
 """The exceptions whose message is all that a user needs to see, and the exit codes that tell a program the same."""
 
+import contextlib
+from collections.abc import Iterator
+
 DONE = 0
 FAILED = 1
 WRONG_REQUEST = 2
@@ -39,6 +42,17 @@ class Unreachable(RequestError):
 
     A job that meets one ends with UNAVAILABLE, as does a command. A place that answers and refuses is a RequestError.
     """
+
+
+@contextlib.contextmanager
+def noted_in(messages: list[str]) -> Iterator[None]:
+    """Add a RequestError's lines to `messages`, and go on behind the `with`; what is `Unreachable` is raised."""
+    try:
+        yield
+    except Unreachable:
+        raise
+    except RequestError as error:
+        messages += str(error).splitlines()
 
 
 def exit_code_for(error: RequestError) -> int:

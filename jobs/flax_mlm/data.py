@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, Unreachable, noted_in
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.config import problems as config_problems
 from jobs.flax_mlm.corpus import RULE_VERSION, Corpus, Split, open_corpus, split_documents
@@ -75,7 +75,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     Raises:
         Unreachable: a place does not answer now.
     """
-    try:
+    messages: list[str] = []
+    with noted_in(messages):
         if config.init_from is not None:
             from jobs.flax_mlm import hugging_face  # a run from scratch does without
 
@@ -87,12 +88,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
         if corpus.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:
             local = dataclasses.replace(config, remote_cache=None)
             prepare(local, cache_dir, say=lambda _: None)
-    except Unreachable:
-        raise
-    except RequestError as error:
-        return [str(error)]
     # The sizes of a pretrained model are known only now; the devices have been counted before.
-    return config_problems(config, devices=config.fsdp)
+    return messages or config_problems(config, devices=config.fsdp)
 
 
 _COUNT_AT_ONCE = 1 << 20

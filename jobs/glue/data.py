@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, noted_in
 from contracts.files import is_url
 from jobs.glue import docstrings
 from jobs.glue.options import Options
@@ -127,15 +127,12 @@ def problems(options: Options) -> list[str]:
     Raises:
         Unreachable: a place does not answer now.
     """
-    try:
+    messages: list[str] = []
+    with noted_in(messages):
         _is_whole(options)
         if options.data != DOCSTRINGS:  # nothing is wrong with these, and they take seconds
             read(options)
-    except Unreachable:
-        raise
-    except RequestError as error:
-        return str(error).splitlines()
-    return []
+    return messages
 
 
 def read(options: Options) -> Dataset:

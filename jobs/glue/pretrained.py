@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, noted_in
 from jobs.glue import data
 from jobs.glue.data import Dataset
 from jobs.glue.options import SIZES, Options
@@ -58,13 +58,9 @@ def problems(options: Options, cache_dir: Path, computes: Computes = ALL) -> lis
         Unreachable: a place does not answer now.
     """
     messages = data.problems(options)
-    try:
-        if options.init_from is not None:
+    if options.init_from is not None:
+        with noted_in(messages):
             open_pretrained(options, options.init_from, cache_dir, lambda _: None, computes)
-    except Unreachable:
-        raise
-    except RequestError as error:
-        messages.append(str(error))
     return messages
 
 

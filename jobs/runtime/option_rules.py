@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, noted_in
 from contracts.host_interface import MOST_TRACED_STEPS
 from contracts.suggestions import DASHES, copied_character, did_you_mean
 
@@ -180,13 +180,11 @@ def read_steps(text: str | None, *, steps: int) -> Steps | None:
 
 def profile_problems(config: Any) -> list[str]:
     """Messages about --profile, if --steps is set too."""
-    if config.profile is None or config.steps is None:
-        return []
-    try:
-        read_steps(config.profile, steps=config.steps)
-    except RequestError as error:
-        return [str(error)]
-    return []
+    messages: list[str] = []
+    if config.steps is not None:
+        with noted_in(messages):
+            read_steps(config.profile, steps=config.steps)
+    return messages
 
 
 def execution_problems(config: Any) -> list[str]:

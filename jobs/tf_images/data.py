@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, noted_in
 from contracts.files import is_url
 from jobs.runtime.storage.bucket_files import open_url
 from jobs.tf_images.config import Config
@@ -85,15 +85,11 @@ def problems(config: Config, cache_dir: Path) -> list[str]:  # noqa: ARG001 - as
     Raises:
         Unreachable: a place does not answer now.
     """
-    if config.data == DIGITS:  # made by the job itself
-        return []
-    try:
-        read_index(config.data)
-    except Unreachable:
-        raise
-    except RequestError as error:
-        return str(error).splitlines()
-    return []
+    messages: list[str] = []
+    if config.data != DIGITS:  # made by the job itself
+        with noted_in(messages):
+            read_index(config.data)
+    return messages
 
 
 def read_index(place: str) -> Index:

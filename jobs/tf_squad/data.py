@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import RequestError, noted_in
 from jobs.glue.pretrained import open_pretrained
 from jobs.runtime.storage.data_files import UNDECODABLE, Number, Row, listing, read_file
 from jobs.tf_squad import scores, topics
@@ -57,19 +57,11 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
         Unreachable: a place does not answer now.
     """
     messages: list[str] = []
-    for check in (
-        lambda: read(config),
-        lambda: (
-            config.init_from
-            and open_pretrained(config, config.init_from, cache_dir, lambda _: None, COMPUTES)
-        ),
-    ):
-        try:
-            check()
-        except Unreachable:
-            raise
-        except RequestError as error:
-            messages += str(error).splitlines()
+    with noted_in(messages):
+        read(config)
+    if config.init_from is not None:
+        with noted_in(messages):
+            open_pretrained(config, config.init_from, cache_dir, lambda _: None, COMPUTES)
     return messages
 
 
