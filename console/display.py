@@ -81,8 +81,8 @@ class Bar:
 class Plain:
     """A line now and then, for logs and pipes."""
 
-    def __init__(self, console: Console, period_s: float = PLAIN_PERIOD_S) -> None:
-        self._console, self._period_s = console, period_s
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._last: tuple[str, float] = ("", float("-inf"))
 
     def note(self, text: str) -> None:
@@ -95,7 +95,7 @@ class Plain:
 
     def progress(self, progress: Progress) -> None:
         text, now_s = f"{_step_text(progress)}  {_figures(progress)}", time.monotonic()
-        if text != self._last[0] and now_s - self._last[1] >= self._period_s:
+        if text != self._last[0] and now_s - self._last[1] >= PLAIN_PERIOD_S:
             self._last = (text, now_s)
             self.note(text)
 

@@ -72,14 +72,14 @@ class BuildResult:
     smoke_s: float = 0.0
 
 
-def required(framework: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image:
+def required(framework: str, platform: str) -> Image:
     """Return the image of this checkout's recipe, if it was built here and has passed.
 
     Raises:
         RequestError: it is not there, Docker does not answer, or there is no such framework or platform.
     """
-    recipe = read(framework, image_platform(platform), environ)
-    with contextlib.closing(connect(environ)) as client:
+    recipe = read(framework, image_platform(platform), os.environ)
+    with contextlib.closing(connect(os.environ)) as client:
         image = find(client, recipe)
     if image is None:
         raise RequestError(

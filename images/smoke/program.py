@@ -106,7 +106,7 @@ def run_here(check: Callable[[], str]) -> Verdict:
         return Verdict(False, str(problem))
 
 
-def run_apart(framework: Framework, name: str, platform: Platform, limit_s: float = LIMIT_S) -> Verdict:
+def run_apart(framework: Framework, name: str, platform: Platform) -> Verdict:
     """Run this folder again with `--check`, and judge how that ends."""
     with tempfile.TemporaryDirectory(prefix="smoke-") as scratch, tempfile.TemporaryFile() as printed:
         place = Path(scratch)
@@ -117,7 +117,7 @@ def run_apart(framework: Framework, name: str, platform: Platform, limit_s: floa
             env={**os.environ, **framework.ENVIRONMENT[platform]},
         )  # fmt: skip
         try:
-            code = process.wait(timeout=limit_s)
+            code = process.wait(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -129,7 +129,7 @@ def run_apart(framework: Framework, name: str, platform: Platform, limit_s: floa
         if finding and code == 0:
             return Verdict(True, finding)
         if code is None:
-            problem = f"not done after {limit_s:.0f} s: it hangs"
+            problem = f"not done after {LIMIT_S} s: it hangs"
         elif code < 0:
             name = signal.Signals(-code).name
             problem = f"{name} ended the interpreter: native libraries that do not go together"

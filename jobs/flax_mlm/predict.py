@@ -160,17 +160,17 @@ def hidden_places(rows_NS: np.ndarray, special_ids: Sequence[int]) -> list[Place
 
 
 def readable(
-    places: Sequence[Place], rows_NS: np.ndarray, decode: Callable[[Sequence[int]], str], limit: int = SHOWN
+    places: Sequence[Place], rows_NS: np.ndarray, decode: Callable[[Sequence[int]], str]
 ) -> list[Place]:
-    """Those of `places` that begin a word and have text on both sides, `most` of them, spread over the sample."""
+    """Those of `places` that begin a word and have text on both sides, SHOWN at most, spread over the sample."""
     length = rows_NS.shape[1]
     inner = [
         place for place in places if length // 4 <= place.position < max(length // 4 + 1, 3 * length // 4)
     ]
     word_places = [place for place in inner if _is_word(decode([int(rows_NS[place.row, place.position])]))]
-    if len(word_places) <= limit:
+    if len(word_places) <= SHOWN:
         return word_places
-    return [word_places[index] for index in np.linspace(0, len(word_places) - 1, limit).astype(int)]
+    return [word_places[index] for index in np.linspace(0, len(word_places) - 1, SHOWN).astype(int)]
 
 
 def filling(
