@@ -134,7 +134,25 @@ class Dropout:
         count, dropped = tf.size(values), round(256 * share)
         integers = tf.random.stateless_uniform([-(-count // 4)], seed, None, None, tf.int32)
         bytes_ = tf.reshape(tf.reshape(tf.bitcast(integers, tf.uint8), [-1])[:count], tf.shape(values))
-        return tf.where(bytes_ >= dropped, values * (256 / (256 - dropped)), tf.zeros((), values.dtype))
+        # A product, because a choice between values of bfloat16 takes five times as long on a CPU.
+        return values * (tf.cast(bytes_ >= dropped, values.dtype) * (256 / (256 - dropped)))
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def gelu(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """x Φ(x), exact (Hendrycks & Gimpel 2016, arXiv:1606.08415), computed in float32.
+
+    By erf: `tf.nn.gelu` takes erfc, which takes twice as long on a CPU, and in bfloat16 all of it takes three times as
+    long.
+    """
+    wide = tf.cast(x, tf.float32)
+    below = 0.5 + 0.5 * tf.math.erf(wide * math.sqrt(0.5))
+
+    def backward(gradient: Any) -> Any:
+        slope = below + wide * tf.exp(-0.5 * tf.square(wide)) * math.sqrt(0.5 / math.pi)
+        return gradient * tf.cast(slope, x.dtype)
+
+    return tf.cast(wide * below, x.dtype), backward
 
 
 class Roberta(tf_keras.Model):  # type: ignore[misc]
@@ -195,7 +213,7 @@ class Roberta(tf_keras.Model):  # type: ignore[misc]
             prefix = f"roberta.encoder.layer.{layer}."
             mixed_BSD = self._attention(f"{prefix}attention.", values_BSD, bias_B11S, dropout)
             values_BSD = named[f"{prefix}attention.output.LayerNorm"](values_BSD + mixed_BSD)
-            inner_BSF = tf.nn.gelu(named[f"{prefix}intermediate.dense"](values_BSD))
+            inner_BSF = gelu(named[f"{prefix}intermediate.dense"](values_BSD))
             outer_BSD = dropout(named[f"{prefix}output.dense"](inner_BSF), settings["hidden_dropout_prob"])
             values_BSD = named[f"{prefix}output.LayerNorm"](values_BSD + outer_BSD)
         scores_BS2 = tf.cast(named["qa_outputs"](values_BSD), tf.float32)
