@@ -134,6 +134,19 @@ def test_an_export_answers_as_the_run_did_in_each_of_its_forms(
     assert train(begun, other)["eval_loss"] == pytest.approx(lines_of(whole)[-1]["eval_loss"], abs=1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2**-8)])
+def test_gelu_by_hand_and_its_gradient_are_rounded_once(dtype: str, tolerance: float) -> None:
+    """tolerance: of a value's size. In bfloat16, TensorFlow's own rounds each operation, and is not as near."""
+    x = tf.cast(tf.linspace(-6.0, 6.0, 4001), dtype)
+    exact_x = tf.cast(x, tf.float64)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, exact_x])
+        found, exact = model.gelu(x), tf.nn.gelu(exact_x)
+    for values, expected in ((found, exact), (tape.gradient(found, x), tape.gradient(exact, exact_x))):
+        assert values.dtype == dtype
+        np.testing.assert_allclose(tf.cast(values, tf.float64), expected, rtol=tolerance, atol=1e-6)
+
+
 ONE_STEP = """
 import json, os, sys
 import numpy as np
