@@ -10,8 +10,6 @@ import builtins
 import concurrent.futures
 import dataclasses
 import functools
-import http.client
-import json
 import logging
 import os
 import urllib.error
@@ -23,12 +21,18 @@ from typing import Any, NamedTuple
 
 from contracts.errors import is_rate_limit
 from contracts.files import Piece, beginning
+from infra.documents import (
+    UNANSWERED,
+    answer_of,
+    first_line,
+    network_error,
+    refusal_message,
+    storage_server,
+)
 from jobs.runtime.storage.bucket_files import BucketFiles, is_outage
 from launch.hosts import ANSWER_LIMIT_S as HOST_LIMIT_S
 from launch.hosts import Agent, HostError, in_thread
 
-GOOGLE = "https://storage.googleapis.com"
-STAND_IN = "STORAGE_EMULATOR_HOST"
 SCHEMES = ("gs", "gcs")
 REACH_LIMIT_S = 12.0
 """For all of `reach`: with the start of the program an answer comes within 15 s."""
@@ -79,13 +83,8 @@ def with_time_limit[Result](
     return future.result()
 
 
-def _base() -> str:
-    stand_in = os.environ.get(STAND_IN)
-    return GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}"
-
-
 def _host() -> str:
-    return urllib.parse.urlsplit(_base()).netloc
+    return urllib.parse.urlsplit(storage_server()).netloc
 
 
 class Answer(NamedTuple):
@@ -105,7 +104,7 @@ class Answer(NamedTuple):
 
 def _reach(bucket: str, objects: Sequence[str], label: str) -> None:
     """First without credentials: whether there is a network, a bucket, and whether it is public, shows without them."""
-    place = f"{_base()}/storage/v1/b/{urllib.parse.quote(bucket, safe='')}/o"
+    place = f"{storage_server()}/storage/v1/b/{urllib.parse.quote(bucket, safe='')}/o"
     names = f"{place}?maxResults=1&fields=kind"
     answer = _ask(names, {}, label)
     if answer.refuses:
@@ -126,32 +125,17 @@ def _reach(bucket: str, objects: Sequence[str], label: str) -> None:
 
 
 def _ask(url: str, headers: Mapping[str, str], label: str) -> Answer:
-    # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
-    handlers = [urllib.request.ProxyHandler({})] if os.environ.get(STAND_IN) else []
-    request = urllib.request.Request(url, headers=dict(headers))
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_LIMIT_S) as answer:
-            return Answer(answer.status, "")
-    except urllib.error.HTTPError as error:
-        body = error.read()
-        passes = error.code == 403 and is_rate_limit(body.decode(errors="replace"))
-        return Answer(429 if passes else error.code, _message(body) or str(error.reason))
-    except (OSError, http.client.HTTPException) as error:
-        cause = getattr(error, "reason", error)
-        reason = getattr(cause, "strerror", None) or _line(cause)
+        status, body, _ = answer_of(urllib.request.Request(url, headers=dict(headers)), ANSWER_LIMIT_S)
+    except UNANSWERED as error:
         raise HostError(
             host=label,
-            reason=f"{_host()} cannot be reached from this machine ({reason})",
+            reason=f"{_host()} cannot be reached from this machine ({network_error(error)})",
             remedy="look at its network, and at $HTTPS_PROXY where it needs a proxy",
             is_outage=True,
         ) from None
-
-
-def _message(body: bytes) -> str:
-    try:
-        return _line(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+    passes = status == 403 and is_rate_limit(body.decode(errors="replace"))
+    return Answer(429 if passes else status, refusal_message(body))
 
 
 def _credentials(bucket: str, label: str) -> dict[str, str]:
@@ -173,27 +157,22 @@ def _credentials(bucket: str, label: str) -> dict[str, str]:
         return headers
     except (google.auth.exceptions.DefaultCredentialsError, HostError) as error:
         cause = (
-            _line(error)
+            first_line(error)
             if isinstance(error, google.auth.exceptions.DefaultCredentialsError)
             else "none found in time"
         )
         raise HostError(host=label, reason=f"{none} ({cause})", remedy=LOG_IN) from None
     except google.auth.exceptions.RefreshError as error:
-        reason = f"Google refuses this machine's credentials ({_line(error)})"
+        reason = f"Google refuses this machine's credentials ({first_line(error)})"
         raise HostError(host=label, reason=reason, remedy=LOG_IN) from None
     except google.auth.exceptions.TransportError as error:
-        reason = f"Google cannot be asked for a token ({_line(error)})"
+        reason = f"Google cannot be asked for a token ({first_line(error)})"
         raise HostError(
             host=label,
             reason=reason,
             remedy="see that this machine reaches oauth2.googleapis.com",
             is_outage=True,
         ) from None
-
-
-def _line(message: object) -> str:
-    lines = str(message).strip().splitlines()
-    return lines[0][:300] if lines else type(message).__name__
 
 
 class Buckets:
@@ -264,10 +243,10 @@ class Buckets:
         except HostError:
             raise
         except ImportError as error:
-            reason = f"no driver for this kind of URL ({_line(error)})"
+            reason = f"no driver for this kind of URL ({first_line(error)})"
             raise HostError(host=url, reason=reason, remedy="gs://… is known") from None
         except Exception as error:  # each driver has exceptions of its own
-            reason = f"{type(error).__name__}: {_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             is_away = is_outage(error)
             remedy = "try again later" if is_away else "check the address, and your permission there"
             raise HostError(host=url, reason=reason, remedy=remedy, is_outage=is_away) from None

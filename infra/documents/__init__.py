@@ -309,11 +309,7 @@ class _Bucket:
         self._url, self._bucket, self._patience_s = url, parts.netloc, patience_s
         self._folder = f"{parts.path.strip('/')}/".lstrip("/")
         self._objects = f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o"
-        stand_in = os.environ.get(STAND_IN)
-        self._base = (
-            GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}"
-        ).rstrip("/")
-        self._is_stand_in = bool(stand_in)
+        self._base, self._is_stand_in = storage_server(), bool(os.environ.get(STAND_IN))
         self.ahead_s = 0.0
         self._credentials: Any = None
         self._lock = threading.Lock()
@@ -323,7 +319,7 @@ class _Bucket:
         if status == 404 and b"bucket does not exist" not in data:
             return None, ABSENT
         if status == 404:
-            raise MissingError(f"{self._url}: {_message(data)}; `pulumi up` makes a stack's bucket")
+            raise MissingError(f"{self._url}: {refusal_message(data)}; `pulumi up` makes a stack's bucket")
         return data, int(headers["x-goog-generation"])
 
     def write(self, name: str, data: bytes, version: int) -> int:
@@ -412,12 +408,13 @@ class _Bucket:
                 if status in expected:
                     return status, body, headers
                 if status == 404:
-                    raise MissingError(f"{self._url}: {_message(body)}; `pulumi up` makes a stack's bucket")
-                reason = f"it answers {status}: {_message(body)}"
+                    raise MissingError(
+                        f"{self._url}: {refusal_message(body)}; `pulumi up` makes a stack's bucket"
+                    )
+                reason = f"it answers {status}: {refusal_message(body)}"
                 passes = status in PASSING or (status == 403 and is_rate_limit(body.decode(errors="replace")))
-            except (OSError, http.client.HTTPException) as error:
-                cause = getattr(error, "reason", error)
-                reason, passes = f"it does not answer ({getattr(cause, 'strerror', None) or cause})", True
+            except UNANSWERED as error:
+                reason, passes = f"it does not answer ({network_error(error)})", True
             pause_s = min(LONGEST_PAUSE_S, 0.25 * 2**tries) * (0.5 + random.random() / 2)
             if not passes or time.monotonic() + pause_s > deadline:
                 if passes:
@@ -437,14 +434,7 @@ class _Bucket:
         request = urllib.request.Request(self._base + path, data=data, method=method, headers=headers)
         for name, value in self._authorization().items():
             request.add_header(name, value)
-        # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
-        handlers = [urllib.request.ProxyHandler({})] if self._is_stand_in else []
-        try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_LIMIT_S) as answer:
-                return answer.status, answer.read(), answer.headers
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read(), error.headers
+        return answer_of(request, ANSWER_LIMIT_S)
 
     def _authorization(self) -> dict[str, str]:
         if self._is_stand_in:
@@ -461,21 +451,56 @@ class _Bucket:
                     self._credentials.refresh(google.auth.transport.requests.Request())
                 return {"authorization": f"Bearer {self._credentials.token}"}
         except google.auth.exceptions.TransportError as error:
-            raise OSError(f"Google cannot be asked for a token: {_line(error)}") from None
+            raise OSError(f"Google cannot be asked for a token: {first_line(error)}") from None
         except google.auth.exceptions.GoogleAuthError as error:
             raise DocumentsError(
-                f"{self._url}: this machine has no credentials of Google's ({_line(error)}); "
+                f"{self._url}: this machine has no credentials of Google's ({first_line(error)}); "
                 "`gcloud auth application-default login`"
             ) from None
 
 
-def _message(body: bytes) -> str:
+# --- requests to Cloud Storage ----------------------------------------------------------------------------------------
+
+
+UNANSWERED = (OSError, http.client.HTTPException)
+"""What `answer_of` raises where there is no answer."""
+
+
+def storage_server() -> str:
+    """Return the URL of Cloud Storage, or of what stands for it."""
+    stand_in = os.environ.get(STAND_IN)
+    return (GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}").rstrip("/")
+
+
+def answer_of(request: urllib.request.Request, limit_s: float) -> tuple[int, bytes, Any]:
+    """Return status, body and headers, also of a refusal. Raises UNANSWERED."""
+    # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
+    handlers = [urllib.request.ProxyHandler({})] if os.environ.get(STAND_IN) else []
     try:
-        return _line(json.loads(body)["error"]["message"])
+        with urllib.request.build_opener(*handlers).open(request, timeout=limit_s) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(), error.headers
+
+
+def network_error(error: Exception) -> str:
+    """Return why there was no answer, in the words of the system."""
+    cause = getattr(error, "reason", error)
+    return getattr(cause, "strerror", None) or first_line(cause)
+
+
+def refusal_message(body: bytes) -> str:
+    """Return what Google says in a refusal, or what somebody in between says."""
+    try:
+        return first_line(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return _line(body.decode(errors="replace"))
+        return first_line(body.decode(errors="replace"))
 
 
-def _line(message: object) -> str:
+def first_line(message: object) -> str:
+    """Return the beginning of a message, or what there is to say where it is empty."""
     lines = str(message).strip().splitlines()
-    return lines[0][:300] if lines else type(message).__name__
+    if lines:
+        return lines[0][:300]
+    return type(message).__name__ if isinstance(message, Exception) else "no reason is given"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,16 +75,6 @@ class UpRequest:
     slices: int = 1
     queue: str = ""
     provisioning: Provisioning = "queued"
-
-    def options(self) -> list[str]:
-        """The daemon's options."""
-        options = ["--hosts", str(self.hosts), "--kind", self.kind, "--slices", str(self.slices)]
-        return [
-            *options,
-            *(["--keeper"] if self.keeper else []),
-            *(["--queue", self.queue] if self.queue else []),
-            *(["--provisioning", self.provisioning] if self.provisioning != "queued" else []),
-        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,15 +192,15 @@ def up(folder: Path, request: UpRequest, say: Say, *, owner: int | None = None) 
                 f"a rehearsal is up already ({folder}); `fab rehearsal status` shows it, `fab rehearsal down` ends it"
             )
         clear(folder, say)
-        owned = [] if owner is None else ["--owner", str(owner)]
-        return _started(folder, [*request.options(), *owned], say)
+        return _started(folder, request, owner, say)
 
 
-def _started(folder: Path, options: Sequence[str], say: Say) -> State:
+def _started(folder: Path, request: UpRequest, owner: int | None, say: Say) -> State:
     folder.mkdir(mode=0o700, parents=True)
+    arguments = [str(folder), json.dumps(dataclasses.asdict(request)), *([str(owner)] if owner else [])]
     with (folder / LOG).open("wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.daemon.daemon", str(folder), *options],
+            [sys.executable, "-m", "rehearsal.daemon.daemon", *arguments],
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.DEVNULL,
             stdout=log,

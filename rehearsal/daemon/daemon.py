@@ -1,14 +1,14 @@
 """The daemon: holds a rehearsal up, records its state in a file, and answers at a socket.
 
-    python -m rehearsal.daemon.daemon FOLDER --hosts 2     `fab rehearsal up` starts it in the background
+    python -m rehearsal.daemon.daemon FOLDER REQUEST [OWNER]     `fab rehearsal up` starts it in the background
 
 The process opens a rehearsal, answers at its socket, and takes all down when it is told to, or after a day.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -18,19 +18,19 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from contracts.aliases import Say
 from rehearsal import state
 from rehearsal.daemon import rehearsal_stack
-from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, Provisioning, UpRequest
+from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, UpRequest
 from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultRequest
 from rehearsal.daemon.host_rehearsal import HostRehearsal, Setup
 from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.host_image import DEVICE, PYTHON, USER, HostKind, require_base
+from rehearsal.machines.host_image import DEVICE, PYTHON, USER, require_base
 from rehearsal.state import RehearsalError, State
 from tools import pulumi_cli
 
@@ -240,34 +240,15 @@ def _end_with(process_id: int, done: threading.Event) -> None:
             done.set()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m rehearsal.daemon.daemon", description="The rehearsal's daemon."
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--kind", choices=get_args(HostKind), default="plain", help="of the hosts")
-    parser.add_argument("--keeper", action="store_true", help="with a gateway that starts the keeper")
-    parser.add_argument("--slices", type=int, default=1, help="of a cluster, of as many hosts each")
-    parser.add_argument("--queue", default="", help="of a cluster: a queue of Kueue")
-    parser.add_argument("--provisioning", choices=get_args(Provisioning), default="queued")
-    parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
-    options = parser.parse_args()
+def main(folder: str, request: str, owner: str = "") -> int:
+    """request: of `up`, as JSON. owner: the id of the process with which the rehearsal ends; empty: none."""
     os.umask(0o077)
     try:
-        request = UpRequest(
-            hosts=options.hosts,
-            kind=options.kind,
-            keeper=options.keeper,
-            slices=options.slices,
-            queue=options.queue,
-            provisioning=options.provisioning,
-        )
-        return serve(options.folder.absolute(), request, options.owner)
+        return serve(Path(folder), UpRequest(**json.loads(request)), int(owner) if owner else None)
     except RehearsalError as error:
         say(f"{PROBLEM}{error}")
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

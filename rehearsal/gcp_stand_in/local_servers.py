@@ -13,25 +13,40 @@ ANSWER_LIMIT_S = 10.0
 CONFLICT, NOT_FOUND = 409, 404
 
 
+class RefusalError(Exception):
+    """An answer that is no success."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"googleapi: Error {code}: {message}")
+        self.code = code
+
+
+def ask(method: str, url: str, data: bytes | None, limit_s: float) -> bytes:
+    """The answer. Raises RefusalError; OSError where there is none."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, data=data, method=method, headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=limit_s) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RefusalError(error.code, error_message(error.read())) from None
+
+
 def send(method: str, url: str, data: bytes | None, *, server: str, patience_s: float = 0.0) -> bytes:
     """The answer; nothing where the server has the thing already, or no such thing. server: its name in messages.
     patience_s: for how long one that does not answer is asked again.
 
     Raises WorldError."""
-    request = urllib.request.Request(
-        url, data=data, method=method, headers={"content-type": "application/json"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            with opener.open(request, timeout=ANSWER_LIMIT_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == (CONFLICT if method == "POST" else NOT_FOUND):
-                    return b""
-                raise WorldError(f"googleapi: Error {error.code}: {error_message(error.read())}") from None
+            return ask(method, url, data, ANSWER_LIMIT_S)
+        except RefusalError as refusal:
+            if refusal.code == (CONFLICT if method == "POST" else NOT_FOUND):
+                return b""
+            raise WorldError(str(refusal)) from None
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise WorldError(f"the {server} {url} does not answer: {error}") from None

@@ -8,14 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.gcp_stand_in.local_servers import error_message
+from rehearsal.gcp_stand_in.local_servers import RefusalError, ask
 from rehearsal.gcp_stand_in.stand_in_world import WorldError
 
 POLL_S = 0.05
@@ -41,14 +39,6 @@ REPORTED_FIELDS = (
 )
 
 
-class TpuApiError(Exception):
-    """An answer of the API that is no success."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(f"googleapi: Error {code}: {message}")
-        self.code = code
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuVms:
     """endpoint: as in gcp:tpuV2CustomEndpoint, with its version, such as http://127.0.0.1:8470/v2/."""
@@ -62,7 +52,7 @@ class TpuVms:
         path = f"{parent}/nodes?nodeId={urllib.parse.quote(node_id)}"
         try:
             operation = self._insist("POST", path, deadline, body(inputs))
-        except TpuApiError as refusal:
+        except RefusalError as refusal:
             raise WorldError(f"Error creating Vm: {refusal}") from None
         self._wait(operation, deadline, "create")
 
@@ -70,7 +60,7 @@ class TpuVms:
         """The node's outputs; None where there is none."""
         try:
             return outputs(self._insist("GET", own_id, time.monotonic() + REQUEST_LIMIT_S))
-        except TpuApiError as refusal:
+        except RefusalError as refusal:
             if refusal.code == 404:
                 return None
             raise WorldError(f"Error when reading or editing TpuV2Vm: {refusal}") from None
@@ -83,7 +73,7 @@ class TpuVms:
                 f"projects/{project}/locations/-/nodes?pageSize=1000",
                 time.monotonic() + REQUEST_LIMIT_S,
             )
-        except TpuApiError as refusal:
+        except RefusalError as refusal:
             raise WorldError(f"Error when listing nodes: {refusal}") from None
         return list(answer.get("nodes", []))
 
@@ -93,7 +83,7 @@ class TpuVms:
         deadline = time.monotonic() + (limit_s or DEFAULT_LIMIT_S)
         try:
             operation = self._insist("PATCH", f"{own_id}?updateMask={mask}", deadline, body(inputs))
-        except TpuApiError as refusal:
+        except RefusalError as refusal:
             raise WorldError(f"Error updating Vm {own_id!r}: {refusal}") from None
         self._wait(operation, deadline, "update")
 
@@ -102,7 +92,7 @@ class TpuVms:
         deadline = time.monotonic() + (limit_s or DEFAULT_LIMIT_S)
         try:
             operation = self._insist("DELETE", own_id, deadline)
-        except TpuApiError as refusal:
+        except RefusalError as refusal:
             if refusal.code == 404:
                 return
             raise WorldError(f"Error when reading or editing Vm: {refusal}") from None
@@ -117,7 +107,7 @@ class TpuVms:
             time.sleep(POLL_S)
             try:
                 operation = self._insist("GET", operation["name"], deadline)
-            except TpuApiError as refusal:
+            except RefusalError as refusal:
                 raise WorldError(f"Error waiting to {verb} Vm: {refusal}") from None
         if "error" in operation:
             error = operation["error"]
@@ -129,7 +119,7 @@ class TpuVms:
         while True:
             try:
                 return self._send(method, path, content)
-            except TpuApiError as refusal:
+            except RefusalError as refusal:
                 end = deadline + (IN_FLIGHT_S if refusal.code == 429 else 0)
                 if refusal.code not in AGAIN or time.monotonic() + gap_s > end:
                     raise
@@ -137,21 +127,14 @@ class TpuVms:
             gap_s = min(2 * gap_s, LONGEST_GAP_S)
 
     def _send(self, method: str, path: str, content: Json | None) -> Json:
-        request = urllib.request.Request(
-            f"{self.endpoint.rstrip('/')}/{path}",
-            method=method,
-            data=None if content is None else json.dumps(content).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+        data = None if content is None else json.dumps(content).encode()
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S) as answer:
-                reply: Json = json.load(answer)
-                return reply
-        except urllib.error.HTTPError as error:
-            with error:
-                raise TpuApiError(error.code, error_message(error.read())) from None
-        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            answer: Json = json.loads(
+                ask(method, f"{self.endpoint.rstrip('/')}/{path}", data, REQUEST_LIMIT_S)
+            )
+        except OSError as error:
             raise WorldError(f"the Cloud TPU API at {self.endpoint} does not answer: {error}") from None
+        return answer
 
 
 def body(inputs: Mapping[str, Any]) -> Json:
