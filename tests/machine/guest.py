@@ -177,15 +177,6 @@ class Guest:
         self._process.kill()
         self._process.wait(timeout=30)
 
-    def enlarge(self, disk: Disk, size_mib: int) -> None:
-        """As in the cloud: the disk of a running machine grows."""
-        qemu = Channel(self._folder / "qemu", limit_s=30)
-        try:
-            qemu.ask("qmp_capabilities")
-            qemu.ask("block_resize", device=disk.name, size=size_mib << 20)
-        finally:
-            qemu.close()
-
     @contextmanager
     def _agent(self, limit_s: float = BOOT_S) -> Iterator[Channel]:
         """Tries until the agent answers: before and during a boot there is none."""
@@ -256,7 +247,6 @@ def _arguments(image: debian.Image, disks: tuple[Disk, ...], folder: Path) -> li
         *("-device", "virtio-rng-pci", "-device", "virtio-serial-pci"),
         *("-chardev", f"socket,id=agent,path={folder}/agent,server=on,wait=off"),
         *("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"),
-        *("-qmp", f"unix:{folder}/qemu,server=on,wait=off"),
         *("-drive", f"if=none,id=root,format=raw,snapshot=on,cache=unsafe,file={image.disk}"),
         *("-device", "virtio-blk-pci,drive=root"),
     ]
