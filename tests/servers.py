@@ -12,9 +12,13 @@ from typing import Any
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    with socket.create_server((address, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
+    return free_ports(1, address)[0]
+
+
+def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server((address, 0))) for _ in range(count)]
+        return [listening.getsockname()[1] for listening in sockets]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

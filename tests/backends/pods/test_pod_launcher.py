@@ -36,7 +36,8 @@ from launch.launching import run_record
 from launch.request.run_request import Planned, Request, command_from_options, work_out
 from launch.runs import AtWorkError, Run
 from launch.targets import Plan, Target, TargetRequest
-from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
+from rehearsal.kubernetes.control_plane import find_or_build
+from tests.control_plane import LocalControlPlane
 from tests.launch.code.package_index import add_wheel
 
 NAMESPACE = "train"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rehearsal.kubernetes.control_plane import TEST_PROGRAMS, LocalControlPlane, find_or_build
+from rehearsal.kubernetes.control_plane import TEST_PROGRAMS, find_or_build
+from tests.control_plane import LocalControlPlane
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from console.doctor import doctor
 from console.doctor.workstation import Answer, Machine
 from contracts.inventory import Cluster, NodePool, Slice
 from launch.targets import TargetRequest
-from rehearsal.kubernetes.control_plane import LocalControlPlane
 from rehearsal.kubernetes.rehearsal_cluster import on_page
+from tests.control_plane import LocalControlPlane
 from tests.launch.slices import NO_STORAGE, make_inventory, make_slice
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kubernetes.md"

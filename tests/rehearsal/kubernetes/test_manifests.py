@@ -11,8 +11,8 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from backends.pods import manifests
-from rehearsal.kubernetes.control_plane import LocalControlPlane
 from tests.backends.pods.pod_plans import CLUSTER, TABLE
+from tests.control_plane import LocalControlPlane
 
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
