@@ -75,12 +75,8 @@ class Story:
         """Print why the next step comes."""
         self.say(f"\n# {text}")
 
-    def type(self, line: str, *, fails: bool = False) -> float:
-        """Runs a command line as it is shown. → seconds that it took.
-
-        Raises:
-            StoryError: it failed, or did not although it should have.
-        """
+    def type(self, line: str) -> None:
+        """Runs a command line as it is shown. Raises StoryError if it fails."""
         self.say(f"$ {line}")
         began = time.monotonic()
         try:
@@ -91,13 +87,9 @@ class Story:
             raise StoryError(f"`{line}`: there is no such command; `make install` makes it") from None
         except subprocess.TimeoutExpired:
             raise StoryError(f"`{line}` has not ended after {COMMAND_LIMIT_S / 60:.0f} min") from None
-        took_s = time.monotonic() - began
-        self.say(f"  ({took_s:.1f} s)")
-        if (done.returncode != 0) is not fails:
-            raise StoryError(
-                f"`{line}` ended with exit code {done.returncode}, expected {'another' if fails else 0}"
-            )
-        return took_s
+        self.say(f"  ({time.monotonic() - began:.1f} s)")
+        if done.returncode != 0:
+            raise StoryError(f"`{line}` ended with exit code {done.returncode}, expected 0")
 
     def answer(self, line: str) -> str:
         """The output of a command, whether it succeeds or not."""

@@ -146,13 +146,13 @@ LASTING = ("host key", "no SSH key", "OS Login", "is not installed", "is not kno
 """Signs, in an error's reason, that waiting does not help: this machine or the inventory has to change."""
 
 
-def reach(target: Target, tell: Say, *, limit_s: float = REACH_LIMIT_S) -> list[HostError | None]:
+def reach(target: Target, tell: Say) -> list[HostError | None]:
     """Wait until every host lets us in, as a fresh one does after a while; the error of each that does not.
 
     Raises:
         HostsError: none does.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + REACH_LIMIT_S
     errors_by_host: list[HostError | None] = [None] * len(target.hosts)
     waiting = list(range(len(target.hosts)))
     reasons: dict[int, str] = {}

@@ -245,19 +245,15 @@ class SshTransport:
 
 
 def make_transports(
-    inventory: Inventory, one_slice: Slice, indexes: Sequence[int] | None = None, *, ssh: Ssh | None = None
+    inventory: Inventory, one_slice: Slice, indexes: Sequence[int]
 ) -> tuple[SshTransport, ...]:
-    """Return the hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
+    """Return the hosts of a slice at `indexes`. Nothing is connected to yet.
 
     Raises:
         RequestError: a host cannot be reached in the way that the inventory says.
     """
-    connections = ssh or Ssh()
-    accesses = routes(inventory, one_slice)
-    return tuple(
-        SshTransport(accesses[index], connections)
-        for index in (range(len(accesses)) if indexes is None else indexes)
-    )
+    connections, accesses = Ssh(), routes(inventory, one_slice)
+    return tuple(SshTransport(accesses[index], connections) for index in indexes)
 
 
 def at_home(path: str) -> str:

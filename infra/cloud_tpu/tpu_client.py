@@ -108,9 +108,9 @@ class Client:
 
     # --- nodes --------------------------------------------------------------------------------------------------
 
-    def node(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
+    def node(self, name: str) -> Json | None:
         """None: there is no such thing."""
-        return self._get_or_none(f"reading {name}", lambda at: at.nodes.get(name=name), name, patience_s)
+        return self._get_or_none(f"reading {name}", lambda at: at.nodes.get(name=name), name, PATIENCE_S)
 
     def patch_node(self, name: str, mask: str, body: Json) -> Json:
         """The operation."""
