@@ -23,10 +23,10 @@ from contracts.errors import is_rate_limit
 from contracts.files import Piece, beginning
 from infra.documents import (
     UNANSWERED,
-    answer_of,
     first_line,
     network_error,
     refusal_message,
+    send_request,
     storage_server,
 )
 from jobs.runtime.storage.bucket_files import BucketFiles, is_outage
@@ -126,7 +126,7 @@ def _reach(bucket: str, objects: Sequence[str], label: str) -> None:
 
 def _ask(url: str, headers: Mapping[str, str], label: str) -> Answer:
     try:
-        status, body, _ = answer_of(urllib.request.Request(url, headers=dict(headers)), ANSWER_LIMIT_S)
+        status, body, _ = send_request(urllib.request.Request(url, headers=dict(headers)), ANSWER_LIMIT_S)
     except UNANSWERED as error:
         raise HostError(
             host=label,

@@ -434,7 +434,7 @@ class _Bucket:
         request = urllib.request.Request(self._base + path, data=data, method=method, headers=headers)
         for name, value in self._authorization().items():
             request.add_header(name, value)
-        return answer_of(request, ANSWER_LIMIT_S)
+        return send_request(request, ANSWER_LIMIT_S)
 
     def _authorization(self) -> dict[str, str]:
         if self._is_stand_in:
@@ -463,7 +463,7 @@ class _Bucket:
 
 
 UNANSWERED = (OSError, http.client.HTTPException)
-"""What `answer_of` raises where there is no answer."""
+"""What `send_request` raises where there is no answer."""
 
 
 def storage_server() -> str:
@@ -472,7 +472,7 @@ def storage_server() -> str:
     return (GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}").rstrip("/")
 
 
-def answer_of(request: urllib.request.Request, limit_s: float) -> tuple[int, bytes, Any]:
+def send_request(request: urllib.request.Request, limit_s: float) -> tuple[int, bytes, Any]:
     """Return status, body and headers, also of a refusal. Raises UNANSWERED."""
     # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
     handlers = [urllib.request.ProxyHandler({})] if os.environ.get(STAND_IN) else []
