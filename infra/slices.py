@@ -13,13 +13,13 @@ from pulumi_gcp import compute, tpu
 
 from contracts import inventory
 from infra import catalogue, naming, startup
-from infra.cloud_tpu.tpu_request import MODES, SCOPES
 from infra.compute import instances
 from infra.compute_slice import ComputeSlice, ComputeSliceArgs
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
 from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, SliceArgs, input_props
+from infra.slice_apis.slice_api import MODES, SCOPES
 from infra.slice_apis.workers import inventory_hosts
 
 IN_FLIGHT_S = 30

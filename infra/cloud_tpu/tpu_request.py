@@ -15,13 +15,22 @@ from typing import Any, Literal
 
 from contracts.aliases import Json
 from infra import naming
-from infra.slice_apis.slice_api import ACTIVE, LOST, MISSING, Disk, Look, LookKind, Props, Spec
+from infra.slice_apis.slice_api import (
+    ACTIVE,
+    LOST,
+    MISSING,
+    MODES,
+    SCOPES,
+    Disk,
+    Look,
+    LookKind,
+    Props,
+    Spec,
+    changed_pairs,
+)
 
 ApiVersion = Literal["v2", "v2alpha1"]
 
-SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-"""What a host may do is up to its account's roles."""
-MODES = {"read-write": "READ_WRITE", "read-only": "READ_ONLY"}
 TIMING_SLACK_S = 120.0
 # nodes.patch documents only these: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/patch
 EXTERNAL_ADDRESSES = "networkConfig.enableExternalIps"
@@ -260,15 +269,6 @@ def differences(spec: SliceSpec, queued_resource: Json, *, waiting: bool) -> tup
     if waiting and abs(spec.valid_until_s - _valid_until_s(queued_resource)) > TIMING_SLACK_S:
         found_names.append("valid_until_s")
     return tuple(found_names)
-
-
-def changed_pairs(
-    present: Mapping[str, str], ours: Mapping[str, str], before: Sequence[Mapping[str, str]]
-) -> dict[str, str] | None:
-    """Labels or metadata with ours in them, and without those that were ours; None: nothing changes."""
-    dropped = {key for previous in before for key in previous} - set(ours)
-    merged = {key: value for key, value in present.items() if key not in dropped} | dict(ours)
-    return merged if merged != dict(present) else None
 
 
 def patch(spec: SliceSpec, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[str, Json]:

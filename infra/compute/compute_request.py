@@ -17,8 +17,7 @@ from typing import Any
 
 from contracts.aliases import Json
 from infra import naming
-from infra.cloud_tpu.tpu_request import changed_pairs
-from infra.slice_apis.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props, Spec
+from infra.slice_apis.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props, Spec, changed_pairs
 
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
 LATE_S = 60.0

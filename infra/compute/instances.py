@@ -16,9 +16,9 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra import naming
-from infra.cloud_tpu.tpu_request import MODES, SCOPES
 from infra.compute_slice import ComputeSliceArgs
 from infra.queued_resource import input_props
+from infra.slice_apis.slice_api import MODES, SCOPES
 
 NOT_IN_TEMPLATES = frozenset(
     {

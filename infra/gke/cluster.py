@@ -16,10 +16,10 @@ from pulumi_gcp import artifactregistry, compute, container, projects, serviceac
 from contracts import inventory
 from infra import naming
 from infra.bucket_and_images import BUCKET_ROLES, READ_IMAGES, bucket_condition
-from infra.cloud_tpu.tpu_request import SCOPES
 from infra.config import ClusterConfig, Config, SliceConfig
 from infra.gke.node_pools import ATTEMPT, Hooks, Observed, pool_names
 from infra.iam import LONGEST_ACCOUNT_ID
+from infra.slice_apis.slice_api import SCOPES
 
 POD_RANGE, SERVICE_RANGE = "172.20.0.0/14", "172.24.0.0/20"
 """Outside the range of the subnets (`infra.network.OWN_RANGE`), so that a region that joins later meets neither."""

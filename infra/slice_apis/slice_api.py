@@ -23,9 +23,7 @@ LookKind = Literal["waiting", "active", "lost"]
 
 ACTIVE = "ACTIVE"
 MISSING = "MISSING"  # ours: ACTIVE it says, but a node of it is not there
-INCOMPLETE = (
-    "INCOMPLETE"  # ours: a group that Google calls complete with fewer machines than it was asked for
-)
+INCOMPLETE = "INCOMPLETE"  # ours: Google calls a group complete that has fewer machines than it was asked for
 UNREAD = "UNREAD"  # ours: it is there, but its nodes could not be read or changed
 # A state that Google adds tomorrow is none of these and counts as waiting: nothing is deleted for a word we don't know.
 LOST = frozenset(
@@ -34,6 +32,11 @@ LOST = frozenset(
 )
 TAKEN_BACK = frozenset({"SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED"})
 """Of LOST those of a request that was served."""
+
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+"""Of a host's account, which may do what its roles say."""
+MODES = {"read-write": "READ_WRITE", "read-only": "READ_ONLY"}
+"""Of disks, as both APIs write them."""
 
 
 def state_kind(state: object) -> LookKind:
@@ -165,6 +168,15 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     ),
 }
 """By the type of a field: its form, of a value as Pulumi hands it over."""
+
+
+def changed_pairs(
+    present: Mapping[str, str], ours: Mapping[str, str], before: Sequence[Mapping[str, str]]
+) -> dict[str, str] | None:
+    """Labels or metadata with ours in them, and without those that were ours; None: nothing changes."""
+    dropped = {key for previous in before for key in previous} - set(ours)
+    merged = {key: value for key, value in present.items() if key not in dropped} | dict(ours)
+    return merged if merged != dict(present) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
