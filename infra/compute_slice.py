@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import DiffResult, Resource
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from contracts.aliases import Json
 from infra.queued_resource import OUTPUTS, QueuedResourceProvider, SliceArgs, changes_between, input_props
@@ -82,3 +82,32 @@ class ComputeSlice(Resource, module="tpu_stack", name="ComputeSlice"):
 
     def __init__(self, name: str, args: ComputeSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(ComputeSliceProvider(), name, input_props(args) | dict.fromkeys(OUTPUTS), opts)
+
+
+class SliceRemainsProvider(ComputeSliceProvider):
+    """Makes nothing, and deletes what there is of a slice when Pulumi's state no longer has it."""
+
+    def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
+        names = {*_olds, *_news} - {"__provider"}
+        return DiffResult(changes=any(_olds.get(name) != _news.get(name) for name in names))
+
+    def create(self, props: Json) -> CreateResult:
+        return CreateResult(str(props["slice_id"]), props)
+
+    def read(self, id_: str, props: Json) -> ReadResult:
+        return ReadResult(id_, props)
+
+    def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
+        return UpdateResult(_news)
+
+
+class SliceRemains(Resource, module="tpu_stack", name="SliceRemains"):
+    """What a slice may leave that is in no state: an interrupted `pulumi up` has asked for it, or the keeper has made
+    it again after a refresh had dropped it.
+
+    The slice depends on it, so it is deleted after the slice, and also where the state has no slice; and before what
+    a slice is made from, which cannot be deleted while something uses it.
+    """
+
+    def __init__(self, name: str, args: ComputeSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(SliceRemainsProvider(), name, input_props(args), opts)

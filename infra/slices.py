@@ -14,7 +14,7 @@ from pulumi_gcp import compute, tpu
 from contracts import inventory
 from infra import catalogue, naming, startup
 from infra.compute import instances
-from infra.compute_slice import ComputeSlice, ComputeSliceArgs
+from infra.compute_slice import ComputeSlice, ComputeSliceArgs, SliceRemains
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
@@ -108,7 +108,7 @@ class TpuSlice(pulumi.ComponentResource):
             workers = _direct(self._args, owner, self, after)
             outputs = pulumi.Output.all(nodes=[{"workers": workers.workers}], created="")
         else:
-            requested = self._requested(owner, pulumi.ResourceOptions(parent=self, depends_on=after))
+            requested = self._requested(owner, after)
             outputs = pulumi.Output.all(
                 nodes=requested.nodes,
                 created=requested.create_time,
@@ -128,13 +128,16 @@ class TpuSlice(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _requested(
-        self, owner: pulumi.Input[str], opts: pulumi.ResourceOptions
+        self, owner: pulumi.Input[str], after: Sequence[pulumi.Resource]
     ) -> QueuedResource | ComputeSlice:
         """Make what waits for capacity, and keep its inputs."""
         name = self._args.slice_config.name
+        opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         if self._args.slice_config.on_compute:
             compute_args = dataclasses.replace(self._compute_args, owner=owner)
             self.inputs = pulumi.Output.from_input(input_props(compute_args))
+            remains = SliceRemains(name, compute_args, opts)
+            opts = pulumi.ResourceOptions(parent=self, depends_on=[*after, remains])
             return ComputeSlice(name, compute_args, opts)
         queued_args = _asked_for(self._args, owner, self)
         self.inputs = pulumi.Output.from_input(input_props(queued_args))

@@ -426,7 +426,8 @@ def _carry_out(
     if state.pending:
         raise RequestError(
             f"--remove: an update of {stack} is under way or was interrupted, and goes on with what is there; "
-            f"first `pulumi up --stack {stack}`, or `pulumi destroy`, which removes it too"
+            f"first `pulumi up --stack {stack}`, or `pulumi destroy`, which removes it too. After an `up` that has "
+            f"ended well, `pulumi refresh --clear-pending-creates --yes --stack {stack}` forgets the interrupted one"
         )
     failed = False
     for holding in [holding for holding in fresh if holding in zombies]:

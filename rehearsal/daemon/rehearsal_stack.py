@@ -223,6 +223,8 @@ def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
     else:
         for names in (("--refresh", "-r"), ("--yes", "-y"), ("--skip-preview", "-f"), ("--diff",)):
             parser.add_argument(*names, action="store_true")
+        if kind == "refresh":
+            parser.add_argument("--clear-pending-creates", action="store_true")
         parser.add_argument("--target", "-t", action="append")
         parser.add_argument("--replace", action="append")
     given_options = vars(parser.parse_args(list(arguments[2 if is_output else 1 :])))

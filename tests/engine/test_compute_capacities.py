@@ -138,22 +138,30 @@ def test_slices_of_every_capacity_are_previewed_made_kept_changed_lost_made_agai
     assert len(slices(replaced)["four"].hosts) == 8 and not slices(replaced)["one"].ends_at
     assert len([thing for thing in engine.world.things().values() if thing.type == TEMPLATE]) == 2
 
-    # An interrupted `up` leaves a group that no state has. What it was made from cannot be deleted, and it is with it.
-    left_over = a_slice("left", "v6e-16", wait="10m")
+    # An interrupted `up` leaves a group that no state has. The next one without its slice deletes it, with the template
+    # and the policy that it uses, and so does `destroy`.
+    four, left = a_slice("four", "v6e-32"), a_slice("left", "v6e-16", wait="10m")
     api.control.set_capacity(f"{ZONE}:v6e:on-demand", 32)
-    engine.configure(configuration(a_slice("four", "v6e-32"), left_over))
-    killed = engine.begin("up")
-    killed.wait_for("WAITING_FOR_RESOURCES for v6e-16")
-    killed.kill()
-    assert not killed.report().ok
-    engine.end_orphans()
-    engine.cancel()
-    engine.configure(configuration(a_slice("four", "v6e-32")))
-    blocked = engine.up()
-    assert not blocked.ok and "is already being used by" in blocked.text, blocked.text
+    interrupt(engine, four, left)
     assert "tpu-stack-dev-left" in standing(compute)
+    engine.configure(configuration(four))
+    removed = engine.up()
+    assert removed.ok and standing(compute) == {"tpu-stack-dev-four"}, removed.text
+    assert len([thing for thing in engine.world.things().values() if thing.type == TEMPLATE]) == 1
+    interrupt(engine, four, left)
 
     destroyed = engine.destroy()
     assert destroyed.ok, destroyed.text
     assert standing(compute) == set() and engine.resources() == [] and engine.world.things() == {}
     assert compute.alive() == {"groups": {}, "instances": {}}
+
+
+def interrupt(engine: Engine, *slices: dict[str, Any]) -> None:
+    """Kill an `up` while the last of these slices waits for capacity."""
+    engine.configure(configuration(*slices))
+    killed = engine.begin("up")
+    killed.wait_for(f"WAITING_FOR_RESOURCES for {slices[-1]['accelerator']}")
+    killed.kill()
+    assert not killed.report().ok
+    engine.end_orphans()
+    engine.cancel()

@@ -72,6 +72,7 @@ def test_only_its_user_may_open_the_socket_hears_every_line_and_a_refusal_and_a_
         ("up --yes --replace urn:a --replace urn:b", "up", {"replace": ["urn:a", "urn:b"]}),
         ("destroy --skip-preview", "destroy", {}),
         ("refresh -y", "refresh", {}),
+        ("refresh -y --clear-pending-creates", "refresh", {"clear_pending_creates": True}),
         ("preview --diff", "preview", {"diff": True}),  # needs no yes
         ("stack output --json -s rehearsal", "output", {"json": True, "name": None}),
         ("stack output inventory", "output", {"json": False, "name": "inventory"}),
@@ -82,6 +83,7 @@ def test_only_its_user_may_open_the_socket_hears_every_line_and_a_refusal_and_a_
         ("stack output --json --stack dev", "no stack named 'dev' found", None),
         ("up --yes --parallel 4", "--parallel", None),
         ("destroy --yes --replace urn:a", "--replace", None),
+        ("up --yes --clear-pending-creates", "--clear-pending-creates", None),
     ],
 )
 def test_what_is_typed_behind_pulumi_is_an_operation_for_the_command_line_or_refused(
