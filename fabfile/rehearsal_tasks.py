@@ -68,19 +68,16 @@ class Rehearsal:
 @task("fab rehearsal up --hosts 2", "fab rehearsal kill --host 1")
 def rehearsal(args: Rehearsal) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
-    from rehearsal.daemon.cli import Typed, carry_out
+    from rehearsal.daemon.cli import carry_out
+    from rehearsal.daemon.fault_commands import FaultRequest
     from rehearsal.state import RehearsalError
 
-    typed = Typed(
-        action=args.action,
-        request=args.up(),
-        host=args.host,
-        amount=args.amount,
-        zone=args.zone,
-        for_good=args.for_good,
-    )
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    fault = FaultRequest(host=args.host, amount=args.amount, zone=args.zone, for_good=args.for_good)
     try:
-        carry_out(typed, os.environ, lambda line: print(line, flush=True))
+        carry_out(args.action, os.environ, say, request=args.up(), fault=fault)
     except RehearsalError as error:
         raise RequestError(str(error)) from None
     return DONE

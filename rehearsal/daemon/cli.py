@@ -77,40 +77,28 @@ class UpRequest:
     provisioning: Provisioning = "queued"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Typed:
-    """request: of `up`. amount: of a fault."""
-
-    action: str
-    request: UpRequest = UpRequest()
-    host: str = ""
-    zone: str = ""
-    amount: float | None = None
-    for_good: bool = False
-
-
-def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
-    """Raises RehearsalError."""
+def carry_out(
+    action: str, environ: Mapping[str, str], say: Say, *, request: UpRequest, fault: FaultRequest
+) -> None:
+    """request: of `up`. fault: what a fault takes. Raises RehearsalError."""
     folder = state.rehearsal_folder(environ)
-    if typed.action == "up":
+    if action == "up":
         owner = environ.get(OWNER_VARIABLE)
-        owned = int(owner) if owner else None
-        up(folder, typed.request, say, owner=owned)
-        say(READY_WORDS[typed.request.kind])
-    elif typed.action == "down":
+        up(folder, request, say, owner=int(owner) if owner else None)
+        say(READY_WORDS[request.kind])
+    elif action == "down":
         say(
             "the rehearsal is down" if down(folder, say) else "no rehearsal is up, and nothing of one is left"
         )
-    elif typed.action in LISTINGS:
-        for line in LISTINGS[typed.action](folder):
+    elif action in LISTINGS:
+        for line in LISTINGS[action](folder):
             say(line)
-    elif typed.action in COMMANDS or state.is_alive(folder):  # which knows whether it can do so
-        fault = FaultRequest(host=typed.host, zone=typed.zone, amount=typed.amount, for_good=typed.for_good)
+    elif action in COMMANDS or state.is_alive(folder):  # which knows whether it can do so
         socket_path = state.require(folder).socket
-        say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(fault)})))
+        say(str(ask(socket_path, "act", {"name": action, "asked": dataclasses.asdict(fault)})))
     else:
         raise RehearsalError(
-            f'"{typed.action}" is nothing that a rehearsal can do; choose one of '
+            f'"{action}" is nothing that a rehearsal can do; choose one of '
             + ", ".join(dict.fromkeys(["up", "down", *LISTINGS, *COMMANDS, *_cluster_commands()]))
         )
 

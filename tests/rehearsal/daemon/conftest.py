@@ -18,6 +18,7 @@ from contracts.inventory import RECORDED, from_json
 from launch.inventories import with_kept
 from rehearsal import state
 from rehearsal.daemon import cli
+from rehearsal.daemon.fault_commands import FaultRequest
 from rehearsal.machines import docker_engine, guardian
 from tools import stand_in_base
 
@@ -93,9 +94,8 @@ class Person:
     def act(self, action: str, host: str = "", *, zone: str = "", amount: float | None = None) -> str:
         """What `fab rehearsal` says."""
         lines: list[str] = []
-        cli.carry_out(
-            cli.Typed(action=action, host=host, zone=zone, amount=amount), self.environ, lines.append
-        )
+        fault = FaultRequest(host=host, zone=zone, amount=amount)
+        cli.carry_out(action, self.environ, lines.append, request=cli.UpRequest(), fault=fault)
         return "\n".join(lines)
 
     def left(self) -> list[str]:
