@@ -119,16 +119,19 @@ def _api(index: int, slice_config: SliceConfig) -> Iterator[Finding]:
     path, generation = slice_path(index, "provisioning"), slice_config.accelerator.generation
     if slice_config.api_reason:
         api = "Compute Engine" if slice_config.on_compute else "the Cloud TPU API"
-        others = "queued" if slice_config.on_compute and generation.offered else "compute"
-        choice = f"; provisioning: {others} takes the other API (docs/apis.md)" if generation.offered else ""
+        # What goes to Compute Engine by itself the other API does not have.
+        choice = (
+            "" if slice_config.on_compute else "; provisioning: compute takes the other API (docs/apis.md)"
+        )
         yield note(path, f'not set: {api} serves "{slice_config.name}", as {slice_config.api_reason}{choice}')
     if slice_config.on_compute and generation.compute and slice_config.capacity != "reserved":
         is_standard = slice_config.capacity == "on-demand"
         quota = generation.compute.quota if is_standard else generation.compute.spot_quota
         regions = " or ".join(slice_config.regions)
+        chips = f"{slice_config.chips} {'chip' if slice_config.chips == 1 else 'chips'}"
         yield note(
             path,
-            f'"{slice_config.name}" needs {slice_config.chips} chips of a quota of Compute Engine in {regions}, not of '
+            f'"{slice_config.name}" needs {chips} of a quota of Compute Engine in {regions}, not of '
             f"the Cloud TPU API's{f': {quota}' if quota else ''}",
         )
     if (

@@ -64,12 +64,15 @@ def test_where_the_choice_is_open_the_preview_says_which_api_serves_a_slice_and_
     choices = [each for each in messages(config, "provisioning") if each[1].startswith("not set: ")]
     assert len(choices) == (why is not None)
     assert all(severity == "note" and why is not None and why in said for severity, said in choices)
+    is_choice = provisioning == "queued"  # the other API could not serve what Compute Engine takes by itself
+    assert all(("takes the other API" in said) is is_choice for _, said in choices)
 
 
 @pytest.mark.parametrize(
     ("accelerator", "keys", "quota"),
     [
         ("v6e-16", {"count": 2}, "needs 32 chips: TPUS-PER-TPU-FAMILY-per-project-region (tpu_family CT6E)"),
+        ("v6e-1", {"capacity": "spot"}, "needs 1 chip: PREEMPTIBLE-TPU-V6E-per-project-region"),
         ("v6e-16", FLEX, "needs 16 chips: PREEMPTIBLE-TPU-V6E-per-project-region"),
         ("v5p-8", {"capacity": "spot"}, "PREEMPTIBLE-TPU-V5P-per-project-region"),
         ("tpu7x-8", {"zone": "us-central1-c", "capacity": "spot"}, "needs 4 chips"),

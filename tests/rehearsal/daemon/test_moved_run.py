@@ -49,6 +49,10 @@ def losses(person: Person, run: str, place: Path) -> dict[int, float]:
     return read_losses(place)
 
 
+def eval_loss(person: Person, run: str) -> float:
+    return float(json.loads(person.object(f"{RUNS}/{run}/result.json") or b"")["eval_loss"])
+
+
 def test_a_run_of_a_queued_slice_goes_on_on_a_compute_slice_with_the_same_losses(
     both: Person, tmp_path: Path
 ) -> None:
@@ -89,3 +93,4 @@ def test_a_run_of_a_queued_slice_goes_on_on_a_compute_slice_with_the_same_losses
     assert b"resumed after step " in log
     right = losses(both, undisturbed, tmp_path / "undisturbed.jsonl")
     assert max(right) == STEPS and losses(both, run, tmp_path / "moved.jsonl") == right
+    assert eval_loss(both, run) == eval_loss(both, undisturbed)
