@@ -319,7 +319,7 @@ class Engine:
         self.own_settings: dict[str, Any] = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
         self.own_settings["config"]["gcp:tpuV2CustomEndpoint"] = f"{tpu_url}/v2/"
         self.own_settings["config"]["gcp:computeCustomEndpoint"] = f"{tpu_url}/compute/v1/"
-        self._write({})
+        self.configure({})
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -339,15 +339,12 @@ class Engine:
 
     def configure(self, values: Mapping[str, object]) -> None:
         """The stack's whole configuration from now on, keys with their namespace, values as in YAML."""
-        self._write(values)
+        settings = {**self.own_settings, "config": {**values, **self.own_settings["config"]}}
+        self.settings_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
 
     def adopt(self, settings: bytes) -> None:
         """The stack's settings file from now on, to the byte; without `own_settings` it has no cloud to ask."""
         self.settings_file.write_bytes(settings)
-
-    def _write(self, values: Mapping[str, object]) -> None:
-        settings = {**self.own_settings, "config": {**values, **self.own_settings["config"]}}
-        self.settings_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
 
     # --- operations -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from contracts.durations import spoken
 from infra.cloud_tpu import tpu_request
 from infra.cloud_tpu.tpu_request import SliceSpec
 from infra.slice_apis import workers
-from infra.slice_apis.retry import Backoff, CloudTpuError
+from infra.slice_apis.retry import CHANGE_LIMIT_S, Backoff, CloudTpuError
 from infra.slice_apis.slice_api import ACTIVE, Look, Props, Removable
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from infra.slice_apis.google_api import Listing
 
 PATIENCE_S = 300.0
-PATCH_LIMIT_S = 300.0
 PATCH_AGAIN_S = 10.0
 
 
@@ -173,10 +172,10 @@ class QueuedResources:
         return tpu_request.look(look.resource, {node["name"].rpartition("/")[2]: node for node in fresh})
 
     def _patch(self, name: str, mask: str, body: Json) -> None:
-        until = self.backoff.now() + PATCH_LIMIT_S
+        until = self.backoff.now() + CHANGE_LIMIT_S
         while True:
             try:
-                self._until_done(self._client.patch_node(name, mask, body), PATCH_LIMIT_S)
+                self._until_done(self._client.patch_node(name, mask, body))
                 return
             except CloudTpuError as error:
                 # A node under maintenance, or one that another change is under way on, takes it a little later.
@@ -186,26 +185,16 @@ class QueuedResources:
                 self.backoff.say(f"{name.rpartition('/')[2]}: {error}; tried again for {left}")
             self.backoff.pause(PATCH_AGAIN_S)
 
-    def _until_done(self, operation: Json, limit_s: float) -> None:
+    def _until_done(self, operation: Json) -> None:
         """Wait for an operation. Raises CloudTpuError if it fails or does not end in time."""
-        until = self.backoff.now() + limit_s
-        current: Json | None = operation
-        while current is not None and not current.get("done"):
-            if self.backoff.now() >= until:
-                raise CloudTpuError(f"{operation['name']}: it has not ended within {spoken(limit_s)}")
-            self.backoff.pause(2.0)
-            current = self._client.operation(operation["name"])
-        if current is not None and "error" in current:
-            raise CloudTpuError(f"{operation['name']}: {current['error'].get('message', 'it has failed')}")
+        ended = self.backoff.until_done(
+            operation, self._client.operation, lambda current: bool(current.get("done"))
+        )
+        if ended is not None and "error" in ended:
+            raise CloudTpuError(f"{operation['name']}: {ended['error'].get('message', 'it has failed')}")
 
     def workers(self, spec: SliceSpec, look: Look, *, limit_s: float) -> list[Json]:
-        nodes = _in_order(spec, look)
-        if not limit_s:
-            return [workers.output(node, workers.read(self._client, node)) for node in nodes]
-        worker_lists = workers.awaited(self._client, self.backoff, nodes, limit_s)
-        return [
-            workers.output(node, node_workers) for node, node_workers in zip(nodes, worker_lists, strict=True)
-        ]
+        return workers.outputs(self._client, self.backoff, _in_order(spec, look), limit_s)
 
     def more_outputs(self, spec: SliceSpec, look: Look) -> dict[str, Any]:
         return {"ends_at": tpu_request.ends_at(spec, _in_order(spec, look) if look.kind == "active" else [])}

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from contracts.aliases import Json
-from contracts.durations import spoken
 from infra import naming
 from infra.compute import compute_request
 from infra.compute.compute_request import GroupSpec
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from infra.compute.compute_client import ComputeClient
 
 PATIENCE_S = 300.0
-CHANGE_LIMIT_S = 300.0
 NAMESPACES = (workers.HOST_KEYS, workers.OWN)
 
 
@@ -241,14 +239,12 @@ class ComputeGroups:
 
     def _until_done(self, spec: GroupSpec, operation: Json) -> None:
         """Wait for an operation. Raises CloudTpuError if it fails or does not end in time."""
-        until = self.backoff.now() + CHANGE_LIMIT_S
-        current: Json | None = operation
-        while current is not None and current.get("status") != "DONE":
-            if self.backoff.now() >= until:
-                raise CloudTpuError(f"{operation['name']}: it has not ended within {spoken(CHANGE_LIMIT_S)}")
-            self.backoff.pause(2.0)
-            current = self._client.operation(spec.project, spec.zone, str(operation["name"]))
-        if error := _error(current):
+        ended = self.backoff.until_done(
+            operation,
+            lambda name: self._client.operation(spec.project, spec.zone, name),
+            lambda current: current.get("status") == "DONE",
+        )
+        if error := _error(ended):
             raise CloudTpuError(f"{operation['name']}: {error}")
 
     def workers(self, spec: GroupSpec, look: Look, *, limit_s: float) -> list[Json]:
@@ -267,12 +263,7 @@ class ComputeGroups:
             for name, machines in instances.items()
         ]
         published = _Published(client=self._client, spec=spec, instances=instances)
-        if not limit_s:
-            return [workers.output(node, workers.read(published, node)) for node in nodes]
-        worker_lists = workers.awaited(published, self.backoff, nodes, limit_s)
-        return [
-            workers.output(node, node_workers) for node, node_workers in zip(nodes, worker_lists, strict=True)
-        ]
+        return workers.outputs(published, self.backoff, nodes, limit_s)
 
     def more_outputs(self, spec: GroupSpec, look: Look) -> Json:  # noqa: ARG002
         return {"ends_at": compute_request.ends_at(look.resource)}

@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable
 
 from contracts.aliases import Json
+from contracts.durations import spoken
 
 LONGEST_RETRY_S = 30.0
+CHANGE_LIMIT_S = 300.0
+"""For a change of what runs."""
 
 # "… limit 'Requests per minute' …" passes by itself; "Quota limit 'TPUV5s…PerZone…' has been exceeded" does not.
 _PER_TIME = re.compile(
@@ -235,6 +238,22 @@ class Backoff:
         """Before anything is changed at Google: a killed `pulumi up` must not delete what the next one adopts."""
         if not self.is_awaited():
             raise AbandonedError("nobody waits for this any more: Pulumi has ended")
+
+    def until_done(
+        self, operation: Json, read: Callable[[str], Json | None], is_done: Callable[[Json], bool]
+    ) -> Json | None:
+        """Wait for an operation; return it as it has ended, None where Google does not show it any more.
+
+        read: by its name. Raises CloudTpuError after CHANGE_LIMIT_S.
+        """
+        name, until = str(operation["name"]), self.now() + CHANGE_LIMIT_S
+        current: Json | None = operation
+        while current is not None and not is_done(current):
+            if self.now() >= until:
+                raise CloudTpuError(f"{name}: it has not ended within {spoken(CHANGE_LIMIT_S)}")
+            self.pause(2.0)
+            current = read(name)
+        return current
 
     def retry_pause_s(self, failures: int) -> float:
         """Before the next try: doubling from 1 s, half of it by chance so that many slices do not come back at once."""

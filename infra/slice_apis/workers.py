@@ -113,6 +113,14 @@ def awaited(client: Attributes, backoff: Backoff, nodes: Sequence[Json], limit_s
     return worker_lists
 
 
+def outputs(client: Attributes, backoff: Backoff, nodes: Sequence[Json], limit_s: float) -> list[Json]:
+    """The nodes with their workers, which are waited for as by `awaited`; 0.0: as they are now."""
+    worker_lists = (
+        awaited(client, backoff, nodes, limit_s) if limit_s else [read(client, node) for node in nodes]
+    )
+    return [output(node, workers) for node, workers in zip(nodes, worker_lists, strict=True)]
+
+
 def output(node: Json, workers: list[Json]) -> Json:
     """A node as a resource's output has it."""
     return {
