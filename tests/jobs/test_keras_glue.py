@@ -21,6 +21,7 @@ from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, STEPS, write_folder, write_rows
 from tests.jobs.groups import environment_of, run_in
+from tests.jobs.resumed import go_back, lines_of
 
 os.environ["KERAS_BACKEND"] = "jax"
 MakeRun = Callable[..., Run]
@@ -57,12 +58,6 @@ def make_config(models: Path, kind: str = "roberta", **options: Any) -> Config:
     )
 
 
-def read_lines(run: Run) -> list[dict[str, Any]]:
-    """What does not depend on the clock."""
-    names = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
-    return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
-
-
 @pytest.mark.parametrize("kind", FIRST_STEPS)
 def test_the_first_steps_have_the_losses_and_gradients_of_torch_glue(
     models: Path, make_run: MakeRun, kind: str
@@ -85,22 +80,12 @@ def test_a_run_goes_on_exactly_from_any_step(models: Path, make_run: MakeRun) ->
     config = make_config(models, steps=10, dropout=0.1, learning_rate=5e-3, **often)
     complete = make_run("whole")
     final = trained(complete, config)
-    undisturbed = read_lines(complete)
+    undisturbed = lines_of(complete)
     for step in (1, 4, 8):
         run = make_run(f"from-{step}")
-        for folder in Path(complete.directory.path("checkpoints")).iterdir():
-            if int(folder.name) <= step:
-                shutil.copytree(folder, Path(run.directory.path("checkpoints"), folder.name))
-        # The evaluation after step 8 is on record already, that after step 4 is not.
-        remaining_lines = [
-            line
-            for line in complete.directory.read_metrics()
-            if line["step"] != step or step == 8 or "loss" in line
-        ]
-        text = "".join(json.dumps(line) + "\n" for line in remaining_lines if line["step"] <= step)
-        run.directory.write_text("metrics.jsonl", text)
+        go_back(complete, run, step, is_evaluated=step == 8)
         again = trained(run, config)
-        assert read_lines(run) == undisturbed, f"resumed after step {step}"
+        assert lines_of(run) == undisturbed, f"resumed after step {step}"
         for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
             assert again[name] == final[name]
 
@@ -112,7 +97,7 @@ def test_without_a_better_score_training_ends_early_and_the_best_model_is_export
     config = dataclasses.replace(config, learning_rate=1e-9)  # nothing changes, so the first is the best
     run = make_run()
     final = trained(run, config)
-    assert [line["step"] for line in read_lines(run) if "eval_score" in line] == [2, 4, 6]
+    assert [line["step"] for line in lines_of(run) if "eval_score" in line] == [2, 4, 6]
     assert (final["steps"], final["best_step"], final["exported_step"]) == (6, 2, 2)
     assert sorted(run.directory.checkpoint_steps()) == [2, 4, 6]
     settings = run.directory.read_json("settings.json") or {}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-import json
 import os
 import shutil
 import struct
@@ -27,6 +26,7 @@ from jobs.tf_images.config import Config
 from jobs.tf_images.input_pipeline import Pictures
 from jobs.tf_images.predict import load
 from jobs.tf_images.train import train
+from tests.jobs.resumed import go_back, lines_of
 
 pytestmark = pytest.mark.usefixtures("group")
 MakeRun = Callable[..., Run]
@@ -78,12 +78,6 @@ def config(place: Path) -> Config:
     )
 
 
-def lines_of(run: Run) -> list[dict[str, Any]]:
-    """What does not depend on the clock."""
-    names = ("step", "loss", "learning_rate", "accuracy", "eval_loss")
-    return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
-
-
 def test_a_run_learns_goes_on_exactly_from_any_checkpoint_and_its_export_answers(
     make_run: MakeRun, config: Config, folder: Path
 ) -> None:
@@ -92,15 +86,10 @@ def test_a_run_learns_goes_on_exactly_from_any_checkpoint_and_its_export_answers
     assert final["accuracy"] > 0.9
     undisturbed = lines_of(whole)
     assert len([line for line in undisturbed if "loss" in line]) == STEPS // 2
-    for step in (4,):
-        run = make_run(f"from-{step}")
-        for saved in Path(whole.directory.url, "checkpoints").iterdir():
-            if int(saved.name) <= step:
-                shutil.copytree(saved, Path(run.directory.url, "checkpoints", saved.name))
-        kept = [line for line in whole.directory.read_metrics() if line["step"] < step or "loss" in line]
-        run.directory.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        assert train(run, config)["eval_loss"] == final["eval_loss"]
-        assert lines_of(run) == undisturbed, step
+    run = make_run("resumed")
+    go_back(whole, run, 4)
+    assert train(run, config)["eval_loss"] == final["eval_loss"]
+    assert lines_of(run) == undisturbed
 
     export = Path(whole.directory.path("export"))
     assert {path.name for path in export.iterdir()} == {

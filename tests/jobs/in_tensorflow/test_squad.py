@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from jobs.tf_squad import data, model, predict, windows
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.train import train
 from tests.jobs.groups import environment_of, free_address, run_in, variables_of
+from tests.jobs.resumed import lines_of
 
 pytestmark = pytest.mark.usefixtures("group")
 MakeRun = Callable[..., Run]
@@ -73,12 +73,6 @@ def config_of(file: str) -> Config:
 @pytest.fixture
 def config(file: str) -> Config:
     return config_of(file)
-
-
-def lines_of(run: Run) -> list[dict[str, Any]]:
-    """What does not depend on the clock."""
-    names = ("step", "loss", "grad_norm", "learning_rate", "f1", "eval_loss")
-    return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
 
 
 @pytest.fixture(scope="module")

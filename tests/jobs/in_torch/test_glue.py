@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ from jobs.torch_glue.predict import load
 from jobs.torch_glue.train import train
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, write_folder, write_rows
 from tests.jobs.glue_folder import STEPS as FEW_STEPS
+from tests.jobs.resumed import go_back, lines_of
 
 pytestmark = pytest.mark.usefixtures("group")
 MakeRun = Callable[..., Run]
@@ -61,32 +61,16 @@ def config(rows: Path) -> Config:
     )
 
 
-def read_lines(run: Run) -> list[dict[str, Any]]:
-    """What does not depend on the clock."""
-    names = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
-    return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
-
-
 def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, tmp_path: Path) -> None:
     complete = make_run("whole")
     final = train(complete, config)
     assert final["accuracy"] > 0.7  # it learns
-    undisturbed = read_lines(complete)
+    undisturbed = lines_of(complete)
     for step in (1, 6, 7, 20, 35, STEPS - 1):  # 7 and 35 are evaluated
         run = make_run(f"from-{step}")
-        for folder in Path(complete.directory.url, "checkpoints").iterdir():
-            if int(folder.name) <= step:
-                shutil.copytree(folder, Path(run.directory.url, "checkpoints", folder.name))
-        # The evaluation after step 35 is on record already, that after step 7 is not.
-        remaining = [
-            line
-            for line in complete.directory.read_metrics()
-            if line["step"] != step or step == 35 or "loss" in line
-        ]
-        text = "".join(json.dumps(line) + "\n" for line in remaining if line["step"] <= step)
-        run.directory.write_text("metrics.jsonl", text)
+        go_back(complete, run, step, is_evaluated=step == 35)
         again = train(run, config)
-        assert read_lines(run) == undisturbed, f"resumed after step {step}"
+        assert lines_of(run) == undisturbed, f"resumed after step {step}"
         for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
             assert again[name] == final[name]
         shutil.rmtree(run.directory.url)
