@@ -75,7 +75,7 @@ def prepare(
     if config.init_from is None:
         folder = cache_dir / "glue" / f"tokenizer-{dataset.fingerprint[:32]}"
         build_once(folder, lambda temporary: train_tokenizer(dataset.train.texts, temporary), say=say)
-        settings = drawn_settings(config, open_tokenizer(folder).get_vocab_size())
+        settings = drawn_settings(config.model, open_tokenizer(folder).get_vocab_size(), config.max_length)
     else:
         folder = open_pretrained(config, config.init_from, cache_dir, say, computes)
         settings = read_settings(folder)
@@ -170,9 +170,9 @@ def fingerprint(folder: Path, *, scratch: bool) -> str:
     return digest.hexdigest()
 
 
-def drawn_settings(options: Options, vocab_size: int) -> dict[str, Any]:
+def drawn_settings(model: str, vocab_size: int, max_length: int) -> dict[str, Any]:
     """The config.json of a RoBERTa of one of SIZES, for a tokenizer that was trained here."""
-    size = SIZES[options.model]
+    size = SIZES[model]
     return {
         "model_type": "roberta",
         "vocab_size": vocab_size,
@@ -184,7 +184,7 @@ def drawn_settings(options: Options, vocab_size: int) -> dict[str, Any]:
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
         "layer_norm_eps": 1e-12,
-        "max_position_embeddings": max(512, options.max_length) + 2,
+        "max_position_embeddings": max(512, max_length) + 2,
         "type_vocab_size": 1,
         # 0.02 is for RoBERTa-base; a narrower model needs more.
         "initializer_range": 0.02 * math.sqrt(SIZES["base"]["width"] / size["width"]),

@@ -24,8 +24,7 @@ from safetensors.numpy import save_file
 
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
-from jobs.glue.options import SIZES
-from jobs.glue.pretrained import open_pretrained
+from jobs.glue.pretrained import drawn_settings, open_pretrained
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
 from jobs.runtime.storage.bucket_files import files_of
 from jobs.runtime.storage.model_folder import CONFIG, TOKENIZER, WEIGHTS
@@ -71,17 +70,8 @@ def prepare(
                 (*(question.question for question in questions), *distinct_texts), Path(temporary)
             )
             tokenizer = open_tokenizer(Path(temporary))
-        size = SIZES[config.model]
-        settings: dict[str, Any] = {
-            "hidden_size": size["width"],
-            "intermediate_size": size["ff_width"],
-            "num_hidden_layers": size["layers"],
-            "num_attention_heads": size["heads"],
-            "vocab_size": tokenizer.get_vocab_size(),
-            "max_position_embeddings": max(512, config.max_length) + 2,
-            # 0.02 is for RoBERTa-base
-            "initializer_range": 0.02 * math.sqrt(SIZES["base"]["width"] / size["width"]),
-        }
+        settings = drawn_settings(config.model, tokenizer.get_vocab_size(), config.max_length)
+        settings["layer_norm_eps"] = DEFAULTS["layer_norm_eps"]
     else:
         folder = open_pretrained(config, config.init_from, cache_dir, say, COMPUTES)
         settings, tokenizer = json.loads((folder / CONFIG).read_bytes()), open_tokenizer(folder)
