@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.errors import RequestError
 from jobs.flax_mlm.model import Layer, Mlm, plainly
-from jobs.runtime.jax.custom_gradients import platform
+from jobs.runtime.jax.custom_gradients import platform, rounded
 
 DATA, FSDP = "data", "fsdp"
 """The grid's axes: groups of devices, and the devices of a group."""
@@ -123,12 +123,12 @@ def collect(tree: Any, tree_specs: Any, sent: jnp.dtype) -> Any:
 def _collected(part: jax.Array, sent: jnp.dtype) -> jax.Array:
     """Of `part` of each device of the group the whole, in its own dtype: a table's gradient is a sum of many small
     numbers, which `sent` may not hold."""
-    collected: jax.Array = jax.lax.all_gather(part.astype(sent), FSDP, tiled=True)
+    collected: jax.Array = jax.lax.all_gather(rounded(part, sent), FSDP, tiled=True)
     return collected.astype(part.dtype)
 
 
 def _collected_backward(sent: jnp.dtype, _residuals: None, gradient: jax.Array) -> tuple[jax.Array]:
-    summed = jax.lax.psum_scatter(gradient.astype(sent), FSDP, tiled=True)
+    summed = jax.lax.psum_scatter(rounded(gradient, sent), FSDP, tiled=True)
     return (summed.astype(gradient.dtype),)
 
 
@@ -140,7 +140,7 @@ def sum_gradients(gradient: Any, gradient_specs: Any, sent: jnp.dtype) -> Any:
     pass between devices."""
     leaves, structure = jax.tree.flatten(gradient)
     leaf_specs = jax.tree.leaves(gradient_specs)
-    narrow = [leaf.astype(sent) if leaf.ndim > 1 else leaf for leaf in leaves]
+    narrow = [rounded(leaf, sent) if leaf.ndim > 1 else leaf for leaf in leaves]
 
     def with_spec(spec: PartitionSpec) -> list[jax.Array]:
         return [leaf for leaf, leaf_spec in zip(narrow, leaf_specs, strict=True) if leaf_spec == spec]

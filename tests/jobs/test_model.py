@@ -372,6 +372,14 @@ def test_the_states_at_some_positions_are_copied_to_the_last_bit(dtype: str, pla
     np.testing.assert_array_equal(np.asarray(copied), expected, err_msg=platform)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_devices_send_is_rounded_as_a_conversion_rounds(dtype: str, platform: str) -> None:
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, 1e-38]
+    values = jnp.asarray([*special, *X.ravel()], jnp.float32)
+    found = np.asarray(custom_gradients.rounded(values, jnp.dtype(dtype)), np.float32)
+    np.testing.assert_array_equal(found, np.asarray(values.astype(dtype), np.float32), err_msg=platform)
+
+
 def test_a_gradient_written_by_hand_is_what_finite_differences_find(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -442,8 +450,9 @@ def test_a_model_and_its_gradients_are_the_same_by_the_operations_of_every_platf
     kernel = attention_kernel.attention
     monkeypatch.setattr(attention_kernel, "attention", lambda *inputs: kernel(*inputs, True))
 
-    def loss_and_gradients(backend: str) -> list[np.ndarray]:
+    def loss_and_gradients(backend: str, kind: str) -> list[np.ndarray]:
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        monkeypatch.setattr(custom_gradients, "device_kind", lambda: kind)
         dims = dimensions(max_positions=length, width=128, dropout=0.1, document_start=0)
         model = Mlm(dims, jnp.dtype(dtype), nnx.Rngs(0))
         graph, params = nnx.split(model)
@@ -458,11 +467,16 @@ def test_a_model_and_its_gradients_are_the_same_by_the_operations_of_every_platf
 
         return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jax.value_and_grad(loss)(params))]
 
-    plain = loss_and_gradients("another")
-    for backend in ("cpu", "tpu"):
-        for found, expected in zip(loss_and_gradients(backend), plain, strict=True):
+    plain = loss_and_gradients("another", "another")
+    for backend, kind in (
+        ("cpu", "cpu"),
+        ("tpu", "TPU v5 lite"),
+        *(("tpu", kind) for kind in custom_gradients.KINDS_BY_COLUMNS),
+        *(("tpu", kind) for kind in custom_gradients.KINDS_THAT_SUM_SHARES),
+    ):
+        for found, expected in zip(loss_and_gradients(backend, kind), plain, strict=True):
             largest = max(np.abs(expected).max(), 1e-3 * max(np.abs(leaf).max() for leaf in plain))
-            np.testing.assert_allclose(found, expected, atol=spread * largest, err_msg=backend)
+            np.testing.assert_allclose(found, expected, atol=spread * largest, err_msg=kind)
 
 
 def test_dropout_keeps_the_mean_and_what_is_dropped_has_no_pattern_within_a_row_nor_between_rows() -> None:

@@ -25,6 +25,10 @@ SUM_COLUMNS = 128
 cycles or more."""
 NEVER = -1e30
 """The logit of what is no token."""
+KINDS_BY_COLUMNS = ("TPU v5",)
+"""A v5p. Its compiler else makes queries, keys and values row by row, and copies each for the products of heads."""
+KINDS_THAT_SUM_SHARES = ("TPU v6 lite",)
+"""A v6e. What a row of shares' gradients has in common it sums in less time than it keeps the results in float32."""
 MOST_NATS = 60.0
 """Sums of exponentials of such numbers are far from what bfloat16 and float32 can hold, 3e38."""
 
@@ -57,6 +61,14 @@ def widened(x: Any) -> jax.Array:
     return jnp.asarray(x, wide_type(x))
 
 
+def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """x in `dtype`, which may be narrower. A conversion alone XLA for TPU estimates at twice the cycles of one that is
+    fused with another operation, which here is the same rounding."""
+    if platform() == "tpu" and dtype == jnp.bfloat16:
+        x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return x.astype(dtype)
+
+
 def linear(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array) -> jax.Array:
     """x W + b over the last axis, in x's dtype."""
     return _add_bias(_product(x, kernel_IO), bias_O)
@@ -71,7 +83,19 @@ def projections(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array, parts: in
     cuts = [slice(part * columns, (part + 1) * columns) for part in range(parts)]
     is_for_kernel = x.shape[-2] >= attention_kernel.LEAST_POSITIONS
     add_bias = _add_bias_of_kernel if is_for_kernel else _add_bias
-    return [add_bias(_product(x, kernel_IO[:, cut]), bias_O[cut]) for cut in cuts]
+    results = [add_bias(_product(x, kernel_IO[:, cut]), bias_O[cut]) for cut in cuts]
+    is_by_columns = device_kind() in KINDS_BY_COLUMNS and not is_for_kernel
+    return [_by_columns(result) for result in results] if is_by_columns else results
+
+
+@jax.custom_vjp
+def _by_columns(x_BSD: jax.Array) -> jax.Array:
+    """x, of which a column's positions lie side by side in memory."""
+    laid_out: jax.Array = with_layout_constraint(x_BSD, Layout((0, 2, 1)))
+    return laid_out
+
+
+_by_columns.defvjp(lambda x_BSD: (_by_columns(x_BSD), None), lambda _, gradient: (gradient,))
 
 
 def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
@@ -326,7 +350,8 @@ def _attention_forward(
     sums_BHM1 = widened(exponentials_BHMS).sum(axis=-1, keepdims=True)
     mixing_BHMS = exponentials_BHMS if kept_BHMS is None else exponentials_BHMS * kept_BHMS
     mixed_BHMK = _wide_product(mixing_BHMS, v_BHSK) / sums_BHM1
-    residuals = q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK, kept_BHMS
+    mixed_or_none = None if device_kind() in KINDS_THAT_SUM_SHARES else mixed_BHMK
+    residuals = q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_or_none, kept_BHMS
     return mixed_BHMK.astype(q_BHMK.dtype), residuals
 
 
@@ -334,10 +359,13 @@ def _attention_backward(residuals: tuple[Any, ...], gradient_BHMK: jax.Array) ->
     q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK, kept_BHMS = residuals
     mixing_BHMS = exponentials_BHMS if kept_BHMS is None else exponentials_BHMS * kept_BHMS
     shared_BHMK = (_computed_once(gradient_BHMK) / sums_BHM1).astype(q_BHMK.dtype)
-    along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_shares_BHMS = _wide_product(shared_BHMK, transposed(v_BHSK))
     if kept_BHMS is not None:
         of_shares_BHMS = of_shares_BHMS * kept_BHMS
+    if mixed_BHMK is None:
+        along_BHM1 = (exponentials_BHMS * of_shares_BHMS).sum(axis=-1, keepdims=True) / sums_BHM1
+    else:
+        along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_scores_BHMS = _computed_once((exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype))
     of_q_BHMK = of_scores_BHMS @ k_BHSK
     of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
