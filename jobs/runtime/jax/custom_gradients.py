@@ -359,13 +359,13 @@ def _attention_backward(residuals: tuple[Any, ...], gradient_BHMK: jax.Array) ->
     q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK, kept_BHMS = residuals
     mixing_BHMS = exponentials_BHMS if kept_BHMS is None else exponentials_BHMS * kept_BHMS
     shared_BHMK = (_computed_once(gradient_BHMK) / sums_BHM1).astype(q_BHMK.dtype)
+    if mixed_BHMK is not None:
+        along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_shares_BHMS = _wide_product(shared_BHMK, transposed(v_BHSK))
     if kept_BHMS is not None:
         of_shares_BHMS = of_shares_BHMS * kept_BHMS
     if mixed_BHMK is None:
         along_BHM1 = (exponentials_BHMS * of_shares_BHMS).sum(axis=-1, keepdims=True) / sums_BHM1
-    else:
-        along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
     of_scores_BHMS = _computed_once((exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype))
     of_q_BHMK = of_scores_BHMS @ k_BHSK
     of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
