@@ -46,7 +46,15 @@ class Job:
         return (CHECKOUT / "jobs" / self.name / "predict.py").exists()
 
     def config_module(self) -> ModuleType:
-        return importlib.import_module(f"jobs.{self.name}.config")
+        """Return jobs/NAME/config.py. Raises RequestError where an option of its Config has no default."""
+        module = importlib.import_module(f"jobs.{self.name}.config")
+        for field in dataclasses.fields(module.Config):
+            if field.default is field.default_factory is dataclasses.MISSING:
+                raise RequestError(
+                    f"jobs/{self.name}/config.py: the option {field.name} has no default; every option has one, and "
+                    "`problems` asks for one that must be given"
+                )
+        return module
 
     def parse(self, arguments: Sequence[str], *, base: Any = None) -> Any:
         """Return the job's Config for command-line words; other options are as in `base`, else the default.

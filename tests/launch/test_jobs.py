@@ -7,8 +7,10 @@ import hashlib
 import io
 import os
 import shutil
+import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -85,6 +87,23 @@ def test_options_are_read_as_they_may_be_typed() -> None:
     assert jobs.find("flax_mlm").parse(typed, base=Config(tokenizer="t.json", remat=True, steps=7)) == Config(
         learning_rate=-1e-3, seed=-5, tokenizer=None, remat=False, data="-x", steps=7
     )
+
+
+def test_an_option_without_a_default_is_told_to_whoever_writes_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Needy:
+        data: str
+        steps: int = 3
+
+    module = ModuleType("jobs.needy.config")
+    monkeypatch.setattr(module, "Config", Needy, raising=False)
+    monkeypatch.setitem(sys.modules, "jobs.needy", ModuleType("jobs.needy"))
+    monkeypatch.setitem(sys.modules, "jobs.needy.config", module)
+    job = jobs.Job(name="needy", summary="", framework="jax", frameworks=("jax",))
+    with pytest.raises(RequestError, match=r"jobs/needy/config\.py: the option data has no default"):
+        job.parse(["--data", "x"])
 
 
 def test_a_jobs_help_names_every_option_and_each_heading_stands_before_its_first_one() -> None:
