@@ -499,6 +499,7 @@ def fetch(url, packed):
     return digest.hexdigest()
 
 folder, *wanted = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
 for url, sha256 in zip(wanted[::2], wanted[1::2]):
     path = os.path.join(folder, sha256)
     packed = path + ".tar.gz"

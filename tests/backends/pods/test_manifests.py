@@ -232,7 +232,6 @@ def test_the_code_is_unpacked_under_its_hash_and_refused_where_it_is_not_that(tm
     bundle = jobs.bundle(jobs.CHECKOUT)
     file, into = tmp_path / "code.tar.gz.base64", tmp_path / "bundles"
     file.write_text(bundle.text)
-    into.mkdir()
 
     def fetch(sha256: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", manifests.FETCH, str(into), f"file://{file}", sha256]
