@@ -332,6 +332,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
                 "name": "code",
                 "image": plan.container.image,
                 "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", *code],
+                "terminationMessagePolicy": "FallbackToLogsOnError",  # its last line says why
                 "env": environment,
                 "resources": {"requests": MIN_REQUESTS},
                 "volumeMounts": mounts,

@@ -108,6 +108,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
             *["gs://b/runs/flax_mlm-20261123-120000-abcd/code.tar.gz.base64", CODE],
         ],
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }  # fmt: skip
     agent = ["python", "-S", "-E", f"/tpu-stack/agent/bundles/{CODE}/host/agent/__main__.py"]
     request = run["env"].pop(1)
