@@ -1,7 +1,5 @@
 """Whether processes have ended, for tests of what must not outlive its time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Ports of this machine, and HTTP servers that take the part of Google's or of another service that is not here."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Every lock, of the checkout's environments and of the images, against what asks for it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `make test-all` runs them. What they print is shown where one fails; `pytest -s tests/test_readme.py` shows it at once.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import re

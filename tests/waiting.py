@@ -1,7 +1,5 @@
 """Waiting for something that comes soon, with a limit."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What differs between backends is data, and a command that has no meaning on one says what to do instead."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

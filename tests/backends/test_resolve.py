@@ -1,7 +1,5 @@
 """What --stack, --slice and --hosts mean, and what is refused before anything is connected to."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import time

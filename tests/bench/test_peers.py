@@ -1,7 +1,5 @@
 """Programs that step in turn: what one is asked and answers, what is said when it does not, and the tables of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Training is stable: some cells of docs/benchmarks.md's table, and what the table says of a cell that is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

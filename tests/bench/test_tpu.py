@@ -1,8 +1,6 @@
 """The estimates of training steps: what counts as grown, what the tables are made of, and that none has grown since it
 was written down."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

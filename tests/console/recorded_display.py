@@ -1,7 +1,5 @@
 """A display that tests look at instead of a terminal."""
 
-from __future__ import annotations
-
 from console.display import Progress
 
 

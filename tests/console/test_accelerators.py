@@ -1,7 +1,5 @@
 """The table of accelerators: what is chosen, at which prices, and what is said of the rest."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

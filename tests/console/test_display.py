@@ -1,7 +1,5 @@
 """A followed run is a bar on a terminal and a line now and then elsewhere; what runs say is shown as it is."""
 
-from __future__ import annotations
-
 import io
 import sys
 import unicodedata

@@ -1,7 +1,5 @@
 """Following a run shows where it is and ends when the run has; one that stopped is resumed where that helps."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

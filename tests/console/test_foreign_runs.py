@@ -1,7 +1,5 @@
 """What others write into runs' directories, or keep from being read there, ends no command and hides no other run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Idle slices: when one was last used, and that commands name it without asking anybody as long as it is not idle."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

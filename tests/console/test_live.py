@@ -1,7 +1,5 @@
 """Stack traces of several ranks are printed once where they are equal."""
 
-from __future__ import annotations
-
 from console import live
 
 PY_SPY = """Thread 10 (idle): "MainThread"

@@ -1,7 +1,5 @@
 """`fab logs` shows every line of every host once, in order, and names hosts that do not answer."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

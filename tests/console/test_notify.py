@@ -1,7 +1,5 @@
 """Word to a person, over real sockets: what each channel gets, and channels that are away, slow, wrong or lying."""
 
-from __future__ import annotations
-
 import json
 import socketserver
 import threading

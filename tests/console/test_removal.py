@@ -1,7 +1,5 @@
 """`fab rm` and `fab prune`: what goes, what stays, and what an interruption leaves. Nothing is trained."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import time

@@ -1,7 +1,5 @@
 """What the commands print of runs that have been, with this machine's own agent asked and nothing started."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

@@ -1,7 +1,5 @@
 """How a run ended, in a person's words and as an exit code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The mirror of a run in a tracker, by MLflow's and W&B's own libraries in their own environments."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

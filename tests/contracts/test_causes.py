@@ -1,7 +1,5 @@
 """What frameworks print before they end is turned into one sentence: what is wrong, where, and what to do."""
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.causes import cause, free_space

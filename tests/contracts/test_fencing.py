@@ -1,7 +1,5 @@
 """Of two attempts only the newer one writes, wherever the run directory lies and whenever the older one wakes up."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

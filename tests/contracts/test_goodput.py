@@ -1,7 +1,5 @@
 """Goodput: a table of attempts and where their time went, and what holds of all records, whoever has written them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Contract 1: what infra writes launch reads back whole, and anything else is refused with its place and its rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """What a rank finds in its environment, by framework and platform; and the host's part of a command as one argument."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

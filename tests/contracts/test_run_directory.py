@@ -1,7 +1,5 @@
 """Files of a run are seen whole or not at all, on a disk and in a bucket alike."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Lines of metrics, heartbeats and results are read as values of one kind, whoever has written them."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

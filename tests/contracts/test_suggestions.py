@@ -1,7 +1,5 @@
 """A suggestion fits what was typed, or there is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from contracts.suggestions import copied_character, suggestion

@@ -1,7 +1,5 @@
 """Google's API of clusters on loopback, as far as infra asks it, over what the gcp provider's stand-in has made."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

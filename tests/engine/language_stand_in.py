@@ -8,8 +8,6 @@ Pulumi.yaml, and packages listed by pip. It makes no environment where there is 
 from its Go module; what it is handed is what its argument parser names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

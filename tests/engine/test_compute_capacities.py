@@ -1,7 +1,5 @@
 """The life of slices that Compute Engine makes: the whole program, the real engine, the simulated Compute Engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The other tests here hand the program to the engine themselves, and would not se
 plugin of dynamic providers, starts in another folder or with another Python than they do. Where Pulumi is installed its
 own host runs the program, and where it was built tests/engine/language_stand_in.py."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import json

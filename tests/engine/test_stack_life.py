@@ -4,8 +4,6 @@ Each test is one stack that goes through all that belongs together. What the pro
 without an engine in tests/infra/cloud_tpu.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`fab` as a person types it, in this process, with a home, runs and a cache of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

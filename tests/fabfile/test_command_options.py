@@ -1,7 +1,5 @@
 """The options of a command: what each value may be, and what is read of a command line."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`fab` as a person types it: the commands in the order they are met, answers at once, mistakes as messages."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The agent as the launching side meets it: a session of one interpreter, JSON in, JSON out, its own root."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

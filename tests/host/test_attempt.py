@@ -3,8 +3,6 @@
 They are as small as they can be: agents with a root each, jobs of a few lines, and a network.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A supervisor whose attempt is superseded ends its process and writes nothing into the run directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Files of a host are read in pieces that fit together, written whole or not at all, and removed without surprises."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

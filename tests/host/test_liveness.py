@@ -1,8 +1,6 @@
 """Liveness between hosts: one order to stop and one host to blame, limits learned from a job's own steps, channels
 that whatever the other side does never hold up this one."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

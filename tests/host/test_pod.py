@@ -1,7 +1,5 @@
 """What a pod makes of what it is told, and the codes that it ends with; pods that run are in tests/runs."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

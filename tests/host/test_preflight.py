@@ -1,7 +1,5 @@
 """A preflight finds everything that would keep a job from starting here, and says what to do about it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

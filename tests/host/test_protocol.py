@@ -1,7 +1,5 @@
 """Requests and sessions: whatever comes in, a line of JSON goes out, and an agent that is missing is brought whole."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A process is started once with what it was promised, is waited for, and is stopped with time for a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A supervisor puts the end of its process on record everywhere, whatever the end was, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A framework that is built in seconds, and the Docker of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Images are built by this machine's BuildKit: tried before they are named, and nothing is left of what failed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

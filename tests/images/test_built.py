@@ -6,8 +6,6 @@ long: gigabytes of wheels. Afterwards only what changed is built. Where no image
 stand-in of tools/stand_in_base.py (TPU_STACK_BASE_IMAGE), which is no official image.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Stand-ins for NVIDIA's libraries: which there are, what is in each, and what they answer."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

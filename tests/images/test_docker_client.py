@@ -1,7 +1,5 @@
 """No Docker, or none that answers: said in words that help."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

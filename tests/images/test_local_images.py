@@ -1,7 +1,5 @@
 """What there is of images, as a person sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Why a registry does not take an image, in words that name the remedy."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What an image is made of, and what it is called by that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The smoke test itself, on a framework that is plain Python: only what is broken in an image fails, and is named."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

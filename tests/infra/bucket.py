@@ -1,7 +1,5 @@
 """A bucket whose server takes the part of Google's, for one test at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Configurations, and everything that the program declares of them, recorded by Pulumi's own mocks."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import dataclasses

@@ -3,8 +3,6 @@
 Against a simulator over HTTP, through Google's own client; the engine is a model of its calls (`Stack`).
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """The catalogue's numbers are those of Google's pages, and whatever is not in it is answered with what is."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """A slice as node pools: what is declared of the cluster, of its pools, and of who may do what in it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

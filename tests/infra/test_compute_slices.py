@@ -1,7 +1,5 @@
 """Slices that Compute Engine makes, as they are declared: templates, placement, what is asked for, the inventory."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

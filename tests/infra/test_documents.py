@@ -1,7 +1,5 @@
 """Documents that several programs change: in a folder, and in a bucket whose server here takes Google's part."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the keeper is given of the cloud, and that without it nothing is declared that is its."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

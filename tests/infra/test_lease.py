@@ -1,7 +1,5 @@
 """One of several programs may change a slice, whatever their clocks say and whoever of them is killed or stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What GKE says of node pools, in words for people, and what they can do."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from importlib import resources

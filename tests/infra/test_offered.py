@@ -1,7 +1,5 @@
 """What Google does not offer is warned of in a preview, what cannot be asked is said once, and neither stops it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

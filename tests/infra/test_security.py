@@ -1,7 +1,5 @@
 """What the internet can reach of a stack: only IAP's tunnels to port 22; and who may do what."""
 
-from __future__ import annotations
-
 import ipaddress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is declared beside doors and privileges: regions, protection, labels, names, disks, options, the tree."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

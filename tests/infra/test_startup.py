@@ -1,7 +1,5 @@
 """Settings in front of the start-up scripts: what goes in comes out, and no script does anything without them."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import subprocess

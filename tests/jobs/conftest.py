@@ -1,7 +1,5 @@
 """What the tests of jobs share: the smallest model that has every part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows and models that torch_glue and keras_glue both learn from, and what the first steps of both come to."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

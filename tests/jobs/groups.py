@@ -1,7 +1,5 @@
 """Runs and groups for tests that compute in another framework's environment: see test_in_environments.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

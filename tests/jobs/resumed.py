@@ -1,7 +1,5 @@
 """A run as whoever resumes it finds it, and what of its metrics does not depend on the clock."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What several tests use: made-up documents and their tokens, and a vocabulary with no tokenizer behind it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The TPU compiler itself compiles a job's step for a slice that is not there. The first test makes the environment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A directory is built once, whole or not at all, and what one host has made others fetch."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """Checkpoints that are not JAX's: which of them are complete, and what is restored."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from pathlib import Path

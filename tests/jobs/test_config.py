@@ -1,7 +1,5 @@
 """What is wrong with a job's options is said before anything starts, all at once and with a remedy."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

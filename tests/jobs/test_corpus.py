@@ -1,7 +1,5 @@
 """What --data may name, what comes out of it, and what is said when it can't be read."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import os

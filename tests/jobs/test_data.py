@@ -1,7 +1,5 @@
 """A corpus is tokenised once, whole or not at all, and what a step reads of it is a function of (seed, step) only."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a file is, its bytes say: files of all kinds under any name give their rows, or are refused by what they are."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import dataclasses

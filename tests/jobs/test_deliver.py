@@ -1,7 +1,5 @@
 """What a host's agent cannot write into a bucket itself, a process of the job's own Python delivers for it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Whatever a superseded process is about to commit, it changes nothing in the run directory, and it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Batches of rows: every row once in an epoch, little padding, the same rows for a step however it is reached."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What a fine-tuning job says of texts: answers of an export, and the held-out rows that the report shows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The labelled rows: from files, from GLUE's own folders, and from Python's standard library."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

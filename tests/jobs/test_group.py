@@ -1,7 +1,5 @@
 """What the processes of a group do together, with a board of notes that goes when the process that keeps it ends."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

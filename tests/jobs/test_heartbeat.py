@@ -1,7 +1,5 @@
 """A heartbeat says that a process lives and, apart from that, that it works."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

@@ -1,7 +1,5 @@
 """The smallest job is what docs/writing-jobs.md shows, and learns."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is read of a program that the TPU compiler has compiled; the texts are short ones in its format."""
 
-from __future__ import annotations
-
 import pytest
 
 from jobs.runtime.jax import hlo

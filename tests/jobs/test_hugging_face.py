@@ -1,7 +1,5 @@
 """An exported model is RoBERTa's own, and a published one is gone on with as it is or refused with the reason."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import runpy

@@ -1,8 +1,6 @@
 """The tests of in_torch/ and in_tensorflow/, run by the interpreters of those frameworks' environments, which this
 one's packages stand behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What jobs in JAX share: devices, compiled programs that are kept, traces, and checkpoints, which are complete or
 absent: one that cannot be read is put aside for the one before it."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """keras_glue: the steps that torch_glue takes, exact resume, and an export that loads in Keras."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

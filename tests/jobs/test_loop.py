@@ -1,7 +1,5 @@
 """The loop that all jobs share: when it evaluates, saves and writes down, and how it is left."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A run that has gone wrong is told by its own numbers, and one that has not is left alone."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What a run measures, how fast it steps, and where its time goes."""
 
-from __future__ import annotations
-
 import json
 import math
 import uuid

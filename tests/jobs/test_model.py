@@ -1,8 +1,6 @@
 """The model is RoBERTa, what it is asked is hidden by BERT's rule, and each of its operations is what its definition
 says: JAX's own and its twin whose gradient is written by hand."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

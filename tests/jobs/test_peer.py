@@ -3,8 +3,6 @@
 PyTorch comes into an environment of its own (`bench.peers`), 5 GiB once a machine; so these tests are slow ones.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model would write in place of a hidden token: by a program of its own, and at the end of a run."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

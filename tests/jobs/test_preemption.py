@@ -1,7 +1,5 @@
 """Where a run that is told to stop is left: nothing that was computed is lost, and no process waits for another."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tokenising in bounded memory killed at any moment and continued: the files are the same."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One process of a job: what it is told, how it ends, and what is written when it does."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import itertools

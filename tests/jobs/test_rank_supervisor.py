@@ -1,7 +1,5 @@
 """One host's part of an own command, with real ranks: what they find, and how each of its ends is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """The report of a run: right for an ordinary run, whole for a damaged one, and safe to open in a browser."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

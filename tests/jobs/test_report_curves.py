@@ -1,7 +1,5 @@
 """metrics.jsonl read on while it grows, and thinned to what a chart can show."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sampler of a host: a process of its own that ends with its parent, and harms nothing whatever it meets."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

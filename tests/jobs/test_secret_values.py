@@ -1,7 +1,5 @@
 """Secrets on a host: where they come from, and that no byte of them is printed."""
 
-from __future__ import annotations
-
 import base64
 import json
 import urllib.parse

@@ -1,7 +1,5 @@
 """The server: batches of the rows that wait, and which requests it refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import http.client

@@ -1,7 +1,5 @@
 """Shards of pictures: the same whoever is interrupted, and what cannot be read is named."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Questions, windows, places and scores of tf_squad, without TensorFlow."""
 
-from __future__ import annotations
-
 import bz2
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A step is a function of the seed, the step and the parameters, however its work is shared out; its gradient is the
 slope of the loss."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The tokenizer is RoBERTa's in everything that others will load, and the same from the same text."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What `fab capacity` shows of the hours in which requests were served or waited in vain."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

@@ -4,8 +4,6 @@ The keeper's world, `backends.vm.ensure`, lifecycle, lease and documents are the
 HTTP; hosts and what runs on them are modelled by `Lab`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import tempfile

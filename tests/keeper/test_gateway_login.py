@@ -1,7 +1,5 @@
 """How the keeper on a gateway logs in: with a metadata server and an OS Login on loopback, by Google's own document."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.resources
 import json

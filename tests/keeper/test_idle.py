@@ -1,8 +1,6 @@
 """The keeper gives idle slices back, and none that anybody may want: on the simulator, with the real lease, lifecycle
 and documents; only what hosts say is made up."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

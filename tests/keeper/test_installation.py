@@ -1,7 +1,5 @@
 """`fab keeper install` as far as it needs no systemd: what is refused, what is sent, and steps that are broken off."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What is kept is shown, taken back and stopped, for all slices of a stack and without its hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """People are told what becomes of a run: also where its hosts and directory are gone, and until they take it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any

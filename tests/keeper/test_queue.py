@@ -1,7 +1,5 @@
 """The queue: what is submitted is what runs, nothing is started twice, a worker that is lost leaves nothing behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

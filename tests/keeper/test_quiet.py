@@ -1,7 +1,5 @@
 """A pass: while all is well it costs little and writes nothing, and what one step cannot do keeps no other from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A kept run goes on with the code that it ran with, whatever this checkout and the command's folder hold by then."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

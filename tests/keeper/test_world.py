@@ -1,7 +1,5 @@
 """What a pass does at Google: against the simulator of the Cloud TPU API, with hosts that are modelled."""
 
-from __future__ import annotations
-
 import datetime
 from concurrent.futures import Future
 from pathlib import Path

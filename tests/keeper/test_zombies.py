@@ -1,7 +1,5 @@
 """`fab zombies`: whose TPUs are, by Pulumi's state and by labels, on the simulator; and that only the stack's go."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A run that never ran, written as its directory tells it, and agents that answer what a test says."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Hosts, slices and inventories of a stack, for tests whose hosts answer as they say."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What the first pod of a run decides before an attempt, on run directories as attempts leave them."""
 
-from __future__ import annotations
-
 import calendar
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hosts and their agents as the launcher sees them."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The inventory of a Pulumi stack, and every way in which there is none."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job is found by its name and its options are read by its own config; what does not fit is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

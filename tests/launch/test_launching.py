@@ -1,7 +1,5 @@
 """A launch: what is refused before a host is asked, and its phases, all or nothing."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

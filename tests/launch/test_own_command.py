@@ -1,7 +1,5 @@
 """A command of the user's own before it runs: what is refused, what of its folder is sent, what the hosts are told."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """What each host is told, compared whole: a key more or less is a change of what runs there."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

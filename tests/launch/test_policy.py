@@ -1,7 +1,5 @@
 """The policy as a table: what is desired and observed, and what is done."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

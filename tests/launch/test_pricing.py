@@ -1,7 +1,5 @@
 """What runs and slices cost: known where every part is, absent where one is not, and never counted twice or as zero."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """What a reconciler decided is carried out only if the object is still the one that it was decided about."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Any sequence of what people, Pulumi, two reconcilers, Google, hosts and a bucket do, in the middle of actions too."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

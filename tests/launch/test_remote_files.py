@@ -1,7 +1,5 @@
 """A bucket that cannot be used is told of soon, by name, with the reason. A server here takes Google's part."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What state a run is in, which run a word means, and what a run is called: from its directory alone."""
 
-from __future__ import annotations
-
 import datetime
 import random
 from pathlib import Path

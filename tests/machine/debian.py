@@ -4,8 +4,6 @@ What the start-up scripts install is not in it but in a repository of its own (/
 and `apt-get install` run for real and without a network.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

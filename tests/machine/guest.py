@@ -3,8 +3,6 @@
 With KVM where this machine has it, else in software. Every wait has a limit, and the process never outlives `Guest`.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

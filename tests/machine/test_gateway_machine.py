@@ -5,8 +5,6 @@ CI, on a machine that has the packages already: it takes about a minute and sees
 others are nightly, on a machine where the script installs them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

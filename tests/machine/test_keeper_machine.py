@@ -3,8 +3,6 @@
 In the keeper's place a program that writes down what it finds; its environment is Debian's Python.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import gzip

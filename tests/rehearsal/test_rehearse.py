@@ -2,8 +2,6 @@
 
 `make rehearse` itself, with real parts, is run by tests/test_readme.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from rehearsal import rehearse

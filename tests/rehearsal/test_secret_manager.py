@@ -1,7 +1,5 @@
 """The simulated Secret Manager gives hosts the secrets of its folder, and tells a launch which ones it lacks."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.error

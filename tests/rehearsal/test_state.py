@@ -1,7 +1,5 @@
 """What a rehearsal tells is for its user only, whole, and only believed while its daemon lives."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The simulated Cloud TPU API, by Google's own client: lists in pages, and what is refused."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.parse

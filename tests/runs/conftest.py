@@ -1,7 +1,5 @@
 """The runs that the tests here share, and a place for each test's own."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

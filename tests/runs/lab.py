@@ -1,7 +1,5 @@
 """Runs of a job, so small that it trains in seconds: launched as users do, watched, and disturbed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

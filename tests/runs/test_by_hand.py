@@ -1,8 +1,6 @@
 """A job that is started without an agent, hosts that a slice numbers otherwise, data that one host prepares for all,
 and the smallest job."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs in containers, in the image that was really built: the same losses as bare, the same ends, and nothing left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs of the jobs in other frameworks and in Keras: killed, preempted and resumed as those of flax_mlm are."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Processes that are killed, and checkpoints that are damaged: the run says so, and goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -1,7 +1,5 @@
 """A run is looked at while it works: its stacks and its profile, and it goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

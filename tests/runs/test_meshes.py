@@ -1,7 +1,5 @@
 """A run goes on with its devices grouped otherwise, and through any number of kills, with the losses it would have."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Runs from Python: the example's cells, one after the other, as a notebook runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

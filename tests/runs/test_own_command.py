@@ -1,8 +1,6 @@
 """Commands of the user's own, launched on two hosts: one that is preempted and resumed, and programs that know nothing
 of this repository."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Pods of a run without a cluster: each in a process namespace of its own, started again as a Job would do it."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

@@ -1,8 +1,6 @@
 """Runs that are told to stop: all processes save after the same step, and the run goes on from there. The launcher may
 go, and there is never more than one group of a run."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """An attempt that was taken for dead and wakes up beside the one that follows it ends, and changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

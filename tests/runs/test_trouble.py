@@ -1,7 +1,5 @@
 """A run whose numbers stay wrong or whose disk is full ends on every host and says why in plain words."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

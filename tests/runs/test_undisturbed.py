@@ -1,7 +1,5 @@
 """A run that nobody disturbs: what it leaves behind, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files on this machine's own disk; its commands are tested in `vm/test_transport.py`, beside those over SSH."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

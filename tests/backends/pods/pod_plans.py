@@ -1,7 +1,5 @@
 """Plans of runs on a cluster, of every kind that there is; for tests of what the cluster is told."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a cluster is told of a run, compared as plain objects."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

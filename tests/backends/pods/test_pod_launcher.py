@@ -3,8 +3,6 @@
 There is no kubelet: where pods have to exist, a test makes them as the Job controller and the kubelet would.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """What a cluster says of a run's pods, as agents would say it; and the run's state that follows."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time

@@ -1,8 +1,6 @@
 """Real SSH servers on loopback, each with its own address, key and home, with no file of the user read or written; and
 a host's side of a deployment, carried out here: the runner under the oldest Python, in a home of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass

@@ -1,7 +1,5 @@
 """How hosts are reached: directly, through the gateway, or through IAP and the first of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from backends.vm.access import Access, routes

@@ -1,7 +1,5 @@
 """Sessions with an agent: brought once, one process for many questions, and no question asked twice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

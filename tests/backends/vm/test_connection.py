@@ -1,7 +1,5 @@
 """Opening a connection: pinned keys, the way there, and every failure with its reason and remedy, within its limit."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

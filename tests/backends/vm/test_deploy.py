@@ -1,7 +1,5 @@
 """`fab deploy`: what each target needs, and that it fits into one command."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """A slice under its lease, and made again: by its specification against the simulator, or by Pulumi."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Who logs in and with which key: nothing is asked for, and what is missing is said at once."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import getpass

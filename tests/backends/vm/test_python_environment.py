@@ -1,7 +1,5 @@
 """The interpreter of jobs: found where it is, made whole or not at all, never taken from under a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a host does with steps: only what is missing, never twice, and never for longer than it may."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`fab serve` on a host that is reached over SSH: a real agent there, and a tunnel that leads to the server."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """`ssh` is given what the launcher knows, and a user's own settings stay as they were but for one line."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass

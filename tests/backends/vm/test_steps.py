@@ -1,7 +1,5 @@
 """The steps themselves, in a real shell: they find what is there, make what is not, and name who holds things up."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What a host can do, over SSH or this machine itself: commands, their input and output, and a port of it here."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """A host key counts after a person has compared it, and never before: with real SSH servers and a stand-in for IAP."""
 
-from __future__ import annotations
-
 import dataclasses
 import getpass
 import io

@@ -1,7 +1,5 @@
 """A step compiled while its slice is waited for goes along with the run, whichever machine starts it."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """`fab fit`: what follows from the compiler's answer, what is tried where a step does not fit, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The dashboard, served on a free port of this machine, and a browser to look at it."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import threading

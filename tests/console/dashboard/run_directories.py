@@ -1,7 +1,5 @@
 """Run directories that no job has made, for the dashboard's tests."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What the dashboard's server answers, to whom, and what it never does."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """What the dashboard makes of a folder of runs, most of which no job of ours has written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

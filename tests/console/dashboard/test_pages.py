@@ -1,7 +1,5 @@
 """The dashboard's pages in a real browser: what they show, by keyboard, on a narrow screen, and from hostile runs."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

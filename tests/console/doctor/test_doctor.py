@@ -1,7 +1,5 @@
 """The visit as a whole: from near to far, on after every failure, short for many hosts, and complete as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

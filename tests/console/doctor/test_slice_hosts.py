@@ -1,7 +1,5 @@
 """The slice and its hosts, as `fab doctor` tells of them: a host at work is not ill, a silent one hides no other."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """This machine and its accounts, as `fab doctor` sees them: every answer is a finding, none a hang or a token."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 from collections.abc import Callable, Mapping, Sequence

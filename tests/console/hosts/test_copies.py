@@ -1,7 +1,5 @@
 """Copies reach every host at once and come from every host apart; what was there before is never half there."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import threading

@@ -1,7 +1,5 @@
 """A user's command runs as it was typed, on every host, and no host's end is hidden."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

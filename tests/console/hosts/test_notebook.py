@@ -1,7 +1,5 @@
 """A notebook server is there for this user alone: its token is on no command line, and nothing of it stays."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

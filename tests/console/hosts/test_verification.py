@@ -1,7 +1,5 @@
 """`fab verify` from start to verdict on this machine: two processes that compute, and nothing left afterwards."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

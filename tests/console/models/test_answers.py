@@ -1,7 +1,5 @@
 """`fab predict`: the export is found where the run has it, and what cannot be asked is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fab export`: what the card says, where the copy goes, and that half of one is not taken for a whole."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path

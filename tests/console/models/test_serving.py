@@ -1,7 +1,5 @@
 """`fab serve`: a server is a run like any other, and the command that it prints asks it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

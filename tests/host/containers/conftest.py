@@ -1,7 +1,5 @@
 """A real Docker engine with a small image and an agent whose jobs run in it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What Docker is told, word for word; and how an end is read from what Docker says."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

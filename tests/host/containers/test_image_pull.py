@@ -1,7 +1,5 @@
 """A pull repeats what can get better and nothing else, makes room for itself, and says what would help."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

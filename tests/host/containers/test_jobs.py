@@ -1,7 +1,5 @@
 """A job in a container starts, is stopped, and ends as a bare one does, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A simulator on a frozen clock with our provider in front of it, and a stack on top."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 Sleeping moves the clock, so nothing takes time."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

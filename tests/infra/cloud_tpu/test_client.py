@@ -1,7 +1,5 @@
 """How the API is spoken to: what is tried again, what is an error at once, by whose credentials; no secret in words."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import logging

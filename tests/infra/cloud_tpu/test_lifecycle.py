@@ -1,7 +1,5 @@
 """A queued resource asked for, waited for, taken over, changed in place, looked at, lost and made again, deleted."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from typing import Any

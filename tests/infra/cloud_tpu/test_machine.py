@@ -1,7 +1,5 @@
 """Any sequence of what users do and of what befalls the cloud: no zombies, nothing that runs lost, others untouched."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Our dynamic providers as Pulumi sees them: state, inputs, the process they run in, and who a stack is."""
 
-from __future__ import annotations
-
 import base64
 import concurrent.futures
 import contextlib

@@ -1,7 +1,5 @@
 """From a spec to bodies of the API, checked against Google's discovery document, and back."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

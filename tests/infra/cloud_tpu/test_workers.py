@@ -1,7 +1,5 @@
 """The workers of a node as an inventory needs them, whoever has made the node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A slice that may be in several zones: in which it comes to be, what is withdrawn, and what an interruption leaves."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulated Compute Engine on a frozen clock, with our provider in front of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A slice on Compute Engine: asked for, waited for, lost and made again, deleted; against the simulator over HTTP."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterator
 from pathlib import Path

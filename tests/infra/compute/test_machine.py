@@ -1,7 +1,5 @@
 """Any sequence of what users do and of what befalls Compute Engine: no zombies, nothing that runs is lost."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The example, Pulumi.yaml and the page of documentation say of the keys what the reader does with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

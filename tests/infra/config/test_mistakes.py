@@ -3,8 +3,6 @@
 `mistakes.txt` has what a user wrote and what is answered, to be read as a table of the rules.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

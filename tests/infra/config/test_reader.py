@@ -1,7 +1,5 @@
 """What a configuration comes to: defaults, what is derived of what, in which forms values arrive, anything at all."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """Configurations to review: one slice in a made network, all in one region, and what differs from that."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The rules over slices that are node pools: what no grant covers, what they cost, what is missing, what is opened."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

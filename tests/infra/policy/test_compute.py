@@ -1,7 +1,5 @@
 """What is said of slices that Compute Engine makes: which API serves them and why, their quota, grant and costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """List prices agree with docs/costs.md, every billable thing has its line, and totals are the sums of their lines."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

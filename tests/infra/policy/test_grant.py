@@ -1,7 +1,5 @@
 """What a grant covers, what it does not, and how that is said."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

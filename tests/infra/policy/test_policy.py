@@ -1,7 +1,5 @@
 """All rules together: the budget, what an allowance changes, and that a review is a function of the configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a configuration reads across regions, may not get, opens to others, or lets be lost, is said or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

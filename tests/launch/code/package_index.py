@@ -1,7 +1,5 @@
 """A package index of a test's own: folders of wheels, which uv reads by a file:// URL."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is sent of a folder: every file as it is, without secrets, and what is left out is named with its reason."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """What a user's own project needs: read from its files, resolved by a real uv against an index of the test's own."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

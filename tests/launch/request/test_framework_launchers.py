@@ -1,7 +1,5 @@
 """Commands that are typed with a framework's own launcher."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

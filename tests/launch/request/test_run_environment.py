@@ -1,7 +1,5 @@
 """The variables that a user gives a run: how they are read, which are refused, and that the ranks get the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A person whose rehearsal is up, and the base image of its hosts."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

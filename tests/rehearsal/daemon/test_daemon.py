@@ -1,7 +1,5 @@
 """The daemon without Docker: its socket, faults that a person causes, and what is typed behind `pulumi`."""
 
-from __future__ import annotations
-
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping

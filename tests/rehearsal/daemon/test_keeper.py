@@ -1,8 +1,6 @@
 """A run that is kept, in a rehearsal, with nobody there: whatever happens, it ends with the losses of an undisturbed
 one or with a reason, there is never more than one slice for it, and nobody else's request is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A run that moves to a slice of another API, in a rehearsal that has both: it goes on with the same losses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Two hosts with Docker stand for most tests, whole again after each. Slow: a start takes some ten seconds, and the first,
 on a new computer, the minutes in which the hosts' image is built."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """One pair of hosts for all tests here, whole again after each; and a run that nobody disturbed."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Two hosts of a slice, each a machine with its own sshd and a device; what runs there, and what is left there."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

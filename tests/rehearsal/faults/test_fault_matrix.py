@@ -4,8 +4,6 @@ Whatever happens, the launcher names the host and the reason, nothing of the run
 is resumed has the losses that it would have had. A few cases run each time, all of them in `make test-nightly`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """An API server, etcd and JobSet's controller for a whole session of tests, as processes of this machine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A person whose rehearsal is a cluster, what an administrator sees of it, and runs that are watched from outside."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """Runs on pods of a real Kubernetes, as a person has them: whatever happens, a run ends with the losses of an
 undisturbed one or with a reason, nothing of it is left, and nothing of anybody else is touched."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

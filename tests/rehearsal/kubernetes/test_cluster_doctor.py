@@ -1,7 +1,5 @@
 """`fab doctor` of a slice in a cluster, on a real API server: an administrator, the role of the docs, no role."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence

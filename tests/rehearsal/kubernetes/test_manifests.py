@@ -1,8 +1,6 @@
 """What is made of a run's plan is what a real API server and JobSet's own webhooks take, with no field that they do not
 know."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

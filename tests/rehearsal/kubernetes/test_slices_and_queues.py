@@ -1,8 +1,6 @@
 """Runs on several slices and in queues, by JobSet's and Kueue's own controllers: what strikes one of them ends with the
 losses of an undisturbed one or with a reason, and nothing of it is left."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

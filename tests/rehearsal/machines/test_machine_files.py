@@ -1,7 +1,5 @@
 """The pure half: networks, sshd's lines, the image's name and what its build needs. Nothing here needs Docker."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Collection
 from pathlib import Path
