@@ -9,7 +9,7 @@ import itertools
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -290,9 +290,15 @@ def concluded(run: Run, state: State, target: Target) -> tuple[Run, State]:
     """Return a run that has ended with its result, and how it ended: what is known of a lost one is a failure."""
     try:
         run = runs.read(run.directory) or run
-        reason = target.backend.conclude(run.run_id) if state == "lost" else None
-        if reason is not None:
-            return finalize(run, "failed", reason), "failed"
+        conclusion = target.backend.conclude(run.run_id) if state not in ("done", "stopped") else None
+        if conclusion is not None and state == "lost":
+            return finalize(run, "failed", conclusion.error, conclusion.exit_code), "failed"
+        if conclusion is not None and conclusion.exit_code is not None:
+            # It would have been started again, so what its result says of the attempt is not how the run ended.
+            before = str((run.current_result() or {}).get("error") or run_directory.ENDED[state])
+            run.directory.remove(run_directory.RESULT)
+            error = f"{conclusion.error}\nbefore that: {before}"
+            return finalize(run, "failed", error, conclusion.exit_code), "failed"
         return (run if state in ("done", "lost") else finalize(run, state, None)), state
     except HostError:  # its hosts are gone, and its directory with them for now
         return run, state
@@ -337,6 +343,7 @@ def follow(run: Run, target: Target, display: Display) -> State:
     failed_s: float | None = None
     unheard_s: float | None = None
     unheard: set[str] = set()
+    delayed: Mapping[int, str] = {}
     unread = ""
     while True:
         fresh, unread = _read(run, display, unread)
@@ -350,6 +357,7 @@ def follow(run: Run, target: Target, display: Display) -> State:
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
             asked_s, look = time.monotonic(), target.backend.status([run]).for_run(run)
             unheard = _tell_unheard(display, look, unheard)
+            delayed = _tell_delays(display, look, delayed)
         now = runs.state_by(run, look)
         if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in look.processes):
             # The hosts end it among themselves, and of a run that hung they save the stacks first.
@@ -405,6 +413,20 @@ def _tell_unheard(display: Display, look: runs.Look, before: set[str]) -> set[st
     for host in sorted(before - now):
         display.note(f"{host} answers again")
     return now
+
+
+def _tell_delays(display: Display, look: runs.Look, before: Mapping[int, str]) -> Mapping[int, str]:
+    """Say why a process has not started yet, once for as long as that stays the reason."""
+    now = {
+        entry["process_id"]: str(entry["reason"])
+        for entry in look.processes
+        if entry["state"] == "starting" and entry.get("reason")
+    }
+    for process, reason in now.items():
+        if before.get(process) != reason:
+            display.note(printable(f"process {process} waits to start: {reason}"))
+    running = {entry["process_id"] for entry in look.processes if entry["state"] == "running"}
+    return {process: reason for process, reason in {**before, **now}.items() if process not in running}
 
 
 def is_ending(look: runs.Look) -> bool:

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from contracts import fencing, run_directory
 from contracts.aliases import Say
 from contracts.durations import spoken
-from contracts.errors import RequestError, Superseded
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST, RequestError, Superseded
 from contracts.inventory import Slice
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.monitoring import metric_definitions
@@ -205,7 +205,7 @@ def _start_and_join(plan: Plan, launcher: Launcher, run: Run, say: Say) -> None:
         stop_all()
         if error.outcome == "failed" and (hint := plans.container_hint(plan.container, target.platform)):
             say(hint)
-        raise LaunchFailed(_finalized(directory, error.outcome, str(error))) from None
+        raise LaunchFailed(_finalized(directory, error.outcome, str(error), error.exit_code)) from None
     except KeyboardInterrupt:
         stop_all()
         ended = _finalized(directory, "stopped", "interrupted")
@@ -215,9 +215,9 @@ def _start_and_join(plan: Plan, launcher: Launcher, run: Run, say: Say) -> None:
         raise
 
 
-def _finalized(directory: RunDirectory, outcome: str, error: str) -> Run:
+def _finalized(directory: RunDirectory, outcome: str, error: str, exit_code: int | None = None) -> Run:
     """Put the end of an attempt on record as that attempt; return the run for whoever goes on with it."""
-    run = finalize(_read(directory), outcome, error)
+    run = finalize(_read(directory), outcome, error, exit_code)
     return dataclasses.replace(run, directory=directory.unfenced())
 
 
@@ -314,12 +314,13 @@ about two seconds. After that the launcher stops what is left."""
 class NotJoined(Exception):
     """Not every process entered the group.
 
-    outcome: what the run's is: failed, or that somebody stopped it meanwhile.
+    outcome: what the run's is: failed, or that somebody stopped it meanwhile. exit_code: where that tells the kind of
+    the failure.
     """
 
-    def __init__(self, message: str, outcome: str = "failed") -> None:
+    def __init__(self, message: str, outcome: str = "failed", exit_code: int | None = None) -> None:
         super().__init__(message)
-        self.outcome = outcome
+        self.outcome, self.exit_code = outcome, exit_code
 
 
 def join(plan: Plan, launcher: Launcher, *, limit_s: float | None = None) -> None:
@@ -341,9 +342,12 @@ def join(plan: Plan, launcher: Launcher, *, limit_s: float | None = None) -> Non
         stopped = [host for host, answer in by_host.items() if answer["state"] == outcome]
         if stopped:
             raise NotJoined(f"{', '.join(stopped)} left before all had joined: told to stop", outcome)
-    reasons = [f"{host}: {_reason(answer)}" for host, answer in by_host.items() if _has_failed(answer)]
-    if reasons:
-        raise NotJoined(f"a process failed before all had joined: {'; '.join(reasons)}")
+    failed = {host: answer for host, answer in by_host.items() if _has_failed(answer)}
+    if failed:
+        reasons = "; ".join(f"{host}: {_reason(answer)}" for host, answer in failed.items())
+        codes = {(answer["beat"] or {}).get("exit_code") for answer in failed.values()}
+        kind = next((code for code in (WRONG_REQUEST, UNAVAILABLE) if code in codes), None)
+        raise NotJoined(f"a process failed before all had joined: {reasons}", exit_code=kind)
     missing = [host for host, answer in by_host.items() if answer["state"] == "starting"]
     if missing:
         raise NotJoined(f"{', '.join(missing)} did not join within {spoken(limit_s)}")
@@ -430,7 +434,7 @@ def run_record(
 
 
 def _attempt_record(plan: Plan, now: datetime.datetime) -> dict[str, Any]:
-    created = plan.target.slice.created
+    created, active_at = plan.target.slice.created, plan.target.slice.active_at
     return {
         "attempt": plan.attempt,
         "started": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -440,6 +444,7 @@ def _attempt_record(plan: Plan, now: datetime.datetime) -> dict[str, Any]:
         "image": plan.container.image if plan.container is not None else None,
         "price": list_price(plan.target.slice),
         **({"slice_created": created} if created else {}),
+        **({"slice_active_at": active_at} if active_at else {}),
         "outcome": None,
     }
 
@@ -469,18 +474,21 @@ def versions() -> dict[str, str]:
     return versions
 
 
-def finalize(run: Run, outcome: str, error: str | None) -> Run:
+def finalize(run: Run, outcome: str, error: str | None, exit_code: int | None = None) -> Run:
     """Write result.json, if the attempt has none, and the report; return the run as it is then.
 
-    A result that the job or an agent wrote is left as it is, readable or not: they were there.
+    A result that the job or an agent wrote is left as it is, readable or not: they were there. exit_code: of the
+    process that failed first, where it is known.
     """
     fresh = runs.read(run.directory) or run
     if fresh.current_result() is None and fresh.unread_result is None:
         step, _ = runs.progress(fresh)
-        fresh.directory.write_json(
-            run_directory.RESULT,
-            run_directory.result(outcome, attempt=fresh.attempt, steps=step, time=time.time(), error=error),
+        kind: dict[str, Any] = {} if exit_code is None else {"exit_code": exit_code}
+        kind |= {"request": True} if exit_code == WRONG_REQUEST else {}
+        result = run_directory.result(
+            outcome, attempt=fresh.attempt, steps=step, time=time.time(), error=error, measured=kind
         )
+        fresh.directory.write_json(run_directory.RESULT, result)
     from jobs.runtime.report.render import read_and_render  # no launch needs it before its end
 
     with contextlib.suppress(OSError):  # a report is worth having, but not worth hiding how the run ended

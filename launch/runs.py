@@ -463,6 +463,15 @@ def _holds(pod: Mapping[str, Any], beat: Mapping[str, Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """Why a run has ended that could not say so itself. exit_code: of a process that could not be started, which tells
+    the kind of the failure; None: all could be, or it is not known."""
+
+    error: str
+    exit_code: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
     """What is said of processes, and the hosts that said nothing. knowing: see contracts.run_directory.state.
 

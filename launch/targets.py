@@ -23,7 +23,7 @@ from launch import runs
 from launch.code.bundles import Bundle
 from launch.hosts import Agent, Answer, Transport, address_and_port
 from launch.pricing import Budget
-from launch.runs import Look, Run, RunsFolder
+from launch.runs import Conclusion, Look, Run, RunsFolder
 
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
@@ -507,7 +507,7 @@ class Backend(Protocol):
         """Remove what the own command of a run has on its hosts; return what could not be removed, and why."""
         ...
 
-    def conclude(self, run_id: str) -> str | None:
+    def conclude(self, run_id: str) -> Conclusion | None:
         """Return why a run that has ended without a word of its own has ended; None: nobody knows."""
         ...
 

@@ -20,6 +20,8 @@ from backends.pods.pods import (
     OURS,
     Object,
     ObservedRun,
+    code_failure,
+    has_begun,
     is_alive,
     job_name,
     label,
@@ -30,10 +32,12 @@ from backends.pods.pods import (
 )
 from contracts import run_directory
 from contracts.durations import spoken
+from contracts.errors import FAILED
 from contracts.files import Files
 from contracts.inventory import Cluster
 from launch.hosts import PROTOCOL_VERSION, HostError, in_thread
 from launch.remote_files import with_time_limit
+from launch.runs import Conclusion
 
 WORKS = ("jobs", "jobsets")
 NO_START_LIMIT_S = 60.0
@@ -62,7 +66,7 @@ class ClusterRuns:
         self.connection = Connection(cluster)
         self._files, self._url = files, url
         self._sessions: dict[str, _Session] = {}
-        self._in_vain_since_s: dict[str, float] = {}
+        self._in_vain_since_s: dict[tuple[str, int], float] = {}
         self._lock = threading.Lock()
 
     def begin[T](self, host: str, limit_s: float, action: Callable[[], T]) -> Future[T]:
@@ -98,13 +102,15 @@ class ClusterRuns:
             raise HostError(host=f"process {index}", reason=reason, remedy="`fab status` says how the run is")
         return pod
 
-    def in_vain_s(self, pod: Object) -> float:
-        """Return for how long a pod has been seen to wait for what does not come by itself."""
-        since_s, uid = self._in_vain_since_s, pod["metadata"]["uid"]
+    def in_vain_s(self, run_id: str, index: int, pod: Object) -> float:
+        """Return since when a process, whose pod waits for what does not come by itself, has been seen to, in this pod
+        and in those before it; 0.0: it does not wait for that now."""
+        since_s, process, now_s = self._in_vain_since_s, (label(run_id), index), time.monotonic()
+        if has_begun(pod):
+            since_s.pop(process, None)
         if waits_in_vain(pod) is None:
-            since_s.pop(uid, None)
             return 0.0
-        return time.monotonic() - since_s.setdefault(uid, time.monotonic())
+        return now_s - since_s.setdefault(process, now_s)
 
     def entries(self, observed: ObservedRun) -> list[dict[str, Any]]:
         """Return each process as an agent's `status` does. Where one waits in vain, the run has come to its end."""
@@ -112,8 +118,8 @@ class ClusterRuns:
         return [{**entry, **ended} for entry in observed.entries()]
 
     def _is_stuck(self, observed: ObservedRun) -> bool:
-        waits_s = max(map(self.in_vain_s, observed.pods.values()), default=0.0)
-        return waits_s > NO_RESTART_LIMIT_S or self._has_missed_its_time(observed)
+        waits_s = [self.in_vain_s(observed.run_id, index, pod) for index, pod in observed.pods.items()]
+        return max(waits_s, default=0.0) > NO_RESTART_LIMIT_S or self._has_missed_its_time(observed)
 
     def _has_missed_its_time(self, observed: ObservedRun) -> bool:
         """Return whether the pods of a run, whose launcher is gone, can begin no attempt any more, and never have."""
@@ -126,7 +132,7 @@ class ClusterRuns:
             return False
         return described is not None and "pod" not in described["attempts"][-1]
 
-    def conclude(self, run_id: str) -> str | None:
+    def conclude(self, run_id: str) -> Conclusion | None:
         """Return what the cluster says of a run that has ended without a word of its own; one that waits in vain is
         removed. None as well where somebody has just begun it anew."""
         now = self.run_in_cluster(run_id)
@@ -141,7 +147,8 @@ class ClusterRuns:
         ]
         if reasons and now.begins_pods and now.work is not None:
             self.remove(run_id, wait_s=REMOVE_LIMIT_S, uid=now.work["metadata"]["uid"])
-        return "; ".join(reasons) or None
+        codes = [code_failure(pod) or FAILED for pod in now.pods.values() if waits_in_vain(pod)]
+        return Conclusion(error="; ".join(reasons), exit_code=max(codes, default=None)) if reasons else None
 
     def session(self, pod: Object) -> _Session:
         with self._lock:
@@ -247,20 +254,21 @@ class ClusterRuns:
     def join(self, process: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """Wait for a process as its agent does, from before its pod has begun. process: as the agent names it."""
         run_id, index = process["run_id"], process["process_id"]
-        until_s, first = time.monotonic() + limit_s, None
+        until_s, last = time.monotonic() + limit_s, None
         while (left_s := until_s - time.monotonic()) > 0:
-            pod = patiently(lambda: self.run_in_cluster(run_id), limit_s=left_s).pods.get(index)
-            first = first or pod
-            if first is not None and (pod is None or pod["metadata"]["uid"] != first["metadata"]["uid"]):
-                raise HostError(
-                    host="", reason=f"its pod was lost: {trouble(first) or 'somebody removed it'}"
-                )
+            pods = patiently(lambda: self.run_in_cluster(run_id), limit_s=left_s).pods
+            pod = pods.get(index)
+            if last is not None and (pod is None or pod["metadata"]["uid"] != last["metadata"]["uid"]):
+                raise HostError(host="", reason=f"its pod was lost: {trouble(last) or 'somebody removed it'}")
+            last = pod
+            if any(map(code_failure, pods.values())):
+                break  # nobody joins without the others
             if pod is not None and not is_alive(pod):
-                if not main_container(pod):
+                if not has_begun(pod):
                     raise HostError(host="", reason=trouble(pod) or "its pod ended before it began")
                 code = (main_container(pod).get("terminated") or {}).get("exitCode")
                 return {"state": "failed" if code else "done", "beat": None, "process": {"state": "exited"}}
-            if pod is not None and self.in_vain_s(pod) > NO_START_LIMIT_S:
+            if pod is not None and self.in_vain_s(run_id, index, pod) > NO_START_LIMIT_S:
                 remedy = "see that the cluster's nodes may pull this image"
                 raise HostError(host="", reason=str(waits_in_vain(pod)), remedy=remedy)
             if pod is None or "running" not in main_container(pod):
@@ -276,6 +284,9 @@ class ClusterRuns:
                     return {"state": beat["state"], "beat": beat, "process": {"state": "running"}}
                 pause_s = BUCKET_POLL_S
             time.sleep(pause_s)
+        if last is not None and (code := code_failure(last)):
+            beat = {"exit_code": code, "message": trouble(last)}
+            return {"state": "failed", "beat": beat, "process": {"state": "exited"}}
         return {"state": "starting", "beat": None, "process": {"state": "starting"}}
 
     def logs(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from backends.pods.pods import (
     AGENT,
     AGENT_ROOT,
     CACHE_DIR,
+    CODE_CONTAINER,
     CONTAINER,
     GRACE_S,
     MANAGED_BY,
@@ -290,20 +291,23 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Manifest:
     nodes, has_several_slices = _nodes(plan), slice_count(plan) > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-    final = {"action": "FailJob", "onExitCodes": _codes(FAILED, WRONG_REQUEST, INTERRUPTED)}
+    final = [
+        {"action": "FailJob", "onExitCodes": _codes(CONTAINER, FAILED, WRONG_REQUEST, INTERRUPTED)},
+        {"action": "FailJob", "onExitCodes": _codes(CODE_CONTAINER, WRONG_REQUEST)},
+    ]
     return {
         "completionMode": "Indexed",
         "completions": nodes,
         "parallelism": nodes,
         "podReplacementPolicy": "Failed",  # two processes of one rank would be two too many
         # In a JobSet every failure has to end the Job, which is started again with the others.
-        "podFailurePolicy": {"rules": [final] if has_several_slices else [disrupted, final]},
+        "podFailurePolicy": {"rules": final if has_several_slices else [disrupted, *final]},
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan, options, name)},
     }
 
 
-def _codes(*codes: int) -> Manifest:
-    return {"containerName": CONTAINER, "operator": "In", "values": sorted(codes)}
+def _codes(container: str, *codes: int) -> Manifest:
+    return {"containerName": container, "operator": "In", "values": sorted(codes)}
 
 
 def _pod(plan: Plan, options: Options, name: str) -> Manifest:
@@ -329,7 +333,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
         "tolerations": _tolerations(plan),
         "initContainers": [
             {
-                "name": "code",
+                "name": CODE_CONTAINER,
                 "image": plan.container.image,
                 "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", *code],
                 "terminationMessagePolicy": "FallbackToLogsOnError",  # its last line says why
@@ -488,7 +492,17 @@ FETCH = """\
 import base64, hashlib, os, sys, tarfile, time
 import fsspec
 
+AWAY, WRONG = 69, 2  # as contracts.errors has them
+
 PIECE = 4 * 2**20  # of base64, whose groups have four letters
+
+def leave(code, message):
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)
+
+def is_refused(error):
+    is_missing = isinstance(error, FileNotFoundError) and error.__cause__ is None
+    return is_missing or isinstance(error, PermissionError) or str(error).startswith("Forbidden")
 
 def fetch(url, packed):
     digest = hashlib.sha256()
@@ -510,15 +524,17 @@ for url, sha256 in zip(wanted[::2], wanted[1::2]):
             break
         except Exception as error:
             print(f"{url}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            if pause_s is None and is_refused(error):
+                leave(WRONG, f"{url}: cannot be read; is it there, and may this service account read the bucket?")
             if pause_s is None:
-                sys.exit(f"{url}: cannot be read; may this service account read the bucket?")
+                leave(AWAY, f"{url}: does not answer now ({type(error).__name__}: {error})")
             time.sleep(pause_s)
     if actual == sha256:
         with tarfile.open(packed, mode="r:gz") as tar:
             tar.extractall(path + ".part", filter="data")
     os.remove(packed)
     if actual != sha256:
-        sys.exit(f"{url}: its sha256 is {actual}; launch the run again")
+        leave(WRONG, f"{url}: its sha256 is {actual}; launch the run again")
     os.rename(path + ".part", path)
 """
 """Puts each bundle, by its URL and hash, under its hash in a folder. Code that could do it is not

@@ -19,7 +19,7 @@ from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
 from launch.hosts import STOP_LIMIT_S, Answer, HostError, wait_for_answer
 from launch.remote_files import Buckets
-from launch.runs import Look, Run
+from launch.runs import Conclusion, Look, Run
 from launch.targets import (
     Capabilities,
     Environments,
@@ -137,7 +137,7 @@ class PodBackend:
     def clear(self, run: Run) -> list[str]:  # noqa: ARG002 - a pod's disk goes with the pod
         return []
 
-    def conclude(self, run_id: str) -> str | None:
+    def conclude(self, run_id: str) -> Conclusion | None:
         return self.runs.conclude(run_id)
 
     def forward(self, run_id: str, index: int, port: int) -> contextlib.AbstractContextManager[int]:

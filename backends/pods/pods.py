@@ -21,7 +21,8 @@ AGENT_ROOT = f"{ROOT}/agent"
 CACHE_DIR = f"{ROOT}/cache"
 AGENT = "host/agent/__main__.py"
 """In the code bundle."""
-CONTAINER = "run"
+CONTAINER, CODE_CONTAINER = "run", "code"
+"""The run's process, and what fetches its code before."""
 LONGEST_NAME = 40
 """Of 63 characters (RFC 1123), less what Job and JobSet add for a pod: "-slice-0-1234-abcde"."""
 LONGEST_LABEL = 63
@@ -173,8 +174,26 @@ def _containers(pod: Object) -> Iterator[Object]:
         yield from pod["status"].get(kind) or ()
 
 
+def has_begun(pod: Object) -> bool:
+    """Return whether the container of the run's process has been started."""
+    return not main_container(pod).keys().isdisjoint(("running", "terminated"))
+
+
+def code_failure(pod: Object) -> int | None:
+    """Return the exit code by which the run's code could not be fetched, as contracts.errors has them; None: it was, or
+    may still be."""
+    for container in pod["status"].get("initContainerStatuses") or ():
+        code = (container["state"].get("terminated") or {}).get("exitCode")
+        if code and container["name"] == CODE_CONTAINER:
+            return int(code)
+    return None
+
+
 def waits_in_vain(pod: Object) -> str | None:
-    """Return why a pod that has a node does not start, where it will not by itself."""
+    """Return why a pod that has a node does not start, where it will not by itself; of one whose code could not be
+    fetched the next may have more luck."""
+    if code_failure(pod):
+        return trouble(pod)
     for container in _containers(pod):
         waiting = container["state"].get("waiting") or {}
         if waiting.get("reason") in NO_START:

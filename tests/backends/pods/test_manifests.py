@@ -17,6 +17,7 @@ from backends.pods.manifests import Options
 from backends.pods.pod_launcher import PodLauncher
 from backends.pods.pods import AGENT, LONGEST_NAME, job_name
 from console import dry_run
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST
 from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
 from launch import jobs
@@ -64,6 +65,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
         {"action": "FailJob", "onExitCodes": for_good},
+        {"action": "FailJob", "onExitCodes": {"containerName": "code", "operator": "In", "values": [2]}},
     ]
     assert job["spec"] == {
         "completionMode": "Indexed", "completions": 1, "parallelism": 1, "podReplacementPolicy": "Failed",
@@ -174,8 +176,7 @@ def test_several_slices_are_a_jobset_that_fails_whole_and_tells_each_its_number(
     assert (replicated["name"], replicated["replicas"]) == ("slice", 2)
     job = replicated["template"]["spec"]
     assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (4, 4, 0)
-    (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
+    assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
     index = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/job-index']"}}}
     first = f"{name}-slice-0-0.{name}"
     assert job["template"]["spec"]["containers"][0]["env"][3:] == [
@@ -230,18 +231,24 @@ def test_names_that_are_no_dns_label_stay_apart_and_short() -> None:
 def test_the_code_is_unpacked_under_its_hash_and_refused_where_it_is_not_that(tmp_path: Path) -> None:
     bundle = jobs.bundle(jobs.CHECKOUT)
     file, into = tmp_path / "code.tar.gz.base64", tmp_path / "bundles"
+    impatient = manifests.FETCH.replace("(1, 2, 4, 8, 16, None)", "(None,)")
+    assert impatient != manifests.FETCH
     file.write_text(bundle.text)
 
-    def fetch(sha256: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", manifests.FETCH, str(into), f"file://{file}", sha256]
+    def fetch(sha256: str, url: str = f"file://{file}") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", impatient, str(into), url, sha256]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert fetch(bundle.sha256).returncode == 0
     assert (into / bundle.sha256 / AGENT).is_file()
     refused = fetch("0" * 64)
-    assert refused.returncode == 1
+    assert refused.returncode == WRONG_REQUEST
     assert f"its sha256 is {bundle.sha256}" in refused.stderr
     assert [path.name for path in into.iterdir()] == [bundle.sha256]
+    missing = fetch(bundle.sha256, f"file://{tmp_path}/code")
+    assert (missing.returncode, "is it there" in missing.stderr) == (WRONG_REQUEST, True)
+    away = fetch(bundle.sha256, "http://127.0.0.1:1/code")
+    assert (away.returncode, "does not answer now" in away.stderr) == (UNAVAILABLE, True)
 
 
 def test_a_dry_run_prints_the_manifests_as_they_would_be_sent() -> None:

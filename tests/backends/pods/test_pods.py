@@ -3,6 +3,7 @@
 import dataclasses
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,27 @@ from backends.pods import api_server, cluster_runs
 from backends.pods.api_server import ApiError
 from backends.pods.cluster_runs import ClusterRuns
 from backends.pods.pod_backend import PodBackend
-from backends.pods.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, ObservedRun, observed_runs, trouble
+from backends.pods.pods import (
+    CODE_CONTAINER,
+    CONTAINER,
+    INDEX,
+    RUN_LABEL,
+    SLICE_INDEX,
+    ObservedRun,
+    observed_runs,
+    trouble,
+)
 from console import follow, overview
 from console.display import Plain
+from console.summary import exit_code
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST
+from contracts.inventory import Host
 from contracts.run_directory import RESULT, RunDirectory
-from launch import runs
+from launch import launching, policy, runs
 from launch.hosts import HostError, in_thread
 from launch.output import terminal
 from launch.runs import Run
-from tests.backends.pods.pod_plans import CLUSTER
+from tests.backends.pods.pod_plans import CLUSTER, TABLE
 from tests.launch.conftest import RUN_ID, STARTED
 from tests.launch.slices import make_target
 
@@ -251,11 +264,38 @@ def test_who_has_no_right_to_jobsets_can_remove_a_run_of_one_slice(monkeypatch: 
     assert refusing.taken == ["jobs/r-1"]
 
 
+def codeless(code: int, *, made: str = AT) -> dict[str, Any]:
+    """A pod whose code could not be fetched."""
+    over = {"exitCode": code, "reason": "Error", "message": "gs://b: a\ngs://b: no code\n"}
+    containers = [{"name": CODE_CONTAINER, "state": {"terminated": over}, "image": "i"}]
+    waiting = {"waiting": {"reason": "PodInitializing"}}
+    return pod(0, "Failed", waiting, made=made, initContainerStatuses=containers)
+
+
+NO_CODE = "its code could not be had: gs://b: no code"
+
+
+@pytest.mark.parametrize("code", [WRONG_REQUEST, UNAVAILABLE, 1])
+def test_a_pod_without_its_code_fails_the_join_of_all_at_once_with_the_kind_of_its_failure(code: int) -> None:
+    cluster = Away([codeless(code)])
+    process = {"run_id": RUN_ID, "attempt": 0}
+    failed = cluster.join({**process, "process_id": 0}, 3600.0)
+    other = cluster.join({**process, "process_id": 1}, 3600.0)
+    assert failed["beat"] == {"exit_code": code, "message": NO_CODE}
+    launcher = type("Launcher", (), {"join": lambda *_, **__: [failed, other]})()
+    plan = TABLE["four hosts"][0]
+    hosts = [Host(**{**vars(plan.target.hosts[0]), "name": name}) for name in ("p-0", "p-1")]
+    plan = dataclasses.replace(plan, target=dataclasses.replace(plan.target, hosts=tuple(hosts)))
+    with pytest.raises(launching.NotJoined, match=f"p-0: {NO_CODE}$") as raised:
+        launching.join(plan, launcher)
+    assert raised.value.exit_code == (code if code != 1 else None)
+
+
 class Stuck(Away):
     """A run whose pod cannot be started again. removed: what was."""
 
-    def __init__(self) -> None:
-        super().__init__([pod(0, "Pending", {"waiting": {"reason": "ErrImagePull", "message": "gone"}})])
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        super().__init__([*pods])
         self.removed: list[str] = []
         self._in_vain_since_s = {}
 
@@ -266,7 +306,8 @@ class Stuck(Away):
 def test_a_run_ends_with_the_reason_where_its_pod_waits_in_vain_for_long(
     write_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, run = Stuck(), write_run()
+    no_image = pod(0, "Pending", {"waiting": {"reason": "ErrImagePull", "message": "gone"}})
+    cluster, run = Stuck(no_image), write_run()
 
     def state() -> str:
         (entry,) = cluster.entries(cluster.run_in_cluster(run.run_id))
@@ -282,6 +323,48 @@ def test_a_run_ends_with_the_reason_where_its_pod_waits_in_vain_for_long(
     ended, now = follow.concluded(run, "lost", target)
     assert (now, (ended.result or {})["error"]) == ("failed", "process 0: ErrImagePull: gone")
     assert cluster.removed == [run.run_id]
+
+
+def test_a_run_whose_pods_cannot_fetch_its_code_again_and_again_ends_as_an_outage(
+    write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("backends.pods.cluster_runs.time.monotonic", lambda: now_s)
+    fetching = pod(0, "Pending", {"waiting": {"reason": "PodInitializing"}}, made="2020-11-20T21:47:00Z")
+    later = codeless(UNAVAILABLE, made="2020-11-20T21:48:00Z")
+    pods = [codeless(UNAVAILABLE), fetching, later, later]
+    cluster, run, states = Stuck(*pods), write_run(), []
+    for now_s in (0.0, 300.0, 1000.0):  # noqa: B007 - it is the clock
+        (entry,) = cluster.entries(cluster.run_in_cluster(run.run_id))
+        states.append(entry["state"])
+    assert states == ["starting", "starting", "exited"]
+    assert entry["reason"] == NO_CODE
+    # The attempt before has told its end, which the cluster would have started again.
+    lost = {"outcome": "failed", "attempt": 0, "exit_code": None, "error": "host 0 was lost"}
+    run.directory.write_json(RESULT, lost)
+    ended, state = follow.concluded(run, "failed", type("Target", (), {"backend": PodBackend(cluster)})())
+    assert cluster.removed == [run.run_id]
+    assert (ended.result or {})["error"] == f"process 0: {NO_CODE}\nbefore that: host 0 was lost"
+    assert policy.failure_cause(state, ended.result) == "outside"
+    assert exit_code(ended, state) == UNAVAILABLE
+
+
+def test_a_run_that_has_been_at_work_since_has_its_whole_time_again() -> None:
+    cluster = Stuck(codeless(UNAVAILABLE))
+    assert cluster.in_vain_s(RUN_ID, 0, codeless(UNAVAILABLE)) >= 0.0
+    cluster._in_vain_since_s[RUN_ID, 0] -= 3600.0
+    assert cluster.in_vain_s(RUN_ID, 0, pod(0, "Running", RUNNING)) == 0.0
+    assert cluster.in_vain_s(RUN_ID, 0, codeless(UNAVAILABLE)) < 60.0
+
+
+def test_why_a_process_does_not_start_is_told_once_until_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"run_id": RUN_ID, "process_id": 0, "state": "starting", "reason": "no code"}
+    shown = Plain(terminal())
+    before: Mapping[int, str] = {}
+    again = {**entry, "reason": None}
+    for looked in (entry, again, entry, {**again, "state": "running"}, entry):
+        before = follow._tell_delays(shown, runs.Look(processes=(looked,), errors=()), before)
+    assert capsys.readouterr().out.count("process 0 waits to start: no code") == 2
 
 
 def test_clusters_of_one_name_have_a_certificate_each(
