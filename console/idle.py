@@ -34,13 +34,13 @@ def used_s(one_slice: Slice, all_runs: Sequence[Run]) -> float | None:
     An active run has renewed its heartbeat within seconds, so the state of runs is not asked for. Of node pools that
     stay it is not known when they were made: 0.0 where there are no runs.
     """
-    made_s = pricing.made_s(one_slice) if one_slice.pool is None else 0.0
-    if made_s is None or not one_slice.is_usable or (one_slice.pool and one_slice.pool.scales_to_zero):
+    active_s = pricing.active_s(one_slice) if one_slice.pool is None else 0.0
+    if active_s is None or not one_slice.is_usable or (one_slice.pool and one_slice.pool.scales_to_zero):
         return None
     run_times = (
         _seen_s(run) for run in all_runs if (run.described.get("slice") or {}).get("name") == one_slice.name
     )
-    return max([made_s, *run_times])
+    return max([active_s, *run_times])
 
 
 def _seen_s(run: Run) -> float:

@@ -242,7 +242,7 @@ def _waiting_ms(before: Mapping[str, Any], record: Mapping[str, Any]) -> int:
         at_s = parse_rfc_3339(created)
         if at_s is None or at_s < ended_s:  # another slice, which may have had other runs meanwhile
             return 0
-        ended_s = at_s
+        ended_s = parse_rfc_3339(record.get("slice_active_at")) or at_s
     return max(0, round(1000 * (parse_time(record["started"]) - ended_s)))
 
 

@@ -77,6 +77,10 @@ def is_made_again(before: str, now: str) -> bool:
     return bool(before and now) and before != now
 
 
+MOMENTS = ("created", "active_at", "ends_at")
+"""Of the fields of a slice: they change when it is made again."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
     """Hosts that train together, in worker order.
@@ -87,6 +91,8 @@ class Slice:
     and the hosts of the first come before those of the second.
     created: when Google made what it is now (RFC 3339), see `is_made_again`; of two entries of a slice it shows the
     newer. "": not known.
+    active_at: when its hosts were there, from which on it costs (RFC 3339): `created` may be long before, as of a
+    request that waited for capacity. "": not known.
     ends_at: when Google takes it back (RFC 3339), of capacity flex-start for one; "": it has no such time.
     granted_chips: how many of its chips a grant covers; None: not known.
     pool: where it is node pools of the inventory's cluster, called NAME, or NAME-0, NAME-1, … with a count.
@@ -104,6 +110,7 @@ class Slice:
     devices_per_host: int
     hosts: tuple[Host, ...]
     created: str = ""
+    active_at: str = ""
     ends_at: str = ""
     zones: tuple[str, ...] = ()
     granted_chips: int | None = None

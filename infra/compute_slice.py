@@ -78,6 +78,7 @@ class ComputeSlice(Resource, module="tpu_stack", name="ComputeSlice"):
     state: pulumi.Output[str]
     nodes: pulumi.Output[list[dict[str, Any]]]
     create_time: pulumi.Output[str]
+    active_at: pulumi.Output[str]
     ends_at: pulumi.Output[str]
 
     def __init__(self, name: str, args: ComputeSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:

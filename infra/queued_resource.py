@@ -27,7 +27,7 @@ from infra.slice_apis.plugin import Provider
 from infra.slice_apis.retry import CloudTpuError
 from infra.slice_apis.slice_api import state_kind
 
-OUTPUTS = ("state", "nodes", "create_time", "ends_at")
+OUTPUTS = ("state", "nodes", "create_time", "active_at", "ends_at")
 
 # What nodes.patch takes, and what no request is needed for.
 IN_PLACE = frozenset(
@@ -219,6 +219,7 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
     state: pulumi.Output[str]
     nodes: pulumi.Output[list[dict[str, Any]]]
     create_time: pulumi.Output[str]
+    active_at: pulumi.Output[str]
     ends_at: pulumi.Output[str]
 
     def __init__(

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pulumi
@@ -112,6 +113,7 @@ class TpuSlice(pulumi.ComponentResource):
             outputs = pulumi.Output.all(
                 nodes=requested.nodes,
                 created=requested.create_time,
+                active_at=requested.active_at,
                 zone=requested.zone,
                 ends_at=requested.ends_at,
             )
@@ -120,9 +122,8 @@ class TpuSlice(pulumi.ComponentResource):
                 slice_config,
                 self.vacant.origin,
                 outputs["nodes"],
-                outputs.get("created") or "",
-                outputs.get("zone"),
-                outputs.get("ends_at") or "",
+                zone=outputs.get("zone"),
+                moments={name: outputs.get(name) or "" for name in inventory.MOMENTS},
             )
         )
         self.register_outputs({})
@@ -375,13 +376,12 @@ def entry(
     slice_config: SliceConfig,
     origin: str,
     nodes: Sequence[Mapping[str, Any]],
-    created: str = "",
     zone: str | None = None,
-    ends_at: str = "",
+    moments: Mapping[str, Any] = MappingProxyType({}),
 ) -> inventory.Slice:
     """The slice as the inventory has it.
 
-    zone: where it is, of one that may be in several. ends_at: when Google takes it back.
+    zone: where it is, of one that may be in several. moments: those of `inventory.MOMENTS` that are known.
     nodes: each with its `workers` in worker order, as `infra.node_workers` describes them; none while it is queued.
     """
     return inventory.Slice(
@@ -395,7 +395,6 @@ def entry(
         count=slice_config.count,
         devices_per_host=slice_config.accelerator.devices_per_host,
         hosts=inventory_hosts(nodes),
-        created=created,
-        ends_at=ends_at,
+        **moments,
         zones=slice_config.zones if slice_config.more_zones else (),
     )

@@ -15,7 +15,16 @@ from typing import Any
 from contracts import atomic
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.inventory import RECORDED, Host, Inventory, InventoryError, Slice, from_json, slices_from_json
+from contracts.inventory import (
+    MOMENTS,
+    RECORDED,
+    Host,
+    Inventory,
+    InventoryError,
+    Slice,
+    from_json,
+    slices_from_json,
+)
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.programs import run_program
@@ -82,7 +91,7 @@ def with_kept(inventory: Inventory, text: bytes | None) -> Inventory:
         theirs = recorded.get(ours.name, ours)
         newer = (_moment(theirs), bool(theirs.hosts)) > (_moment(ours), bool(ours.hosts))
         return (
-            dataclasses.replace(ours, hosts=theirs.hosts, created=theirs.created, zone=theirs.zone)
+            dataclasses.replace(ours, **{name: getattr(theirs, name) for name in ("hosts", "zone", *MOMENTS)})
             if newer
             else ours
         )

@@ -70,17 +70,14 @@ def _attempts(run: Run) -> list[dict[str, Any]]:
     return [{"price": price, **attempt} for attempt in run.described["attempts"]]
 
 
-def made_s(tpu_slice: Slice) -> float | None:
-    """Return when Google made a slice, in Unix seconds; None where the inventory does not say it."""
-    try:
-        return datetime.datetime.fromisoformat(tpu_slice.created).timestamp()
-    except ValueError:
-        return None
+def active_s(tpu_slice: Slice) -> float | None:
+    """Return since when a slice costs, in Unix seconds; None where the inventory does not say it."""
+    return goodput.parse_rfc_3339(tpu_slice.active_at or tpu_slice.created)
 
 
 def slice_cost(tpu_slice: Slice, now_s: float) -> tuple[float, Cost | None] | None:
     """Return the age of a slice in seconds and what it has cost; None if its age is unknown or it has no hosts."""
-    at_s = made_s(tpu_slice)
+    at_s = active_s(tpu_slice)
     if at_s is None or not tpu_slice.hosts:
         return None
     price, length_s = list_price(tpu_slice), max(0.0, now_s - at_s)
@@ -156,26 +153,31 @@ def by_month(
     are neither there nor `deleted` nothing is known after the end of their last run."""
     spans: list[_Span] = []
     held: dict[str, list[_Span]] = {}
+    active_at: dict[str, str] = {}
     for run in listed:
         parts = goodput.attempt_goodputs(run.described, run.result, run.heartbeats)
         for attempt, part in zip(_attempts(run), parts, strict=True):
             if part is not None:
                 at_s = parse_time(attempt["started"]) - part.seconds.get("waiting", 0.0)
                 spans.append(_Span(at_s=at_s, goodput=part, price=attempt["price"], run_id=run.run_id))
-                held.setdefault(str(attempt.get("slice_created") or ""), []).append(spans[-1])
+                created = str(attempt.get("slice_created") or "")
+                held.setdefault(created, []).append(spans[-1])
+                active_at[created] = str(attempt.get("slice_active_at") or "")
     last: dict[str, tuple[float, Any]] = {
         tpu_slice.created: (now_s, list_price(tpu_slice))
         for tpu_slice in slices
         if tpu_slice.hosts and tpu_slice.is_usable
     }
+    active_at |= {tpu_slice.created: tpu_slice.active_at for tpu_slice in slices if tpu_slice.active_at}
+    active_at |= {gone.created: gone.active_at for gone in deleted if gone.active_at}
     for gone in deleted:
         if (deleted_s := goodput.parse_rfc_3339(gone.deleted)) is not None:
             spans_of_it = held.get(gone.created)
             price = spans_of_it[-1].price if spans_of_it else listed_price(dataclasses.asdict(gone))
             last[gone.created] = (deleted_s, price)
     for created in {*held, *last}:
-        if (created_s := goodput.parse_rfc_3339(created)) is not None:
-            spans += _unused(created_s, held.get(created, []), last.get(created))
+        if (active_s := goodput.parse_rfc_3339(active_at.get(created) or created)) is not None:
+            spans += _unused(active_s, held.get(created, []), last.get(created))
     months: dict[str, list[_Span]] = {}
     for span in spans:
         months.setdefault(span.month, []).append(span)
@@ -197,13 +199,13 @@ def _month(month: str, spans: Sequence[_Span]) -> Month:
     )
 
 
-def _unused(created_s: float, held: Sequence[_Span], last: tuple[float, Any] | None) -> Iterator[_Span]:
+def _unused(active_s: float, held: Sequence[_Span], last: tuple[float, Any] | None) -> Iterator[_Span]:
     """The time of one slice that no run held, divided at the ends of months. last: until when it was there, and its
     price; None: that is not known."""
     price = last[1] if last is not None else held[-1].price
     ends = [*((span.at_s, span.at_s + span.goodput.total_s) for span in held)]
     ends += [(last[0], last[0])] if last is not None else []
-    free_s = created_s
+    free_s = active_s
     for begin_s, end_s in sorted(ends):
         while free_s < begin_s:
             first = datetime.datetime.fromtimestamp(free_s, datetime.UTC).replace(

@@ -126,6 +126,7 @@ def entry(recorded: Slice, outputs: Mapping[str, Any]) -> Slice | None:
         recorded,
         hosts=inventory_hosts(nodes),
         created=str(outputs.get("create_time") or ""),
+        active_at=str(outputs.get("active_at") or ""),
         ends_at=str(outputs.get("ends_at") or ""),
         zone=str(outputs.get("zone") or recorded.zone),
     )

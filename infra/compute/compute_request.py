@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from contracts.aliases import Json
@@ -187,14 +187,13 @@ def gathered(spec: GroupSpec, things: Sequence[Json]) -> Json | None:
             part["instances"].append(thing)
     if not parts and not others:
         return None
-    moments = [
-        thing["creationTimestamp"]
-        for part in parts.values()
-        for thing in (part["group"], *part["instances"])
-        if thing is not None and thing.get("creationTimestamp")
-    ]
-    oldest = min(moments, key=datetime.datetime.fromisoformat, default="")
+    oldest = _oldest(thing for part in parts.values() for thing in (part["group"], *part["instances"]))
     return {"name": spec.name, "parts": parts, "others": others, "failed": {}, "createTime": oldest}
+
+
+def _oldest(things: Iterable[Json | None]) -> str:
+    moments = (thing.get("creationTimestamp") for thing in things if thing is not None)
+    return min(filter(None, moments), key=datetime.datetime.fromisoformat, default="")
 
 
 def instance_changes(spec: GroupSpec, instance: Json, before: Sequence[Props]) -> dict[str, Json]:
@@ -290,7 +289,7 @@ def look(spec: GroupSpec, resource: Json, now: datetime.datetime) -> Look:
         name, (kind, state, reason) = order[0]
         reason = f"{name} {reason}" if reason else ""
     nodes = {
-        name: {**part, "name": name}
+        name: {**part, "name": name, "createTime": _oldest(part["instances"])}
         for name, part in resource["parts"].items()
         if name in spec.part_names and part["instances"]
     }

@@ -17,7 +17,9 @@ MOST = 2000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeletedSlice:
-    """created, deleted: RFC 3339, by Google's clock. accelerator_type: "" where a topology was asked for."""
+    """created, active_at, deleted: RFC 3339, by Google's clock. active_at: since when it cost; "": not known.
+
+    accelerator_type: "" where a topology was asked for."""
 
     created: str
     deleted: str
@@ -25,6 +27,7 @@ class DeletedSlice:
     count: int
     zone: str
     capacity: str
+    active_at: str = ""
 
 
 def remember(documents: Documents, record: DeletedSlice) -> None:
@@ -43,12 +46,10 @@ def read(documents: Documents) -> list[DeletedSlice]:
 
 
 def _parsed(value: Any, url: str) -> list[DeletedSlice]:
+    names = {field.name for field in dataclasses.fields(DeletedSlice)}
     try:
-        return [
-            DeletedSlice(**{field.name: each[field.name] for field in dataclasses.fields(DeletedSlice)})
-            for each in value or []
-        ]
-    except (TypeError, LookupError):
+        return [DeletedSlice(**{name: each[name] for name in names & each.keys()}) for each in value or []]
+    except (TypeError, LookupError, AttributeError):
         raise ContentError(
             f"{url}/{NAME} is not a record of deleted slices; remove it, and it begins anew"
         ) from None

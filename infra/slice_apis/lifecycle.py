@@ -232,6 +232,9 @@ class Lifecycle[S: Spec]:
             return
         record = deleted_slices.DeletedSlice(
             created=created,
+            active_at=look.active_at
+            or (props.get("active_at") if props.get("create_time") == created else "")
+            or "",
             deleted=self._api.now().isoformat(),
             accelerator_type=props.get("accelerator_type") or "",
             count=int(props.get("count") or props.get("node_count") or 1),
@@ -357,6 +360,7 @@ class Lifecycle[S: Spec]:
             "state": look.state,
             "nodes": list(nodes),
             "create_time": look.resource.get("createTime", ""),
+            "active_at": look.active_at,
             **self._api.more_outputs(spec, look),
         }
 

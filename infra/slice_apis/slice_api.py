@@ -59,6 +59,13 @@ class Look:
     nodes: Mapping[str, Json]
     may_be_running: bool = False
 
+    @property
+    def active_at(self) -> str:
+        """When the first of its nodes was created, which Google does when there is capacity, RFC 3339; "": none is
+        there."""
+        moments = (node.get("createTime") for node in self.nodes.values())
+        return min(filter(None, moments), key=datetime.datetime.fromisoformat, default="")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Disk:

@@ -53,7 +53,8 @@ def latest(found: list[dict[str, Any]], **result: Any) -> Goodput | None:
         "step": timing.get("step", 0),
         "timing": timing,
     }
-    plain = {name: last[name] for name in ("attempt", "started", "slice_created")}
+    names = ("attempt", "started", "slice_created", "slice_active_at")
+    plain = {name: last[name] for name in names if name in last}
     return run_goodput({"attempts": [*earlier, plain]}, result, [beat, {"rank": 1}])
 
 
@@ -88,6 +89,15 @@ STORIES: dict[str, tuple[list[dict[str, Any]], dict[str, float]]] = {
             attempt(1, "04:00", parts={"compute": 10.0}, from_step=9, step=10, outcome="done", slice_created=AGAIN),
         ],
         {"productive": 100.0, "waiting": 60.0},
+    ),
+    # It was asked for at 12:03, and there at 12:03:30.
+    "another slice, which waited for capacity": (
+        [
+            attempt(0, "00:00", parts={"compute": 90.0}, from_step=0, step=9, outcome="preempted"),
+            attempt(1, "04:00", parts={"compute": 10.0}, from_step=9, step=10, outcome="done", slice_created=AGAIN,
+                    slice_active_at="2026-11-20T12:03:30Z"),
+        ],
+        {"productive": 100.0, "waiting": 30.0},
     ),
     # A slice that was there before may have had other runs meanwhile; a run that somebody stopped waits for nothing.
     "an older slice": (

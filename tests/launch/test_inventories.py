@@ -64,7 +64,12 @@ def test_of_two_entries_of_a_slice_the_newer_counts_and_of_equally_old_ones_that
         text = slices_to_json([dataclasses.replace(ours, zone="kept", **changes)])
         return inventories.with_kept(whole, text.encode()).slices[0]
 
-    assert kept(created="2026-11-20T10:00:01Z").zone == "kept"
+    changes: dict[str, Any] = {
+        "created": "2026-11-20T10:00:01Z",
+        "active_at": "2026-11-20T11:00:00Z",
+        "ends_at": "2026-11-21T11:00:00Z",
+    }
+    assert kept(**changes) == dataclasses.replace(ours, zone="kept", **changes)
     assert kept(created="2026-11-20T10:00:00Z") == ours, "`pulumi up` has made it anew since"
     assert kept() == ours
     waiting = dataclasses.replace(ours, hosts=())

@@ -240,3 +240,15 @@ def test_the_time_of_slices_is_divided_by_month_with_what_no_run_held(write_run:
     assert october.goodput.seconds["idle"] == 10800.0 + 3600.0
     assert september.goodput.seconds == {"idle": 2 * 3600.0} and not september.is_cost_complete
     assert september.cost is not None and september.cost.usd == pytest.approx(HOUR)
+
+    # A wait for capacity costs nothing: of a slice that is there, that is gone, and whose last attempt alone tells it.
+    later = dataclasses.replace(slices[0], active_at="2026-11-20T10:30:00.25Z")
+    (november, *_) = pricing.by_month(runs, [later], (), NOON_S + 3600.0)
+    assert november.goodput.seconds["idle"] == 3600.0 + 2 * 3600.0 - 0.25 - 1800.0
+    (september,) = pricing.by_month([], [], [change(created="2026-09-01T00:00:00Z", deleted="2026-09-03T00:00:00Z",
+                                                    active_at="2026-09-02T00:00:00Z")], NOON_S)  # fmt: skip
+    assert september.goodput.seconds == {"idle": 86400.0}
+    told = {**late, "slice_active_at": "2026-11-01T00:30:00Z"}
+    told_run = dataclasses.replace(late_run, described={**late_run.described, "attempts": [told]})
+    (november,) = pricing.by_month([told_run], [], (), NOON_S)
+    assert november.goodput.seconds["idle"] == 1800.0

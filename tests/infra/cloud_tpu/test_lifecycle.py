@@ -49,6 +49,8 @@ def test_a_stock_out_is_waited_out_for_wait_s_and_then_by_the_next_up(sold_out: 
     assert is_active(stack)
     assert len(stack.state["nodes"][0]["workers"]) == 4
     assert sold_out.history().count("ACCEPTED") == 1  # it has kept its place
+    moments = [datetime.datetime.fromisoformat(stack.state[name]) for name in ("create_time", "active_at")]
+    assert moments[1] - moments[0] >= datetime.timedelta(hours=1), "the wait is no part of what costs"
 
 
 def preempted_at_once(cloud: Cloud) -> None:

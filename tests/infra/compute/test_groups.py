@@ -110,6 +110,10 @@ def test_the_end_of_a_slice_that_runs_is_recorded_but_not_that_of_a_request_or_o
     stack.destroy()
     assert deleted_slices.read(Documents(str(tmp_path))) == [], "nobody knows when Google took it back"
 
+    lab.control.set_capacity(SPOT[A], 0)
+    stack.up(**config, wait_s=600)
+    assert stack.state["active_at"] == "", "what waits costs nothing"
+    lab.control.set_capacity(SPOT[A], 32)
     stack.up(**config)
     created = stack.state["create_time"]
     lab.control.advance(3600.0)
@@ -117,8 +121,9 @@ def test_the_end_of_a_slice_that_runs_is_recorded_but_not_that_of_a_request_or_o
     (record,) = deleted_slices.read(Documents(str(tmp_path)))
     kind = (record.accelerator_type, record.count, record.zone, record.capacity)
     assert (record.created, kind) == (created, ("v6e-16", 2, A, "spot"))
-    lasted = datetime.datetime.fromisoformat(record.deleted) - datetime.datetime.fromisoformat(record.created)
-    assert 3600 <= lasted.total_seconds() < 4200
+    moments = map(datetime.datetime.fromisoformat, (record.created, record.active_at, record.deleted))
+    asked, active, deleted = (moment.timestamp() for moment in moments)
+    assert active - asked >= 600 and 3600 <= deleted - active < 4200
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
