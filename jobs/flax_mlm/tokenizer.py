@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
+from jobs.runtime.storage.model_folder import read_special_tokens_as_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -142,7 +143,7 @@ def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
+    read_special_tokens_as_text(tokenizer, [name for names in _ROLES.values() for name in names])
     return tokenizer
 
 

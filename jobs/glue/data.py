@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -356,8 +357,9 @@ def _dataset(
             digest.update(json.dumps(row).encode())
         digest.update(b"\n")
     warnings = [*splits[0].warnings, *splits[1].warnings]
-    if len({name.strip() for name in names}) < len(names):
-        warnings.append(f"labels that differ only in blanks are different classes: {_listed(names)}")
+    if len({unicodedata.normalize("NFKC", name).strip() for name in names}) < len(names):
+        reason = "only in blanks or in the form of a character"
+        warnings.append(f"labels that differ {reason} are different classes: {_listed(names)}")
     both = len({row[1:3] for row in splits[0].rows} & {row[1:3] for row in splits[1].rows})
     if both and options.eval_data is not None:
         warnings.append(f"--eval-data {options.eval_data}: rows that are trained on too: {both}")

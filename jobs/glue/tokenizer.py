@@ -19,6 +19,7 @@ from jobs.runtime.storage.model_folder import (
     TOKENIZER,
     WEIGHTS,
     WORDPIECES,
+    read_special_tokens_as_text,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
         raise RequestError(
             f"--init-from {folder}: its files are no tokenizer ({error}); save it with transformers again"
         ) from None
-    tokenizer.encode_special_tokens = True
+    read_special_tokens_as_text(tokenizer, SPECIAL)
     return tokenizer
 
 

@@ -38,7 +38,19 @@ from jobs.runtime.storage.data_files import listing
 from jobs.tf_images.config import Config
 from jobs.tf_images.data import DIGITS, FOOTER, HEADER, INDEX, INDEX_VERSION, SPLITS, masked
 
-EVAL_NAMES = ("test", "val", "valid", "validation", "eval")
+TRAIN_NAMES = ("train", "training")
+EVAL_NAMES = ("test", "testing", "val", "valid", "validation", "eval", "dev")
+"""Of folders with a split, in upper and lower case; of several the first one is taken."""
+NO_CLASSES = (
+    "__macosx",
+    "@eadir",
+    "@recycle",
+    "#recycle",
+    "$recycle.bin",
+    "system volume information",
+    "lost+found",
+)
+"""Folders that systems leave in others, some of them with small or deleted pictures."""
 IDX = {"train": "train", "t10k": "eval"}
 JPEG_QUALITY = 95
 MOST_TEXT_BYTES = 1 << 28
@@ -110,18 +122,20 @@ def read_source(folder: str) -> Source:
         )
     if any(root.glob("train-images*idx3-ubyte*")):
         return _idx(root)
-    held_out = next((root / name for name in EVAL_NAMES if (root / name).is_dir()), None)
+    folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
+    train = next((folders[name] for name in TRAIN_NAMES if name in folders), None)
+    held_out = next((folders[name] for name in EVAL_NAMES if name in folders), None)
     roots: dict[str | None, Path] = {None: root}
     labels: list[str] = []
     skipped: list[str] = []
-    if held_out is not None and (root / "train").is_dir():
-        roots = {"train": root / "train", "eval": held_out}
-        other_folders = {path.name for path in root.iterdir()} - {"train", held_out.name}
-        skipped += [f"{name}: beside train and {held_out.name}" for name in sorted(other_folders)]
+    if held_out is not None and train is not None:
+        roots = {"train": train, "eval": held_out}
+        other_folders = {path.name for path in root.iterdir()} - {train.name, held_out.name}
+        skipped += [f"{name}: beside {train.name} and {held_out.name}" for name in sorted(other_folders)]
     is_folder = {path.name: path.is_dir() for folder_path in roots.values() for path in folder_path.iterdir()}
     for name in sorted(is_folder):
-        if name.startswith("."):
-            skipped.append(f"{name}: hidden")
+        if reason := _reason_to_skip(name):
+            skipped.append(f"{name}: {reason}")
         elif any(
             _is_picture(entry.path) for folder_path in roots.values() for entry in _files(folder_path / name)
         ):
@@ -131,7 +145,9 @@ def read_source(folder: str) -> Source:
                 f"{name}: no picture is in it" if is_folder[name] else f"{name}: in no class's folder"
             )
     pictures = [
-        Picture(key=entry.path, content=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
+        Picture(
+            key=entry.path, content=entry.path, label=label, split=split, size_bytes=_size_bytes(entry.path)
+        )
         for split, folder_path in roots.items()
         for label, name in enumerate(labels)
         for entry in _files(folder_path / name)
@@ -145,23 +161,37 @@ def read_source(folder: str) -> Source:
     return Source(labels=tuple(labels), pictures=pictures, skipped=tuple(skipped))
 
 
-def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All files under a class's folder, but for hidden ones."""
+def _reason_to_skip(name: str) -> str | None:
+    if name.startswith("."):
+        return "hidden"
+    return "left by a system" if name.lower() in NO_CLASSES else None
+
+
+def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[os.DirEntry[str]]:
+    """All files under a class's folder, but for what is skipped. above: folders that a link does not lead back to."""
     if not folder.is_dir():
         return
+    real = Path(os.path.realpath(folder))
+    above |= {real, *real.parents}
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if _reason_to_skip(entry.name):
                 continue
-            if entry.is_dir():
-                yield from _files(Path(entry.path))
-            else:
+            if not os.path.isdir(entry.path):
                 yield entry
+            elif Path(os.path.realpath(entry.path)) not in above:
+                yield from _files(Path(entry.path), above)
+
+
+def _size_bytes(path: str) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else 0
 
 
 def _is_picture(path: str) -> bool:
     from PIL import Image, UnidentifiedImageError
 
+    if not os.path.isfile(path):
+        return False
     try:
         Image.open(path).close()
     except (UnidentifiedImageError, OSError):
@@ -390,6 +420,8 @@ def encoded(source: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[
     if isinstance(source, np.ndarray):
         content, opened = None, Image.fromarray(source)
     else:
+        if isinstance(source, str) and not os.path.isfile(source):
+            raise ValueError("a link to nothing, or no regular file")
         content = Path(source).read_bytes() if isinstance(source, str) else source
         opened = Image.open(io.BytesIO(content))
     with opened as image:
@@ -443,7 +475,8 @@ def _to_8_bits(image: Any, whites: Sequence[float]) -> Any:
     values_HW = np.asarray(image)
     lowest, highest = float(values_HW.min()), float(values_HW.max())
     white = next((white for white in whites if lowest >= 0 and highest <= white), None)
-    if white is None:
+    # Values just above a depth are of that depth, such as 1.02 where pictures were resized, and not all but black.
+    if white is None or (highest < white / 100 and any(lower < highest for lower in whites)):
         raise ValueError(
             f"its values, {lowest:g} to {highest:g}, are of no depth that is known; bring them to 0 to 1, 255 or 65535"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -199,6 +200,8 @@ class _Reader:
         before = len(self.wrong)
         named, question = self._text(entry, place, "id"), self._text(entry, place, "question")
         is_impossible = isinstance(entry, dict) and entry.get("is_impossible", False)
+        if not isinstance(is_impossible, bool):
+            self._say(place, f"is_impossible must be true or false, and is {is_impossible!r:.40}")
         answers = (
             [] if is_impossible or not isinstance(entry, dict) else self._get(entry, place, "answers", list)
         )
@@ -213,6 +216,8 @@ class _Reader:
                 self._say(answer_place, _elsewhere(text, answer_text, start))
             texts.append(answer_text)
             starts.append(start)
+        if is_impossible is True and entry.get("answers"):
+            self._say(place, "is_impossible is true, and there are answers; remove one of the two")
         if answers == [] and not is_impossible:
             self._say(place, "no answers, and is_impossible is not true; add one of the two")
         if named in self._seen:
@@ -237,7 +242,7 @@ class _Reader:
         if not isinstance(record, dict) or name not in record:
             problem = "has no" if isinstance(record, dict) else f"is no object ({record!r:.40}), so it has no"
             self._say(place, f"{problem} {name!r}")
-        elif kind is int and isinstance(record[name], Number) and record[name].lstrip("-").isdecimal():
+        elif kind is int and isinstance(record[name], Number) and _PLACE.fullmatch(record[name]):
             return int(record[name])
         elif not isinstance(record[name], kind) or isinstance(record[name], bool):
             self._say(place, f"{name} must be {_KINDS[kind]}, and is {record[name]!r:.40}")
@@ -249,6 +254,7 @@ class _Reader:
         self.wrong.append(f"{self._option}: {place}: {problem}")
 
 
+_PLACE = re.compile(r"-?[0-9]{1,18}")
 _KINDS = {list: "a list", str: "a text", int: "a whole number"}
 
 

@@ -32,6 +32,8 @@ COMPRESSIONS: Mapping[str, Callable[[bytes], bytes]] = {
     "two gzip members": lambda data: gzip.compress(data[:3]) + gzip.compress(data[3:]),
     "bzip2": bz2.compress,
     "xz": lzma.compress,
+    "two bzip2 streams": lambda data: bz2.compress(data[:3]) + bz2.compress(data[3:]),
+    "two xz streams, padded": lambda data: lzma.compress(data[:3]) + bytes(8) + lzma.compress(data[3:]),
     "zstd": lambda data: bytes(pyarrow.compress(data, codec="zstd", asbytes=True)),
     "gzip in xz": lambda data: lzma.compress(gzip.compress(data)),
 }
@@ -191,6 +193,14 @@ NOT_DATA = [
     (gzip.compress(tar("a.txt", b"text")), "a tar archive; unpack it"),
     (PICTURE, "binary"),
     (b"ARROW1\0\0", "save it as Parquet"),
+    (gzip.compress(b"\xef\xbb\xbf\n<!DOCTYPE html><p>Not found</p>"), "HTML or XML; save its text"),
+    (b"<?xml version='1.0'?><a>text</a>", "HTML or XML; save its text"),
+    (rb"{\rtf1\ansi text}", "RTF or PostScript; save its text"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS.*; fetch that"),
+    (
+        bytes.fromhex("28b52ffd00a8090000") + b"a",
+        "zstd with a window of over 128 MiB; compress it without --long",
+    ),
     (gzip.compress(gzip.compress(gzip.compress(gzip.compress(b"text")))), "compressed more than 3 times"),
 ]
 
@@ -202,6 +212,17 @@ def test_what_is_neither_text_nor_rows_is_refused_by_what_it_is(
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(NotData, match=f"a.txt: .*{says}"):
         recognise(str(tmp_path / "a.txt"), column="text")
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_damage_between_two_streams_is_not_taken_for_the_end(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    stream = compress(b"text,label\na,1\n")
+    for name, content in (("a", stream + b"junk" + stream), ("b", stream + stream[:5])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(RequestError, match=f"{name}: damaged"):
+            list(read_rows(str(tmp_path / name), recognise(str(tmp_path / name))))
 
 
 PROSE = [
@@ -233,6 +254,9 @@ def test_prose_is_no_table_and_no_json(tmp_path: Path, text: str) -> None:
         ("a", '{"text": "a"\n{"text": "b"}\n', "JSON lines"),
         ("a", "{'text': 'as Python writes it'}\n", "JSON lines"),
         ("a.ndjson.gz", "{text: 1}\n", "JSON lines"),
+        ("a.jsonl", "Error: no such file\n", "JSON lines"),
+        ("a.jsonl", '"one"\n"two"\n', "JSON lines"),
+        ("a.json", "text,label\na,1\n", "table"),
         ("a", '{"data": [\n{"text": "a"}\n]}', "JSON"),
         ("a", '["a", "b"]', "JSON"),
         ("a", "[]", "JSON"),
@@ -286,3 +310,34 @@ def test_a_table_is_told_by_its_beginning_however_long_it_is(tmp_path: Path) -> 
     row = "word;" + "x, " * 50 + "\n"
     (tmp_path / "a").write_text("text;other\n" + row * (2 * HEAD_BYTES // len(row)))
     assert recognise(str(tmp_path / "a"), column="text").delimiter == ";"
+
+
+@pytest.mark.parametrize("place", [0, HEAD_BYTES, 2 * HEAD_BYTES])
+def test_lines_longer_than_a_beginning_change_nothing(tmp_path: Path, place: int) -> None:
+    def rows(content: str) -> list[Any]:
+        (tmp_path / "a").write_text(content, newline="")
+        return [row for _, row in read_rows(str(tmp_path / "a"), recognise(str(tmp_path / "a")))]
+
+    # What a cut line ends with must not count.
+    line = json.dumps({"text": "x" * (place - len('{"text": "') - 1) + ",,", "label": "1"})
+    assert rows(f"{line}\n{line}\n") == [json.loads(line)] * 2
+    text = "x, y; z\n" * (place // 8) + 'said "so"'
+    quoted = text.replace('"', '""')
+    assert rows(f'label\ttext\n1\t"{quoted}"\n') == [{"label": "1", "text": text}]
+    assert rows(f'label;text\n1;"{quoted}"\n') == [{"label": "1", "text": text}]
+    names = ";".join(f"column {number}" for number in range(1 + place // 8))
+    assert rows(f"{names}\n{names}\n") == [{name: name for name in names.split(";")}]
+
+
+def test_a_first_line_without_names_is_no_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",,\n1,2,3\n")
+    with pytest.raises(RequestError, match="no column with a usual name"):
+        read(Options(data=str(tmp_path / "a.csv")))
+
+
+@pytest.mark.parametrize("kind", [pyarrow.float16(), pyarrow.float32(), pyarrow.float64()])
+def test_a_number_of_a_typed_column_is_the_shortest_that_stands_for_it(tmp_path: Path, kind: Any) -> None:
+    array = pyarrow.array([0.1, None, 2.0], pyarrow.float64()).cast(kind)
+    pyarrow.parquet.write_table(pyarrow.table({"label": array}), tmp_path / "a")
+    rows = [row for _, row in read_rows(str(tmp_path / "a"), recognise(str(tmp_path / "a")))]
+    assert rows == [{"label": 0.1}, {"label": None}, {"label": 2.0}]

@@ -117,6 +117,14 @@ def test_labels_are_numbers_where_many_are_not_whole_and_else_names_in_their_ord
     assert actual.baseline == (max(map(values.count, values)) / len(values) if names else 0)
 
 
+@pytest.mark.parametrize("other", ["a ", "\uff41", "a\u00a0"])
+def test_labels_that_look_the_same_are_different_classes_and_warned_of(tmp_path: Path, other: str) -> None:
+    path = write(tmp_path / "a.csv", f"text,label\nx,a\ny,{other}\n")
+    actual = read(Options(data=path, eval_data=path))
+    assert actual.labels == ("a", other)
+    assert "labels that differ only in blanks or in the form of a character" in actual.warnings[0]
+
+
 FEW, IDS = many("t{0},{1}"), many("t{0},id-{0}")
 GLUE_FILE = many("t{0}\t{1}", head="sentence\tlabel\n")
 MISTAKES: list[tuple[str, str | bytes, dict[str, Any], str]] = [

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,12 @@ def test_a_picture_of_any_kind_becomes_one_that_tensorflow_decodes(
 
 
 def test_values_of_no_known_depth_are_left_out_with_what_they_are() -> None:
-    for values in (np.array([[-1.0, 5.0]], np.float32), np.array([[0, 70_000]], np.int32)):
+    floats = [[-1.0, 5.0]], [[0.0, 1.02]], [[0.0, 256.5]]
+    for values in (*(np.array(values, np.float32) for values in floats), np.array([[0, 70_000]], np.int32)):
         file = io.BytesIO()
         Image.fromarray(values).save(file, "TIFF")
         with pytest.raises(
-            ValueError, match=r"its values, -?\d to \w+, are of no depth that is known; bring them"
+            ValueError, match=r"its values, -?\d to [\w.]+, are of no depth that is known; bring them"
         ):
             shards.encoded(file.getvalue())
 
@@ -129,6 +131,41 @@ def test_hidden_folders_and_those_without_a_picture_are_no_classes(folder: Path,
         shutil.copytree(folder / "class-0", tmp_path / "split" / name / "a")
         shutil.copytree(folder / "class-1", tmp_path / "split" / name / "b")
     assert shards.read_source(str(tmp_path / "split")).skipped == ("val: beside train and test",)
+
+
+def test_what_a_system_leaves_is_neither_a_class_nor_a_picture(folder: Path) -> None:
+    picture = folder / "class-0" / "0.png"
+    whole = shards.read_source(str(folder))
+    for name in ("__MACOSX", "@eaDir", "class-0/@eaDir/0.png", "$RECYCLE.BIN"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "small.png").write_bytes(picture.read_bytes())
+    (folder / "class-0" / "up").symlink_to("..")
+    (folder / "class-0" / "itself").symlink_to(".")
+    source = shards.read_source(str(folder))
+    assert (source.labels, len(source.pictures)) == (whole.labels, len(whole.pictures))
+    assert source.skipped == tuple(
+        f"{name}: left by a system" for name in ("$RECYCLE.BIN", "@eaDir", "__MACOSX")
+    )
+
+
+def test_a_broken_link_and_a_pipe_are_left_out_and_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "class-0" / "gone.png").symlink_to("nothing.png")
+    (folder / "class-0" / "x").symlink_to("x")
+    os.mkfifo(folder / "class-0" / ".." / "class-1" / "pipe")
+    left_out = made(folder, tmp_path / "out")["left_out"]
+    names = sorted(Path(path).name for path, reason in left_out if "no regular file" in reason)
+    assert names == ["gone.png", "pipe", "x"]
+
+
+@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "testing"), ("TRAIN", "dev")])
+def test_folders_of_splits_are_no_classes_however_they_are_written(
+    folder: Path, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    for name in names:
+        shutil.copytree(folder, tmp_path / "split" / name)
+    source = shards.read_source(str(tmp_path / "split"))
+    assert source.labels == ("class-0", "class-1")
+    assert {picture.split for picture in source.pictures} == {"train", "eval"}
 
 
 def test_the_shards_of_a_plan_are_as_many_as_the_hosts_divide(folder: Path) -> None:

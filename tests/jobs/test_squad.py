@@ -77,6 +77,24 @@ def test_every_mistake_of_a_file_is_named_by_its_paragraph_and_question(file: Ca
         ('{"data": []}', "holds no questions"),
         ("{", "not JSON"),
         (None, "No such file or directory"),
+        (
+            '{"id": "a", "context": "a b", "question": "c", "is_impossible": "false", "answers": []}',
+            "is_impossible must be true or false, and is 'false'",
+        ),
+        (
+            '{"id": "a", "context": "a b", "question": "c", "is_impossible": 0, "answers": []}',
+            "is_impossible must be true or false, and is '0'",
+        ),
+        (
+            '{"id": "a", "context": "b", "question": "c", "is_impossible": true, "answers": [{"text": "b"}]}',
+            "is_impossible is true, and there are answers",
+        ),
+        (
+            '{"id": "a", "context": "b", "question": "c", "answers": [{"text": "b", "answer_start": '
+            + "1" * 5_000
+            + "}]}",
+            "answer_start must be a whole number",
+        ),
     ],
 )
 def test_a_file_that_is_none_of_squad_is_refused(tmp_path: Path, content: str | None, reason: str) -> None:

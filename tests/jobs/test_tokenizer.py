@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 import jobs
 from contracts.errors import RequestError
 from jobs.flax_mlm.tokenizer import export_tokenizer, load_tokenizer, open_tokenizer, train_tokenizer
+from jobs.glue.tokenizer import open_tokenizer as glue_tokenizer
 from tests.jobs.samples import PROSE
 
 WORDS = PROSE.split()
@@ -63,6 +64,31 @@ def test_a_text_that_speaks_of_special_tokens_has_none_and_teaches_none(
     for path in (trained, tmp_path / "tokenizer.json"):
         ids = open_tokenizer(path).encode(f"write {named}", add_special_tokens=False).ids
         assert not set(ids) & set(load_tokenizer(path).special_ids)
+
+
+WHOLE_WORDS = {
+    "words": lambda ids: (models.WordLevel(ids, unk_token="<unk>"), pre_tokenizers.WhitespaceSplit()),
+    "word pieces": lambda ids: (models.WordPiece(ids, unk_token="<unk>"), pre_tokenizers.WhitespaceSplit()),
+    "unigrams": lambda ids: (
+        models.Unigram([(name, -1.0) for name in ids], unk_id=3),
+        pre_tokenizers.Metaspace(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE_WORDS)
+def test_a_model_that_knows_special_tokens_as_words_finds_none_in_a_text(tmp_path: Path, kind: str) -> None:
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    ids = {name: place for place, name in enumerate([*special, "▁", *map(chr, range(33, 127))])}
+    model, pre_tokenizer = WHOLE_WORDS[kind](ids)
+    written = Tokenizer(model)
+    written.pre_tokenizer = pre_tokenizer
+    written.add_special_tokens(special)
+    written.save(str(tmp_path / "tokenizer.json"))
+    for open_ in (lambda: open_tokenizer(tmp_path / "tokenizer.json"), lambda: glue_tokenizer(tmp_path)):
+        encoded = open_().encode("a <s> </s> <mask>a <pad>", add_special_tokens=False)
+        assert not {*encoded.ids} & {0, 1, 2, 4}
+        assert encoded.offsets[-1][1] == len("a <s> </s> <mask>a <pad>")
 
 
 def test_the_same_text_gives_the_same_bytes_whatever_the_hash_seed_and_the_threads(

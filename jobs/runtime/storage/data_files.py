@@ -33,7 +33,8 @@ type Row = tuple[int, Mapping[str, Any] | str]
 # Lone surrogates: what "surrogateescape" makes of bytes that are no UTF-8, and JSON's "\ud800" on its own.
 UNDECODABLE = re.compile("[\ud800-\udfff]+")
 MOST_LISTED = 10
-HEAD_BYTES = 1 << 16
+HEAD_BYTES, LONG_HEAD_BYTES = 1 << 16, 1 << 23
+"""What is looked at to find what a file is; the second where no row ends in the first."""
 MOST_COMPRESSIONS = 3
 NOT_TEXT_SHARE = 0.3
 """A file with more than this share of bytes that are not UTF-8 at its beginning is no text, or in another encoding:
@@ -55,7 +56,19 @@ _COMPRESSED = {
 }
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _NOT_DATA = {
-    re.compile(rb"PK\x03\x04"): ("a ZIP archive or an office document", "unpack it, or save its text"),
+    re.compile(rb"(?i)<!doctype\s|<html[\s>]|<\?xml\s|<svg\s"): (
+        "HTML or XML",
+        "save its text without the markup",
+    ),
+    re.compile(rb"\{\\rtf|%!PS"): ("RTF or PostScript", "save its text"),
+    re.compile(rb"version https://git-lfs\.github\.com/"): (
+        "a pointer of Git LFS, and not the file",
+        "fetch that (`git lfs pull`)",
+    ),
+    re.compile(rb"PK(?:\x03\x04|\x05\x06|\x07\x08)"): (
+        "a ZIP archive or an office document",
+        "unpack it, or save its text",
+    ),
     re.compile(rb"%PDF-"): ("a PDF", "save its text"),
     re.compile(rb".{257}ustar", re.DOTALL): ("a tar archive", "unpack it"),
     re.compile(rb"7z\xbc\xaf|Rar!\x1a\x07|\x04\x22\x4d\x18|\x1f\x9d"): (
@@ -131,25 +144,16 @@ def recognise(path: str, *, column: str | None = None) -> Format:
         compressions.append(compression)
     if head.startswith(b"PAR1"):
         return Format(kind="Parquet", compressions=tuple(compressions))
+    begins = head.removeprefix(codecs.BOM_UTF8).lstrip()
     for begin, (reason, remedy) in _NOT_DATA.items():
-        if begin.match(head):
+        if begin.match(begins):
             raise NotData(path, reason, remedy)
-    encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8-sig")
-    text = _decoded(path, head, encoding)
-    line_end = "\r" if "\r" in text and "\n" not in text.removesuffix("\n") else "\n"
-    prose = Format(kind="text", compressions=tuple(compressions), encoding=encoding, line_end=line_end)
-    name = path.lower()
-    while name.endswith(_SUFFIXES):
-        name = os.path.splitext(name)[0]
-    kind = _json_kind(text.lstrip(), line_end, is_named=name.endswith((".json", ".jsonl", ".ndjson")))
-    if kind is not None:
-        return dataclasses.replace(prose, kind=kind)
-    table = _Table(text, line_end, is_whole=len(head) < HEAD_BYTES)
-    if column is None or name.endswith((".csv", ".tsv")) or table.has(column):
-        return dataclasses.replace(
-            prose, kind="table", delimiter=table.delimiter, has_quotes=table.has_quotes
-        )
-    return prose
+    form, is_cut = _text_form(path, head, column, is_whole=len(head) < HEAD_BYTES)
+    if is_cut:
+        with _opened(path, compressions) as stream:
+            head = stream.read(LONG_HEAD_BYTES)
+        form, _ = _text_form(path, head, column, is_whole=len(head) < LONG_HEAD_BYTES)
+    return dataclasses.replace(form, compressions=tuple(compressions))
 
 
 def read_file(option: str, path: str) -> Iterator[Row]:
@@ -222,6 +226,8 @@ def _opened(path: str, compressions: Sequence[str]) -> Iterator[Any]:
         # bz2 and pyarrow raise an OSError that is none of the system's, and so has no number.
         if not compressions or (isinstance(error, OSError) and error.errno is not None):
             raise
+        if "too much memory" in str(error):  # zstd --long=28 and more: the library has no option for it
+            raise NotData(path, "zstd with a window of over 128 MiB", "compress it without --long") from error
         raise RequestError(
             f"{path}: damaged {compressions[-1]} ({error}); fetch or compress it again"
         ) from error
@@ -240,10 +246,45 @@ def _zstd(stream: Any) -> Any:
     return pyarrow.CompressedInputStream(stream, "zstd")
 
 
+class _Streams(io.RawIOBase):
+    """What bzip2 or xz wrote, as one stream or several, with padding between them: the library's own readers take
+    damage there for the file's end."""
+
+    def __init__(self, file: Any, new: Callable[[], Any], padding: bytes) -> None:
+        self._file, self._new, self._padding = file, new, padding
+        self._decompressor: Any = None
+        self._behind = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = b""
+            if self._decompressor is None:
+                data, self._behind = self._behind or self._file.read(HEAD_BYTES), b""
+                if not data:
+                    return 0
+                data = data.lstrip(self._padding)
+                if not data:
+                    continue
+                self._decompressor = self._new()
+            elif self._decompressor.needs_input:
+                data = self._file.read(HEAD_BYTES)
+                if not data:
+                    raise EOFError("it ends before its end is marked")
+            piece = self._decompressor.decompress(data, len(buffer))
+            if self._decompressor.eof:
+                self._behind, self._decompressor = self._decompressor.unused_data, None
+            if piece:
+                buffer[: len(piece)] = piece
+                return len(piece)
+
+
 _DECOMPRESSED: Mapping[str, Callable[[Any], Any]] = {
     "gzip": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
-    "bzip2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
+    "bzip2": lambda stream: _Streams(stream, bz2.BZ2Decompressor, padding=b""),
+    "xz": lambda stream: _Streams(stream, lzma.LZMADecompressor, padding=b"\0"),
     "zstd": _zstd,
 }
 
@@ -270,9 +311,32 @@ def _decoded(path: str, head: bytes, encoding: str) -> str:
     return text
 
 
+def _text_form(path: str, head: bytes, column: str | None, *, is_whole: bool) -> tuple[Format, bool]:
+    """What a text is, from its beginning, as `recognise` has it; and whether more of it has to be seen for that."""
+    encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8-sig")
+    text = _decoded(path, head, encoding)
+    line_end = "\r" if "\r" in text and "\n" not in text.removesuffix("\n") else "\n"
+    prose = Format(kind="text", encoding=encoding, line_end=line_end)
+    name = path.lower()
+    while name.endswith(_SUFFIXES):
+        name = os.path.splitext(name)[0]
+    is_named = name.endswith((".json", ".jsonl", ".ndjson"))
+    kind = _json_kind(text.lstrip(), line_end, is_named=is_named)
+    if kind is not None:
+        return dataclasses.replace(prose, kind=kind), False
+    table = _Table(text, line_end, is_whole=is_whole)
+    if column is None or name.endswith((".csv", ".tsv")) or table.has(column):
+        return dataclasses.replace(
+            prose, kind="table", delimiter=table.delimiter, has_quotes=table.has_quotes
+        ), table.is_cut
+    if is_named and text.strip():  # such as a message in place of a download: its lines are refused
+        return dataclasses.replace(prose, kind="JSON lines"), False
+    return prose, table.is_cut
+
+
 def _json_kind(text: str, line_end: str, *, is_named: bool) -> Kind | None:
     """Which kind of JSON a text begins like; None: it is other text."""
-    first, _, more = text.partition(line_end)
+    first, ended, more = text.partition(line_end)
     first = first.strip()
     if text.startswith("["):
         if not (is_named or _LIST.match(text)):
@@ -282,20 +346,25 @@ def _json_kind(text: str, line_end: str, *, is_named: bool) -> Kind | None:
     if not text.startswith("{") or not (is_named or _OBJECT.match(text)):
         return None
     # The first line of an object that is printed over several lines is cut behind one of these.
-    return "JSON" if _parsed(first)[1] and first.endswith(("{", "[", ",")) else "JSON lines"
+    return "JSON" if ended and _parsed(first)[1] and first.endswith(("{", "[", ",")) else "JSON lines"
 
 
 class _Table:
-    """The delimiter and the quotes by which the beginning of a text has most of its rows in equal columns."""
+    """The delimiter and the quotes by which the beginning of a text has most of its rows in equal columns.
+
+    is_cut: whether by some delimiter no row below the first line ends in it.
+    """
 
     def __init__(self, text: str, line_end: str, *, is_whole: bool) -> None:
         self.delimiter, self.has_quotes = ",", True
         self._header: list[str] = []
         self._share, self._rows = 0.0, 0
+        self.is_cut = False
         for delimiter in _DELIMITERS:
             if delimiter not in text.lstrip().partition(line_end)[0]:
                 continue
             quoted, is_clean = _sample(text, delimiter, is_whole=is_whole)
+            self.is_cut |= is_clean and not is_whole and len(quoted) < 2
             sample, has_quotes = quoted, True
             if delimiter == "\t":
                 lines = [line.rstrip("\r\n") for line in text.split(line_end)][: None if is_whole else -1]
@@ -478,7 +547,7 @@ def _record(columns: Sequence[str], values: Sequence[str]) -> dict[str, str] | s
     if len(values) != len(columns):
         return f"{len(values)} columns, and the first line has {len(columns)}"
     record = dict(zip(columns, values, strict=True))
-    if len(record) < len(columns) and max(map(columns.count, filter(None, columns))) > 1:
+    if len(record) < len(columns) and max(map(columns.count, filter(None, columns)), default=0) > 1:
         return "the first line names a column twice"
     return record
 
@@ -494,8 +563,23 @@ def _parquet(path: str, form: Format, column: str | None) -> Iterator[Row]:
             table = ParquetFile(source, thrift_string_size_limit=limit, thrift_container_size_limit=limit)
             columns = [column] if column in table.schema_arrow.names else None
             batches = table.iter_batches(columns=columns)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+            yield from enumerate((row for batch in batches for row in _short(batch).to_pylist()), 1)
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise RequestError(f"{path}: damaged Parquet ({error}); save it again") from None
+
+
+def _short(batch: Any) -> Any:
+    """A batch with floats of less than 64 bits as the shortest numbers that stand for them: 0.1, not 0.100000001."""
+    import pyarrow
+
+    for index, field in enumerate(batch.schema):
+        if field.type in (pyarrow.float16(), pyarrow.float32()):
+            values = batch.column(index).to_numpy(zero_copy_only=False)
+            short = pyarrow.array(
+                [float(str(value)) for value in values],
+                mask=batch.column(index).is_null().to_numpy(zero_copy_only=False),
+            )
+            batch = batch.set_column(index, field.name, short)
+    return batch

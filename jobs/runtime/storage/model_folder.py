@@ -6,11 +6,14 @@ import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from contracts.files import is_url
 from jobs.runtime.storage.cache import copy_once
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -89,3 +92,24 @@ def require_unchanged(source: str | None, began_from: object, fingerprint: str) 
             f"--init-from {source}: holds another model or tokenizer than when the run began; bring the old one back "
             "there, or start a new run"
         )
+
+
+def read_special_tokens_as_text(tokenizer: Tokenizer, names: Collection[str]) -> None:
+    """Make special tokens text where a text speaks of them. names: of those that are in a vocabulary of RoBERTa or
+    BERT; the tokenizer may declare more.
+
+    The library finds none of its own then, but a model of whole words or of pieces has them in its vocabulary too: a
+    blank behind the first character keeps that from being found.
+    """
+    from tokenizers import normalizers
+
+    tokenizer.encode_special_tokens = True
+    declared = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    found = []
+    for name in dict.fromkeys((*declared, *names)):
+        text_ids = tokenizer.encode(f"{name} a{name}a", add_special_tokens=False).ids
+        if len(name) > 1 and tokenizer.token_to_id(name) in text_ids:
+            found.append(normalizers.Replace(name, f"{name[0]} {name[1:]}"))
+    if found:
+        before = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = normalizers.Sequence([*before, *found])
