@@ -19,6 +19,7 @@ import pytest
 
 from contracts.process_environment import ProcessEnvironment
 from contracts.ranks import FROM_LOG, Ranks, Spec
+from contracts.run_directory import RunDirectory
 from jobs.runtime.ranks.rank_supervisor import event_files
 from tests.jobs.groups import free_address
 from tests.waiting import until
@@ -126,6 +127,19 @@ def test_what_an_attempt_leaves_in_its_folder_is_there_for_the_next_one(start: S
     assert first.ended() == (0, "")
     second = start("sh", "-c", "cat seen data.txt", per_host=1)
     assert second.ended() == (0, "0\nchanged\n")
+
+
+@pytest.mark.parametrize("left", ['{"step": 8, "lo', '{"step": 8, "loss": 1}'])
+def test_a_line_of_metrics_that_a_killed_attempt_began_does_not_swallow_the_next_one(
+    start: Start, left: str
+) -> None:
+    write = "echo '{}' >> $RUN_DIR/metrics.jsonl"
+    host = start("sh", "-c", f"printf '%s' '{left}' >> $RUN_DIR/metrics.jsonl", per_host=1)
+    assert host.ended() == (0, "")
+    host = start("sh", "-c", write.format('{"step": 5, "loss": 2}'), per_host=1)
+    assert host.ended() == (0, "")
+    assert [line["step"] for line in RunDirectory(str(host.run)).read_metrics()][-1] == 5
+    assert (host.result()["steps"], host.result()["loss"]) == (5, 2)
 
 
 SHOW = "python -c 'import google.protobuf, importlib.metadata as m, sys; print(m.version(\"protobuf\"), sys.prefix)'"

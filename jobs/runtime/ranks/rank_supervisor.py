@@ -305,6 +305,8 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
 
 def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) -> int:
     run.time.enter("command")
+    if run.environment.is_first and not run.directory.is_remote:
+        _end_last_line(run.directory.path(run_directory.METRICS))
     ranks = start(spec, run.environment)
     run.heartbeat.state("joined")
     progress = Progress(run, spec, ranks)
@@ -338,6 +340,15 @@ def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) ->
     events = event_files(run.environment.run_dir) if run.environment.is_first else None
     process.finish(run, "done", progress.final() | ({} if events is None else {"tensorboard": events}))
     return DONE
+
+
+def _end_last_line(path: str) -> None:
+    """End a line that a killed attempt began, so that the first one of this attempt does not become part of it."""
+    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 def _cause(rank: Rank, joining: Joining, run: process.Run, spec: Spec) -> str | None:
