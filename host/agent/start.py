@@ -47,9 +47,11 @@ def start(request: Json) -> Json:
         if not wait_until(is_locked_by_us, start_limit_s(request) + KILL_LIMIT_S):
             raise Failed(f"another start of {process.dir} does not end", "ask `status`, then `stop` it")
         process.record = read_json(process.record_path)
-        already = bool(process.record)
+        run_dir = request["env"].get("RUN_DIR")
+        already = bool(process.record) and is_of(process.record, run_dir)
         if not already:
-            refuse_older(process)
+            refuse_copy(process)
+            refuse_older(process, run_dir)
             # What is there is a start that came to nothing, and nobody else is at it.
             shutil.rmtree(process.dir, ignore_errors=True)
             os.mkdir(process.dir)
@@ -65,14 +67,38 @@ def start(request: Json) -> Json:
     return {**{name: process.record[name] for name in ("pid", "pgid", "started")}, "already": already}
 
 
-def refuse_older(process: Process) -> None:
-    """Refuse to start a process of an attempt that is older than one that was started here.
+def is_of(record: Json, run_dir: str | None) -> bool:
+    """Whether a record is of that run directory, and not of a copy. Agents of old recorded none."""
+    return record.get("run_dir") in (None, run_dir)
+
+
+def refuse_copy(process: Process) -> None:
+    """Refuse to start a process beside that of a copy of its run: both would be one to all verbs.
+
+    Raises:
+        Refused: the copy's runs. One that has ended leaves its place.
+    """
+    if process.record and process.state()[0] == "running":
+        place = process.record["run_dir"]
+        message = (
+            f"start: attempt {process.attempt} of {process.run_id} runs on this host for its copy {place}"
+        )
+        raise Refused(message, "stop that first (`fab stop`), or wait for its end")
+
+
+def refuse_older(process: Process, run_dir: str | None) -> None:
+    """Refuse to start a process of an attempt that is older than one that was started here for the same directory.
 
     Raises:
         Refused: it is.
     """
-    names = os.listdir(os.path.dirname(process.dir))
-    attempts = [int(name.partition("-")[0]) for name in names if re.fullmatch(r"\d+-\d+", name)]
+    folder = os.path.dirname(process.dir)
+    attempts = [
+        int(name.partition("-")[0])
+        for name in os.listdir(folder)
+        if re.fullmatch(r"\d+-\d+", name)
+        and is_of(read_json(os.path.join(folder, name, "process.json")), run_dir)
+    ]
     newest, requested = max(attempts, default=0), process.attempt
     if newest > requested:
         message = f"start: attempt {newest} of {process.run_id} has begun on this host; attempt {requested} is older"
@@ -191,6 +217,7 @@ def spawn(process: Process, request: Json) -> Json:
         "supervisor_start_ticks": start_ticks(os.getpid()),
         "started": time.time(),
         "log_path": request["log_path"],
+        "run_dir": request["env"].get("RUN_DIR"),
         "container": None if container is None else container.name,
     }
     try:

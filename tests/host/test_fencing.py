@@ -58,6 +58,23 @@ def test_an_agent_starts_no_older_attempt_than_it_has_seen(agent: Any) -> None:
     until(lambda: (agent.run_dir / "logs/2/host-0.log").exists())
 
 
+def test_a_copy_of_a_run_in_another_folder_is_another_run_once_the_first_has_ended(
+    agent: Any, tmp_path: Path
+) -> None:
+    def of_copy(script: str) -> dict[str, Any]:
+        request: dict[str, Any] = agent.start_request(script, attempt=1)
+        return {**request, "env": {**request["env"], "RUN_DIR": str(tmp_path / "copy")}}
+
+    agent.start_and_hear('say("up"); time.sleep(60)', attempt=1)
+    refused = agent.refusal("start", **of_copy('say("up")'))
+    assert refused == f"start: attempt 1 of run-1 runs on this host for its copy {agent.run_dir}"
+    os.kill(agent.status(attempt=1)["pid"], signal.SIGKILL)
+    agent.ended(attempt=1)
+    agent.start('say("up")', attempt=2)
+    assert not agent("start", **of_copy('say("up")'))["already"]
+    assert agent("start", **of_copy('say("up")'))["already"]
+
+
 @pytest.mark.parametrize("put", ["texts", "once"])
 def test_a_supervisor_that_is_frozen_between_its_check_and_its_writing_changes_nothing(
     tmp_path: Path, put: str, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,7 +68,7 @@ def test_a_text_that_speaks_of_special_tokens_has_none_and_teaches_none(
         assert not set(ids) & set(load_tokenizer(path).special_ids)
 
 
-WHOLE_WORDS = {
+WHOLE_WORDS: dict[str, Callable[[dict[str, int]], tuple[Any, Any]]] = {
     "words": lambda ids: (models.WordLevel(ids, unk_token="<unk>"), pre_tokenizers.WhitespaceSplit()),
     "word pieces": lambda ids: (models.WordPiece(ids, unk_token="<unk>"), pre_tokenizers.WhitespaceSplit()),
     "unigrams": lambda ids: (
@@ -85,8 +87,8 @@ def test_a_model_that_knows_special_tokens_as_words_finds_none_in_a_text(tmp_pat
     written.pre_tokenizer = pre_tokenizer
     written.add_special_tokens(special)
     written.save(str(tmp_path / "tokenizer.json"))
-    for open_ in (lambda: open_tokenizer(tmp_path / "tokenizer.json"), lambda: glue_tokenizer(tmp_path)):
-        encoded = open_().encode("a <s> </s> <mask>a <pad>", add_special_tokens=False)
+    for tokenizer in (open_tokenizer(tmp_path / "tokenizer.json"), glue_tokenizer(tmp_path)):
+        encoded = tokenizer.encode("a <s> </s> <mask>a <pad>", add_special_tokens=False)
         assert not {*encoded.ids} & {0, 1, 2, 4}
         assert encoded.offsets[-1][1] == len("a <s> </s> <mask>a <pad>")
 
