@@ -149,6 +149,8 @@ def mistake(record: Json, run_id: str | None) -> str | None:
         **dict.fromkeys(("max_usd", "hang_limit_s", "heartbeat_limit_s"), _or_none(_is_amount)),
     }
     wrong = [key for key, is_right in rules.items() if not is_right(record.get(key))]
+    if wrong[:1] == ["run_id"] and is_text(record.get("run_id")):
+        return f"{RUN}: is that of run {record['run_id']}; give its folder this name again"
     return f"{RUN}: {wrong[0]} is {example(record.get(wrong[0]))}, which no run has" if wrong else None
 
 

@@ -309,6 +309,11 @@ def find(folder: RunsFolder, name: str) -> Run:
         return exact
     listing = survey(folder)
     runs, unreadable = listing.runs, listing.unreadable
+    is_a_name = any(run.described.get("name") == name for run in runs)
+    if not RUN_ID.match(name) and not is_a_name and name in folder.files.list(folder.url):
+        problem = read_records([folder.directory(name)], [name])[0].problem
+        if problem is not None:
+            raise RequestError(f'"{name}" cannot be read: {problem}')
     if not runs:
         none = f'"{name}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
         raise RequestError(none + "".join(f"\n  {line}" for line in cannot_be_read(unreadable)))

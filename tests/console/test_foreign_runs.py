@@ -117,6 +117,21 @@ def test_runs_that_cannot_be_read_are_named_once_and_hide_no_other(
     assert "may be newer, and cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("renamed", ["backup", "flax_mlm-20261121-214500-copy"])
+def test_a_run_whose_folder_was_renamed_says_how_it_was_called(
+    write_run: WriteRun, runs_dir: Path, renamed: str
+) -> None:
+    write_run(GOOD)
+    (runs_dir / GOOD).rename(runs_dir / renamed)
+    for other in (False, True):
+        if other:
+            write_run(name("else"))
+        with pytest.raises(
+            RequestError, match=rf"{renamed}.* cannot be read: run.json: is that of run {GOOD}"
+        ):
+            runs.find(here("2").runs, renamed)
+
+
 def test_what_a_run_is_called_cannot_change_the_terminal(
     write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
 ) -> None:
