@@ -182,13 +182,13 @@ class Listing:
     unreadable: Mapping[str, str]
 
 
-def read(directory: RunDirectory) -> Run | None:
-    """Read the run in `directory`; None if there is none.
+def read(directory: RunDirectory, run_id: str | None = None) -> Run | None:
+    """Read the run in `directory`; None if there is none. run_id: what it has to be; None: any.
 
     Raises:
         RequestError: its run.json cannot be read, or is of a version that this code cannot read.
     """
-    (record,) = read_records([directory])
+    (record,) = read_records([directory], [] if run_id is None else [run_id])
     if record.problem is not None:
         raise RequestError(f"{directory.url}/{record.problem}; `fab runs` lists the runs that can be read")
     if record.described is None:
@@ -304,7 +304,7 @@ def find(folder: RunsFolder, name: str) -> Run:
     Raises:
         RequestError: no run fits, or more than one does.
     """
-    exact = read(folder.directory(name)) if RUN_ID.match(name) else None
+    exact = read(folder.directory(name), name) if RUN_ID.match(name) else None
     if exact is not None:
         return exact
     listing = survey(folder)

@@ -202,7 +202,7 @@ def _training(run: Run) -> list[tuple[str, str]]:
     one_slice, code = described.get("slice") or {}, described.get("code") or {}
     wall_s, cost = overview.total_wall_s(run), pricing.run_cost(run)
     is_tpu, place = described["platform"] == "tpu", f"{one_slice.get('capacity')}, {one_slice.get('zone')}"
-    commit, versions = code.get("git_commit"), described.get("versions", {})
+    commit, versions = code.get("git_commit"), described.get("versions") or {}
     rows = {
         "hardware": f"{one_slice['count']} x {one_slice['accelerator_type']}"
         if is_tpu and one_slice

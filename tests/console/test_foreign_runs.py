@@ -126,9 +126,7 @@ def test_a_run_whose_folder_was_renamed_says_how_it_was_called(
     for other in (False, True):
         if other:
             write_run(name("else"))
-        with pytest.raises(
-            RequestError, match=rf"{renamed}.* cannot be read: run.json: is that of run {GOOD}"
-        ):
+        with pytest.raises(RequestError, match=rf"{renamed}.*run.json: is that of run {GOOD}; give"):
             runs.find(here("2").runs, renamed)
 
 
