@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from contracts.aliases import Json
@@ -40,9 +40,8 @@ DIRECT = "gcp:tpu/v2Vm:V2Vm"
 STACK = "pulumi:pulumi:Stack"
 PROJECT = "gcp:project"
 """The key of Pulumi's configuration."""
-EMPTY_STATES = frozenset(
-    {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED", "PENDING"}
-)
+WAITING_STATES = frozenset({"ACCEPTED", "WAITING_FOR_RESOURCES", "PENDING"})
+EMPTY_STATES = WAITING_STATES | {"FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED"}
 """States in which a resource holds no machine and nothing is billed."""
 QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
 QUOTA_PREFIXES = {
@@ -119,7 +118,8 @@ class Holding:
         """The row of the table that `fab zombies` prints."""
         label = f" ({self.label})" if self.ownership == "another stack's" else ""
         kind = f"{self.count} x {self.accelerator_type}" if self.count > 1 else self.accelerator_type
-        usd = "" if self.usd_per_hour is None else f"{self.usd_per_hour:,.2f}"
+        unknown = "none yet" if self.state in WAITING_STATES else ""
+        usd = unknown if self.usd_per_hour is None else f"{self.usd_per_hour:,.2f}"
         return (
             f"{self.ownership}{label}",
             self.zone,
@@ -187,9 +187,17 @@ def zone_ids(inventory: Inventory) -> set[str]:
 
 
 def holdings(
-    queued: Iterable[Json], nodes: Iterable[Json], stack: StackState, things: Sequence[Json] = ()
+    queued: Iterable[Json],
+    nodes: Iterable[Json],
+    stack: StackState,
+    things: Sequence[Json] = (),
+    template: Callable[[str], Json | None] = lambda _: None,
 ) -> list[Holding]:
-    """Return all that a project holds, zombies first. things: groups and instances of Compute Engine. Pure."""
+    """Return all that a project holds, zombies first.
+
+    things: groups and instances of Compute Engine. template: returns the one of a link, of which a group that waits for
+    its machines will make them; None: it is not known.
+    """
     queued = [*queued]
     serving = {
         str(resource["name"]).rpartition("/")[2]
@@ -207,6 +215,8 @@ def holdings(
         capacity = (
             "spot" if "spot" in resource else "reserved" if resource.get("reservationName") else "on-demand"
         )
+        if resource.get("provisioningModel") == "FLEX_START":
+            capacity = "flex-start"
         holding = _holding("queued resource", resource, node, state, capacity, count or 1, stack)
         is_elsewhere = state != ACTIVE and holding.own_id in serving  # the slice is in another of its zones
         if holding.ownership == "in use" and is_elsewhere and tpu_request.is_owned(node, stack.owner):
@@ -221,12 +231,14 @@ def holdings(
         if f"{holding.zone}/{holding.asked_by}" not in held:
             direct.append(holding)
     return sorted(
-        [*held.values(), *direct, *_on_compute(things, stack)],
+        [*held.values(), *direct, *_on_compute(things, stack, template)],
         key=lambda holding: (holding.ownership != "zombie", holding.ownership, holding.zone, holding.own_id),
     )
 
 
-def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
+def _on_compute(
+    things: Sequence[Json], stack: StackState, template: Callable[[str], Json | None]
+) -> list[Holding]:
     """Return the groups of TPU machines, and the TPU machines that are of none, whoever's they are."""
     machines: dict[tuple[str, str], list[Json]] = {}
     groups = {
@@ -254,6 +266,10 @@ def _on_compute(things: Sequence[Json], stack: StackState) -> list[Holding]:
         elif owner and owner == stack.owner:
             ownership = "zombie"
         statuses = {str(instance.get("status")) for instance in instances}
+        if group is not None and not instances:
+            properties = (template(str(group.get("instanceTemplate", ""))) or {}).get("properties")
+            instances = [properties] * int(group.get("targetSize", 0)) if properties else []
+            labels = (group.get("allInstancesConfig") or {}).get("properties", {}).get("labels", {})
         holdings.append(
             Holding(
                 kind="instance" if group is None else "group",
@@ -399,7 +415,12 @@ def _carry_out(
         # Read afterwards, so that it has whatever Pulumi had begun by then.
         state = _exported(stack)
         state = dataclasses.replace(state, names=state.names | names)
-        return state, holdings(queued.items, nodes.items, state, on_compute.items)
+        return state, holdings(queued.items, nodes.items, state, on_compute.items, template)
+
+    def template(link: str) -> Json | None:
+        with contextlib.suppress(CloudTpuError):  # then nobody says what the group waits for
+            return clients.compute.template(link)
+        return None
 
     tell, (state, held) = backoff.say, look()
     rows = table("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour")

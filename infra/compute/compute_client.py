@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import datetime
 import functools
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,10 @@ from infra.slice_apis import google_settings
 from infra.slice_apis.google_api import PATIENCE_S, GoogleApi, Listing, found_or_none
 from infra.slice_apis.retry import COMPUTE_SERVICE, Backoff
 
+TEMPLATE = re.compile(
+    "projects/(?P<project>[^/]+)/regions/(?P<region>[^/]+)/instanceTemplates/(?P<instanceTemplate>[^/]+)$"
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Api:
@@ -23,6 +28,7 @@ class _Api:
     groups: Any
     instances: Any
     operations: Any
+    templates: Any
 
 
 class ComputeClient:
@@ -65,6 +71,15 @@ class ComputeClient:
         return self._get_or_none(
             f"reading {zone}/{name}", lambda at: at.instances.get(**place), place, patience_s
         )
+
+    def template(self, link: str) -> Json | None:
+        """The template that a group names; None: it is gone, or not one of a region, as ours are."""
+        match = TEMPLATE.search(link)
+        if match is None:
+            return None
+        place = match.groupdict()
+        build = functools.partial(_get_template, place)
+        return self._get_or_none(f"reading the template of {link}", build, place, PATIENCE_S)
 
     def zone_instances(
         self, project: str, zone: str, label: tuple[str, str], *, patience_s: float = PATIENCE_S
@@ -196,11 +211,16 @@ class ComputeClient:
         return self.google.call(action, build, str(place["project"]), patience_s)
 
 
+def _get_template(place: Mapping[str, str], at: _Api) -> Any:
+    return at.templates.get(**place)
+
+
 def _collections(service: Any) -> _Api:
     return _Api(
         groups=service.instanceGroupManagers(),
         instances=service.instances(),
         operations=service.zoneOperations(),
+        templates=service.regionInstanceTemplates(),
     )
 
 

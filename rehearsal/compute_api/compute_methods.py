@@ -71,6 +71,9 @@ class ComputeApi:
             "regionInstanceTemplates.insert": lambda call: self._keep(
                 call, cloud.templates, "instanceTemplates"
             ),
+            "regionInstanceTemplates.get": lambda call: self._template(
+                f"{_region(call)}/instanceTemplates/{call.names['instanceTemplate']}"
+            ),
             "regionInstanceTemplates.delete": lambda call: self._forget(
                 call, cloud.templates, "instanceTemplates"
             ),

@@ -12,6 +12,7 @@ from contracts.errors import RequestError
 from contracts.inventory import Slice, to_json
 from infra import naming
 from infra.cloud_tpu.tpu_request import SliceSpec, queued_resource
+from infra.compute.groups import ComputeGroups
 from infra.slice_apis.retry import Backoff
 from keeper import zombies
 from keeper.zombies import limits, parse_export
@@ -267,3 +268,24 @@ def test_groups_and_instances_of_any_label_are_shown_and_only_ours_that_nobody_k
         assert "v6e-16" in shown and "another stack's" in shown and "in use" in shown
         assert {*lab.groups()} == {f"{A}/known-0", f"{A}/known-1", f"{A}/theirs"}
         assert f"{A}/one" not in lab.machines()
+
+
+@pytest.mark.parametrize("is_template_there", [True, False])
+def test_a_group_that_waits_for_capacity_tells_what_it_is_and_that_it_costs_nothing_yet(
+    is_template_there: bool,
+) -> None:
+    pool = f"{A}:v6e:flex-start"
+    with opened_lab({pool: 0}) as lab:
+        lab.create(slice_id="waits", capacity="flex-start", run_duration_s=86400, wait_s=60)
+        client = lab.session.clients.compute
+        things = ComputeGroups(client, lab.session.backoff).listing("grant").items
+        known = parse_export("dev", state(slices=()))
+        template = client.template if is_template_there else lambda _: None
+        (held,) = zombies.holdings([], [], known, things, template)
+        kind = ("v6e-16", "flex-start") if is_template_there else ("?", "?")
+        assert held.cells == ("zombie", A, "waits", "group", *kind, "WAITING_FOR_RESOURCES", "none yet")
+        lab.control.set_capacity(pool, 16)
+        lab.control.advance(600)
+        things = ComputeGroups(client, lab.session.backoff).listing("grant").items
+        (held,) = zombies.holdings([], [], known, things, template)
+        assert held.cells[4:7] == ("v6e-16", "flex-start", "RUNNING") and held.usd_per_hour is not None
