@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @options
 class Recover:
     run: str = argument(RUN)
-    selector: Selector = group(Selector, "stack", "slice", "hosts", "runs")
+    selector: Selector = group(Selector, "stack", "slice", "hosts", "runs", "platform", "python")
     detach: bool = flag("return when the run has started")
 
 

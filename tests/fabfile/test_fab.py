@@ -231,6 +231,7 @@ def checked(typed: str) -> Line:
         "run -- ls -- -l",
         "recover --run latest",
         "recover latest --stack dev",
+        "recover latest --stack hosts.json --platform cpu --python python3.12",
         "put a b --force",
         "predict x -",
         "predict --run x status -- -x",
