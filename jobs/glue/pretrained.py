@@ -49,6 +49,10 @@ type Computes = Mapping[str, Collection[str]]
 """Of names in config.json, the values that a job computes; a name that is left out there means one of these."""
 ALL: Computes = {}
 """Of a job that computes whatever transformers does."""
+SIZE_NAMES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size"),
+)
 
 
 def problems(options: Options, cache_dir: Path, computes: Computes = ALL) -> list[str]:
@@ -131,6 +135,11 @@ def open_pretrained(
         for name, values in computes.items()
         if name in settings and settings[name] not in values
     ]
+    wrong += [
+        f"{CONFIG} has {name} {settings.get(name)!r:.40}, which is no size; mend it"
+        for name in SIZE_NAMES
+        if (name in settings or name == "vocab_size") and not _is_size(settings.get(name))
+    ]
     if wrong:
         raise RequestError(f"--init-from {source}: {'; '.join(wrong)}")
     longest = positions(settings)
@@ -139,12 +148,16 @@ def open_pretrained(
             f"--max-length {options.max_length}: the model has {longest} positions; choose at most {longest}"
         )
     tokens = vocabulary_size(folder)
-    if tokens > settings.get("vocab_size", tokens):
+    if tokens > settings["vocab_size"]:
         raise RequestError(
             f"--init-from {source}: its tokenizer has {tokens:,} tokens and its model {settings['vocab_size']:,}; the "
             "two are not of one model"
         )
     return folder
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -311,11 +311,11 @@ def test_of_the_default_task_whole_modules_are_held_out_and_no_docstring_is_ther
     ("told", "said"),
     [
         (
-            {"model_type": "roberta", "max_position_embeddings": 66},
+            {"model_type": "roberta", "vocab_size": 5, "max_position_embeddings": 66},
             "--max-length 128: the model has 64 positions",
         ),
         (
-            {"model_type": "bert", "max_position_embeddings": 100},
+            {"model_type": "bert", "vocab_size": 5, "max_position_embeddings": 100},
             "--max-length 128: the model has 100 positions",
         ),
         (
@@ -324,6 +324,14 @@ def test_of_the_default_task_whole_modules_are_held_out_and_no_docstring_is_ther
         ),
         ({}, "names nothing, of the type None; choose a model of the type roberta or bert"),
         ({"model_type": "bert", "vocab_size": 5}, None),
+        (
+            {"model_type": "bert", "vocab_size": "5"},
+            "config.json has vocab_size '5', which is no size; mend it",
+        ),
+        (
+            {"model_type": "bert", "max_position_embeddings": "many"},
+            "vocab_size None, which is no size; mend it; config.json has max_position_embeddings 'many', which",
+        ),
         (
             {"model_type": "bert", "vocab_size": 4},
             "its tokenizer has 5 tokens and its model 4; the two are not of one",
