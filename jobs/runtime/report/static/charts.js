@@ -21,7 +21,7 @@ function el(tag, attributes = {}, ...children) {
 const number = value => value === null || value === undefined ? "–"
   : Math.abs(value) >= 1e9 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : exact.format(value);
 
-const tick = value => value && Math.abs(value) < 1e-3 ? value.toExponential(0) : compact.format(value);
+const tick = value => value && Math.abs(value) < 1e-3 ? Number(value.toPrecision(3)).toExponential() : compact.format(value);
 
 /** The charts of `sources` ({label, url}), and what chooses their axes. `follow` asks again and again. */
 class Curves {
