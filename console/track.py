@@ -32,7 +32,7 @@ from contracts.aliases import Say
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, REPORT, RESULT, RUN, SAMPLES, SETTINGS, SILENCE_LIMIT_S
-from contracts.run_records import Unread
+from contracts.run_records import Unread, without_retaken
 from jobs.runtime.monitoring.metric_definitions import finite
 from jobs.runtime.storage.cache import user_cache_dir
 from launch import runs
@@ -290,7 +290,8 @@ class Mirror:
 
     def _send_metrics(self) -> None:
         lines, self._offset = self._run.directory.read_new_metrics(self._offset, self._unread)
-        new = [line for line in map(self._new_values, lines) if line is not None]
+        counting, _ = without_retaken(lines, len(self._run.described["attempts"]))
+        new = [line for line in map(self._new_values, counting) if line is not None]
         for problem in self._unread.unannounced():
             print(printable(f"{self._tracker}: {problem}"), flush=True)
         if new:

@@ -143,6 +143,23 @@ def another_mirror(lock: str) -> Iterator[None]:
     thread.join()
 
 
+def test_of_a_step_that_a_script_took_again_the_tracker_gets_the_later_value(
+    quick: Callable[[Path], Target], write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since_s = time.time()
+    metrics = lines([1, 2, 3], since_s) + [{"step": step, "loss": 9.0} for step in (2, 3, 4)]
+    run = write_run(attempts=attempts(2), metrics=metrics)
+    sent: list[Any] = []
+    mirror = track.Mirror(quick(tmp_path), run, "mlflow", LIMIT_S)
+    monkeypatch.setattr(mirror, "_ask", lambda verb, content: sent.append((verb, content)))
+    mirror._send_metrics()
+    ((verb, points),) = sent
+    assert (verb, [(step, values["loss"]) for step, _, values in points]) == (
+        "metrics",
+        [(1, 1.0), (2, 9.0), (3, 9.0), (4, 9.0)],
+    )
+
+
 STEPS = [(step, 1 / step) for step in (10, 20, 30, 40)]
 
 
