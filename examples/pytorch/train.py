@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 run, rank = Path(os.environ["RUN_DIR"]), dist.get_rank()
+torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 step, saved = 0, run / "checkpoint.pt"
