@@ -11,10 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from contracts.errors import RequestError
 from jobs.glue import docstrings
 from jobs.glue.data import read
 from jobs.glue.options import Options
 from jobs.glue.pretrained import problems
+from jobs.runtime.storage.model_folder import require_unchanged
 
 # A file with NUL is taken for UTF-16.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
@@ -354,3 +356,12 @@ def test_a_model_of_another_kind_or_with_too_few_positions_or_tokens_is_refused_
     )
     nowhere = problems(Options(init_from=str(tmp_path / "nowhere")), tmp_path)
     assert len(nowhere) == 1 and "No such file or directory" in nowhere[0]
+
+
+def test_a_run_whose_own_tokenizer_is_another_now_says_where_it_can_go_on() -> None:
+    require_unchanged(None, "a", "a")
+    with pytest.raises(
+        RequestError, match="Resume it with the data and in a checkout of the commit"
+    ) as raised:
+        require_unchanged(None, "a", "b")
+    assert "--init-from" not in str(raised.value), "it was not asked for"

@@ -86,7 +86,16 @@ def read_config(source: str, folder: Path) -> dict[str, Any]:
 
 
 def require_unchanged(source: str | None, began_from: object, fingerprint: str) -> None:
-    """Raises RequestError: `source` has another model or tokenizer than when the run began, by their fingerprints."""
+    """Raises RequestError: `source` has another model or tokenizer than when the run began, by their fingerprints.
+
+    source: None: the tokenizer was trained from the run's data.
+    """
+    if began_from != fingerprint and source is None:
+        raise RequestError(
+            "the tokenizer that is trained from the run's data is another than when the run began: the data have "
+            "changed, or another version of tpu-stack began it. Resume it with the data and in a checkout of the "
+            "commit that it began with (`code` in its run.json), or start a new run"
+        )
     if began_from != fingerprint:
         raise RequestError(
             f"--init-from {source}: holds another model or tokenizer than when the run began; bring the old one back "
