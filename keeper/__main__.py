@@ -59,8 +59,14 @@ def one_pass(documents: Documents, say: Say) -> int:
     return max(codes)
 
 
-def reconcile(store: Store, world: World, say: Say, request: TargetRequest | None = None) -> None:
-    """Bring about what people want, as far as that can be done now. request: as `World` has it.
+def reconcile(
+    store: Store,
+    world: World,
+    say: Say,
+    request: TargetRequest | None = None,
+    only: Collection[str] | None = None,
+) -> None:
+    """Bring about what people want, as far as that can be done now. request: as `World` has it; only: as `Reconciler`.
 
     Raises:
         DocumentsError: what is wanted cannot be read.
@@ -73,7 +79,7 @@ def reconcile(store: Store, world: World, say: Say, request: TargetRequest | Non
     on_this_machine = stack is None and (request is None or request.stack == LOCAL)
     # On this machine one thing is done after the other: a launch changes the directory of the process.
     at_once = 1 if on_this_machine else AT_ONCE
-    reconciler = Reconciler(store, world, notices, say, refusals=REFUSALS, at_once=at_once)
+    reconciler = Reconciler(store, world, notices, say, refusals=REFUSALS, at_once=at_once, only=only)
     began_s, passes = time.monotonic(), 0
 
     def wait(busy: Collection[Future[None]]) -> None:

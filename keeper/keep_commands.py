@@ -219,7 +219,7 @@ def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
         return f"{run_id} is to be removed; the keeper does so at its next look" + (
             f"\n{line}" if line else ""
         )
-    reconcile(store, World(documents, tell, program="fab rm", request=stack), tell, stack)
+    reconcile(store, World(documents, tell, program="fab rm", request=stack), tell, stack, [run_id])
     left = store.run(run_id)
     if left is None:  # as the reconciler has said
         return ""

@@ -333,7 +333,7 @@ def cancel(documents: Documents, stack: TargetRequest, entries: Sequence[str], *
             tell(f"{text}, up to {spoken(grace_s)} to save a checkpoint")
     world = World(documents, tell, program="fab queue cancel", request=stack)
     for _ in range(2):  # the second look sees that what was stopped is gone
-        reconcile(store, world, tell, stack)
+        reconcile(store, world, tell, stack, [run.run_id for run in chosen])
     now_runs, code = store.read().runs, DONE
     ended = [run for run in chosen if (now := now_runs.get(run.run_id)) is None or now.end is not None]
     if cancelled := [

@@ -149,7 +149,8 @@ class Witness(Protocol):
 
 class Reconciler:
     """refusals: what a World raises that may be better at the next look, besides RequestError. at_once: slices that are
-    seen to at the same time; 1 is without threads. wait_s: for a slice that was requested just now."""
+    seen to at the same time; 1 is without threads. wait_s: for a slice that was requested just now. only: the runs that
+    a command is about; no others get a slice. None: all."""
 
     def __init__(
         self,
@@ -161,10 +162,11 @@ class Reconciler:
         refusals: tuple[type[Exception], ...] = (),
         at_once: int = AT_ONCE,
         wait_s: float = 120.0,
+        only: Collection[str] | None = None,
     ) -> None:
         self.store, self._world, self._witness, self._say = store, world, witness, say
         self._refusals: tuple[type[Exception], ...] = (RequestError, *refusals)
-        self.at_once, self._wait_s = at_once, wait_s
+        self.at_once, self._wait_s, self._only = at_once, wait_s, only
         self._last_lines: dict[str, str] = {}
 
     # --- passes and looks -------------------------------------------------------------------------------------------
@@ -228,10 +230,12 @@ class Reconciler:
             return []
         now_s = self.store.now_s()
         slices = {name: (content.slices.get(name, Slice(name=name)), place) for name, place in places.items()}
-        living = self._assigned(living, slices, now_s)
-        signs = self._world.signs(living) if is_full else {}
+        if self._only is None:
+            living = self._assigned(living, slices, now_s)
+        chosen = [run for run in living if self._only is None or run.run_id in self._only]
+        signs = self._world.signs(chosen) if is_full else {}
         due: dict[str, None] = {}
-        for run in living:
+        for run in chosen:
             slice_spec, place = slices.get(
                 run.slice or "", (Slice(name=""), SliceObserved(standing="absent"))
             )

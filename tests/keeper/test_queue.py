@@ -266,6 +266,7 @@ def test_a_killed_worker_a_cancelled_run_and_a_restart(
     submit("never")
     assert fab("queue", "cancel", "never")[0] == 0
     assert number_of(store, 3).end is not None
+    assert {state for name, state in states(store).items() if name != "never"} == {"waiting"}
     worker = subprocess.Popen(
         [Path(sys.executable).with_name("fab"), "queue", "work"], stdout=subprocess.DEVNULL
     )
