@@ -1,10 +1,25 @@
-"""Whether processes have ended, for tests of what must not outlive its time."""
+"""Programs that a test runs to their end, and whether processes that must not outlive their time have ended."""
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+
+def run_program(
+    argv: Sequence[str | Path],
+    environ: Mapping[str, str],
+    *,
+    cwd: Path | None = None,
+    input: str | None = None,
+    limit_s: float = 120.0,
+) -> subprocess.CompletedProcess[str]:
+    """How a program ended, and what it said. environ: all of its environment."""
+    return subprocess.run(
+        argv, env=environ, cwd=cwd, input=input, capture_output=True, text=True, timeout=limit_s, check=False
+    )
 
 
 def is_alive(pid: int) -> bool:

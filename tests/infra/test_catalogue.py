@@ -25,6 +25,7 @@ from infra.catalogue import (
     zone_region,
     zones,
 )
+from tests.processes import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "accelerators.md"
@@ -244,15 +245,8 @@ def test_a_table_in_the_catalogue_s_file_is_all_that_a_new_generation_needs(tmp_
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "infra/catalogue/tpus.toml").open("a") as file:
         file.write(IMAGINARY)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = run_program([sys.executable, "-c", PROGRAM], environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     configured, cost, requested, _, one_host, *_ = done.stdout.splitlines()
     assert configured == "v2-alpha-tpuv9z hyperdisk-ml ct9z-standard-4t TPUV9Z"

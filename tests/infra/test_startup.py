@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra import startup
+from tests.processes import run_program
 
 GATEWAY = startup.GatewaySettings(
     export="/srv/share", clients=("10.0.0.0/20", "10.4.0.0/20"), uid=4242, gid=4343
@@ -65,13 +66,8 @@ def test_a_script_without_a_setting_does_nothing_and_names_it(
     for tool in ("cat", "curl"):
         (tmp_path / tool).write_text("#!/bin/sh\nexit 6\n")
         (tmp_path / tool).chmod(0o755)
-    done = subprocess.run(
-        [shutil.which("bash") or "/bin/bash", "-c", startup.script(file, given_)],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    bash = shutil.which("bash") or "/bin/bash"
+    done = run_program([bash, "-c", startup.script(file, given_)], {"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert f"the setting {missing} is missing or empty" in done.stderr
 
@@ -124,14 +120,8 @@ esac
         path.exists() or path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
     script = startup.compute_host_script(None, hosts).replace("/run/tpu-stack", str(tmp_path / "run"))
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-    )
+    done = run_program(["bash", "-c", script], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
     published = [
         line.rpartition("tpu-stack/")[0] for line in (tmp_path / "published").read_text().splitlines()
     ]

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -13,6 +12,7 @@ import pytest
 from jobs.runtime.storage import deliver
 from jobs.runtime.storage.bucket_files import retry
 from jobs.runtime.storage.deliver import File
+from tests.processes import run_program
 
 
 @pytest.fixture
@@ -38,14 +38,10 @@ def test_texts_and_files_of_this_host_arrive_under_their_names(bucket: Path, tmp
         {"name": "result.json", "text": "the agent's"},
         {"name": "stacks.txt", "text": "its stacks"},
     ]
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-P", "-m", "jobs.runtime.storage.deliver", f"file://{bucket}"],
+        {"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
         input=json.dumps({"files": files, "unless_there": ["result.json", "stacks.txt"]}),
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     found = {str(path.relative_to(bucket)): path.read_text() for path in bucket.rglob("*") if path.is_file()}

@@ -23,6 +23,7 @@ from jobs.runtime.jax import distributed  # noqa: F401 - what JAX says of a lost
 from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run, explain
 from jobs.runtime.storage.bucket_files import files_of
+from tests.processes import run_program
 
 
 class JaxRuntimeError(RuntimeError):
@@ -150,14 +151,8 @@ def started(environ: dict[str, str], *arguments: str) -> subprocess.CompletedPro
         f"sys.argv[1:] = {list(arguments)!r}\n"
         "runpy.run_module('jobs.flax_mlm', run_name='__main__', alter_sys=False)\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd(), **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    usual = {"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()}
+    return run_program([sys.executable, "-c", program], {**usual, **environ})
 
 
 WHOLE = {

@@ -21,6 +21,7 @@ from keeper import installation
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from tests.keeper.test_gateway_login import inventory
+from tests.processes import run_program
 
 GATEWAY = Gateway(
     name="tpu-stack-dev-gateway", zone="us-central1-a", address="10.0.0.2", host_keys=(), user=None
@@ -69,14 +70,8 @@ def test_the_gateways_host_keys_are_those_that_it_publishes(
 
 
 def carry_out(steps: list[Step], home: Path) -> dict[str, tuple[str, str]]:
-    done = subprocess.run(
-        [sys.executable, "-S", "-E", "-c", RUNNER.read_text(), to_json(steps)],
-        env={"HOME": str(home), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    argv = [sys.executable, "-S", "-E", "-c", RUNNER.read_text(), to_json(steps)]
+    done = run_program(argv, {"HOME": str(home), "PATH": os.environ["PATH"]})
     answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     return {each["step"]: (each["state"], each["message"]) for each in answers if each["state"] != "doing"}
 

@@ -23,6 +23,7 @@ from tests.infra.bucket import Bucket, served
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, wanted_props
 from tests.keeper.lab import INVENTORY
 from tests.launch.slices import make_host
+from tests.processes import run_program
 
 RUNS = 50
 
@@ -78,14 +79,7 @@ def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
         def one_pass() -> tuple[list[str], list[str]]:
             Bucket.requests.clear()
             listings.clear()
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                env=environ,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            done = run_program([sys.executable, "-c", code], environ)
             assert done.returncode == 0, done.stdout + done.stderr
             return [*Bucket.requests, *listings], done.stdout.splitlines()
 

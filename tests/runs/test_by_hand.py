@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch import jobs
 from launch.code import precompiled
+from tests.processes import run_program
 from tests.runs.lab import CHECKOUT, Lab
 from tests.servers import free_port
 
@@ -40,15 +43,8 @@ def test_a_job_started_by_hand_without_an_agent_trains_and_writes_its_result(
 ) -> None:
     run_dir = tmp_path / "by-hand"
     told = environment("by-hand", run_dir, lab.cache_home / "tpu-stack", job="flax_mlm", processes=1)
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.flax_mlm", *lab.options(), "--steps", "6"],
-        cwd=CHECKOUT,
-        env={**told, "RUN_PROCESS_ID": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    argv = [sys.executable, "-m", "jobs.flax_mlm", *lab.options(), "--steps", "6"]
+    done = run_program(argv, {**told, "RUN_PROCESS_ID": "0"}, cwd=CHECKOUT)
     assert done.returncode == 0, done.stderr
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["outcome"], result["steps"]) == ("done", 6)
@@ -69,6 +65,14 @@ print(json.dumps(kept.precompile(lowered, lowered.compile)))
 """
 
 
+def compiled_for_shapes(job: str, cache: Path, options: Sequence[str]) -> Any:
+    """The note of a job's step, compiled by a process that has no data of a run."""
+    argv = [sys.executable, "-c", COMPILER, job, str(cache), *options]
+    done = run_program(argv, {**os.environ, "JAX_PLATFORMS": "cpu"}, cwd=CHECKOUT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("job", ["jax_hello", "flax_mlm"])
 def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_training_loads(
     job: str, lab: Lab, tmp_path: Path
@@ -76,17 +80,7 @@ def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_traini
     """Compiled by one process, which has no data of a run, and trained with by another; the note goes with the code."""
     options = [*(lab.options() if job == "flax_mlm" else ()), "--steps", "2"]
     compiler, bucket = tmp_path / "compiler", f"file://{tmp_path}/bucket"
-    compiled = subprocess.run(
-        [sys.executable, "-c", COMPILER, job, str(compiler), *options],
-        cwd=CHECKOUT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert compiled.returncode == 0, compiled.stderr
-    note = precompiled.with_url(json.loads(compiled.stdout.splitlines()[-1]), bucket)
+    note = precompiled.with_url(compiled_for_shapes(job, compiler, options), bucket)
     Path(f"{tmp_path}/bucket/cache").mkdir(parents=True)
     (compiler / "executables").rename(tmp_path / "bucket" / "cache" / "executables")
     code = tmp_path / "code"
@@ -95,15 +89,8 @@ def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_traini
     ) as packed:
         packed.extractall(code, filter="data")
     told = environment("ahead", tmp_path / "run", tmp_path / "cache", job=job, processes=1)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", f"jobs.{job}", *options],
-        cwd=tmp_path,
-        env={**told, "RUN_PROCESS_ID": "0", "RUN_LOCAL_DEVICES": "2", "PYTHONPATH": str(code)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    told |= {"RUN_PROCESS_ID": "0", "RUN_LOCAL_DEVICES": "2", "PYTHONPATH": str(code)}
+    done = run_program([sys.executable, "-P", "-m", f"jobs.{job}", *options], told, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"was compiled beforehand: it is loaded from {note['url']}" in done.stdout
     assert "compiled anew" not in done.stdout and "for another" not in done.stdout
@@ -116,16 +103,7 @@ def test_several_processes_trace_the_program_that_is_handed_over_for_shapes_on_t
 ) -> None:
     """Loading it is refused, as on CPUs each process has a program of its own; on TPUs all have the same."""
     lab.finish(lab.launch("--steps", "2"))
-    compiled = subprocess.run(
-        [sys.executable, "-c", COMPILER, "flax_mlm", str(tmp_path), *lab.options(), "--steps", "2"],
-        cwd=CHECKOUT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    note = json.loads(compiled.stdout.splitlines()[-1])
+    note = compiled_for_shapes("flax_mlm", tmp_path, [*lab.options(), "--steps", "2"])
     kept = [path.read_bytes()[32:] for path in (lab.cache_home / "tpu-stack" / "executables").iterdir()]
     facts = [json.loads(content.partition(b"\n")[0]) for content in kept]
     traced = [each["program"] for each in facts if each["name"] == "jit_step" and len(each["devices"]) == 2]

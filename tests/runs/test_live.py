@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.processes import run_program
 from tests.runs.lab import CHECKOUT, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -35,19 +35,8 @@ def test_where_an_own_command_is_now_is_shown_and_kept_and_a_shell_opens_there_a
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "train.py").write_text(WAITS)
-    options = (
-        "--env",
-        "SPEED=fast",
-        "--secret",
-        "TOKEN_A",
-        "--processes-per-host",
-        "2",
-        "--workdir",
-        str(folder),
-        "--",
-        "python",
-        "train.py",
-    )
+    options = ["--env", "SPEED=fast", "--secret", "TOKEN_A", "--processes-per-host", "2"]
+    options += ["--workdir", str(folder), "--", "python", "train.py"]
     lab.environ["TOKEN_A"] = "t0p-secret"
     begun = lab.fab("train", "--detach", *options).ended()
     assert begun.code == 0, begun.said
@@ -65,16 +54,10 @@ def test_where_an_own_command_is_now_is_shown_and_kept_and_a_shell_opens_there_a
     assert "rank 1, pid" in saved[0].read_text() and "rank 3, pid" in saved[1].read_text()
 
     fab = Path(sys.executable).parent / "fab"
-    shell = subprocess.run(
-        [fab, "ssh", "latest", "--host", "1"],
-        input='pwd; ls; echo "$RUN_ID,$RANK,$SPEED,$TOKEN_A,$RUN_CONTROL_DIR"; command -v python',
-        env={**os.environ, **lab.environ},
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    typed = 'pwd; ls; echo "$RUN_ID,$RANK,$SPEED,$TOKEN_A,$RUN_CONTROL_DIR"; command -v python'
+    environ = {**os.environ, **lab.environ}
+    shell = run_program([fab, "ssh", "latest", "--host", "1"], environ, cwd=CHECKOUT, input=typed)
+    assert shell.returncode == 0, shell.stderr
     place = lab.agent_root / "runs" / run.run_id
     expected = [str(place / "work-1"), "train.py", f"{run.run_id},2,fast,,", str(place / "venv-1/bin/python")]
     assert shell.stdout.splitlines() == expected

@@ -24,6 +24,7 @@ from backends.vm.deploy import RUNNER
 from backends.vm.steps import Step, to_json
 from backends.vm.transport import SshTransport
 from launch.hosts import HostError
+from tests.processes import run_program
 from tests.servers import free_port
 
 SSHD = "/usr/sbin/sshd"
@@ -264,14 +265,8 @@ def carry_out(home: Path) -> CarryOut:
     def run(
         steps: Sequence[Step], *, environ: dict[str, str] | None = None, under_way: bool = False
     ) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [oldest_python(), "-S", "-E", "-c", RUNNER.read_text(), to_json(steps)],
-            env={**os.environ, "HOME": str(home), **(environ or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        argv = [oldest_python(), "-S", "-E", "-c", RUNNER.read_text(), to_json(steps)]
+        done = run_program(argv, {**os.environ, "HOME": str(home), **(environ or {})})
         assert done.stderr == ""
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == int(any(answer["state"] == "failed" for answer in answers))
