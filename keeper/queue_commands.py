@@ -141,6 +141,7 @@ def _add(targets: Sequence[Target], requests: Sequence[Request], wishes: Wishes)
         )
         bundles |= {bundle.sha256: bundle for bundle in submitted.bundles}
         left_out |= dict.fromkeys(left_out_lines(submitted.bundles))
+    submissions.require_small(bundles.values())
     submissions.keep_code(documents, bundles.values())
     added = store.add_runs(added)
     # Whoever removed it before the runs were there looks whether it is needed now.

@@ -188,6 +188,19 @@ def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
     assert planned.config.packages["requirements"] == ["greet==1.0"]
 
 
+def test_a_folder_that_is_too_large_for_a_keeper_is_refused_before_anything_of_it_is_kept(
+    fab: Fab, store: Store, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ("submit", "--hosts", "1", "--workdir", str(script), "--", "python", "train.py")
+    (script / "weights.bin").write_bytes(os.urandom(3 << 20))
+    monkeypatch.setattr(submissions, "LARGEST_BYTES", 2 << 20)
+    code, said = fab(*own)
+    assert (code, store.documents.names("bundles/"), [*store.read().runs]) == (2, [], [])
+    assert "are 3 MiB compressed, and the queue keeps at most 2 MiB of a run" in said
+    (script / ".fabignore").write_text("*.bin")
+    assert fab(*own)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
