@@ -131,9 +131,10 @@ class Checkpoints:
         name = f"{CHECKPOINTS}/{step}"
         try:
             write()
-            Path(temporary, CHECKPOINT_NOTES).write_text(
-                json.dumps({**notes, CHECKSUMS: _checksums(temporary)}), encoding="utf-8"
-            )
+            notes_path = Path(temporary, CHECKPOINT_NOTES)
+            notes_path.write_text(json.dumps({**notes, CHECKSUMS: _checksums(temporary)}), encoding="utf-8")
+            for file in Path(temporary).iterdir():  # safetensors makes files that nobody else can resume from
+                file.chmod(notes_path.stat().st_mode)
             if self._directory.is_remote:
                 upload = lambda: self._upload(temporary, name)  # noqa: E731
                 retry(upload, what=f"checkpoint {step}", pauses_s=pauses_s(self._directory))

@@ -84,6 +84,24 @@ def test_a_checkpoint_that_was_copied_into_a_bucket_counts_from_its_last_file_on
     assert Checkpoints(back, again, Alone(), keep_last=2).restore_latest() == (15, {})
 
 
+def test_whoever_may_read_the_run_may_read_its_checkpoints(run: Run) -> None:
+    class Private(Number):
+        def write(self, folder: str) -> Callable[[], None]:
+            write = super().write(folder)
+
+            def privately() -> None:
+                write()
+                Path(folder, "state.data").chmod(0o600)
+
+            return privately
+
+    checkpoints = Checkpoints(run, Private(), Alone(), keep_last=2)
+    checkpoints.save(5, {})
+    checkpoints.close()
+    files = Path(run.directory.path("checkpoints/5")).iterdir()
+    assert len({file.stat().st_mode for file in files}) == 1
+
+
 def flip_a_byte(folder: Path) -> None:
     path = folder / "state.data"
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]))  # of the same size: only a checksum tells
