@@ -36,7 +36,7 @@ from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, step_flops
 from jobs.runtime.storage.cache import user_cache_dir
-from launch.plan import ON_CPU
+from launch.plan import tunables_on_cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().with_name("mlm_peers")
@@ -151,7 +151,10 @@ def ours_and_peers(folder: Path, dtypes: Sequence[str]) -> dict[str, Command]:
     """flax_mlm's own step in a job's environment, once for each of `dtypes`; then all of PEERS, each in its own."""
     module = [sys.executable, "-m", "bench.mlm_peers.ours_step", str(folder), "--options"]
     commands: dict[str, Command] = {
-        f"flax_mlm, {dtype}": ([*module, json.dumps({"dtype": dtype})], {**ON_CPU, **os.environ})
+        f"flax_mlm, {dtype}": (
+            [*module, json.dumps({"dtype": dtype})],
+            {**tunables_on_cpu("jax"), **os.environ},
+        )
         for dtype in dtypes
     }
     for name, (lock, script, *options) in PEERS.items():

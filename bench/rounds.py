@@ -52,13 +52,13 @@ def ask(module: str, framework: str, arguments: Sequence[object]) -> Measured:
 
 def _run(framework: str, arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[str, Measured]:
     from backends.local import environments  # what a turn runs in has not all that launching needs
-    from launch.plan import ON_CPU
+    from launch.plan import tunables_on_cpu
 
     environments.ensure(framework, lambda text: print(text, file=sys.stderr, flush=True))
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        **ON_CPU,  # as `fab train` sets it, here for all
+        **tunables_on_cpu(framework),  # as `fab train` sets it, here for all
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",

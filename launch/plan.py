@@ -292,13 +292,20 @@ def _local_path(run_dir: str) -> str | None:
     return None if is_url(run_dir) else run_dir
 
 
-ON_CPU = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+LARGE_PAGES = "glibc.malloc.hugetlb=1"
 """Asks the system for memory in large pages. XLA on CPU takes memory for the results of each step and frees it
 afterwards; in pages of 4 KiB the system clears and hands over hundreds of thousands of them in every step, which was a
 fifth to a third of its time (`docs/benchmarks.md`, "A training step compared with `transformers`"). Another C library
-than glibc, and a system that gives no large pages (/sys/kernel/mm/transparent_hugepage/enabled), pass over it. Keeping
-the memory instead (mallopt(3)) was faster by a few per cent, but pieces of it that were not used again came to several
-times what a step needs."""
+than glibc, and a system that gives no large pages (/sys/kernel/mm/transparent_hugepage/enabled), pass over it."""
+KEPT_MEMORY = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
+"""Keeps what is freed for the next step: for PyTorch, which frees each result by itself. Of what XLA takes, pieces that
+were not used again came to several times what a step needs."""
+
+
+def tunables_on_cpu(framework: str) -> dict[str, str]:
+    """Return the variable that sets how a job's process on a CPU takes memory."""
+    tunables = (LARGE_PAGES, KEPT_MEMORY) if framework == "pytorch" else (LARGE_PAGES,)
+    return {"GLIBC_TUNABLES": ":".join(tunables)}
 
 
 def environment(plan: Plan, process_id: int) -> dict[str, str]:
@@ -324,7 +331,7 @@ def _launcher_variables(plan: Plan, process_id: int) -> dict[str, str]:
         **(rank_variables(variables, plan.ranks, 0) if has_one_rank else variables.variables()),
         # Whatever the host's own setting: without bytecode, each start compiles some 1,500 modules.
         "PYTHONDONTWRITEBYTECODE": "",
-        **(ON_CPU if plan.target.platform == "cpu" and plan.command is None else {}),
+        **(tunables_on_cpu(plan.framework) if plan.target.platform == "cpu" and plan.command is None else {}),
         **_variables_between_groups(plan, process_id),
     }
 

@@ -96,8 +96,7 @@ def attend(
     return mixed_XK
 
 
-@torch.library.custom_op("tpu_stack::attend", mutates_args=())  # type: ignore[untyped-decorator]
-def _attend(
+def forward(
     source_XK: torch.Tensor,
     unseen_P: torch.Tensor,
     kept_P: torch.Tensor | None,
@@ -123,8 +122,7 @@ def _attend(
     return mixed_QK.index_select(0, places), laid_out_LK, shares_P
 
 
-@torch.library.custom_op("tpu_stack::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def _attend_backward(
+def backward(
     gradient_XK: torch.Tensor,
     laid_out_LK: torch.Tensor,
     shares_P: torch.Tensor,
@@ -197,6 +195,8 @@ def _backward(ctx: Any, gradient_XK: torch.Tensor, *_: None) -> tuple[Any, ...]:
     return d_source, None, None, [None] * len(indices), None
 
 
+_attend = torch.library.custom_op("tpu_stack::attend", forward, mutates_args=())
+_attend_backward = torch.library.custom_op("tpu_stack::attend_backward", backward, mutates_args=())
 _attend.register_autograd(_backward, setup_context=_save)
 _attend.register_fake(
     lambda source_XK, unseen_P, _, indices, __: (

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from jobs.glue.batches import Blocks, Packed, row_lengths
 from jobs.torch_glue import attention
+from jobs.torch_glue.layer import Inputs, Layer, parameters
 
 WORD = 4
 """Numbers of 16 bits in one that is drawn."""
@@ -146,6 +147,9 @@ class Rows:
 def _layer(layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noise) -> torch.Tensor:
     """A layer over all tokens, or the last one at the first token of each row."""
     heads, out, rate = layer.attention.self, layer.attention.output, layer.output.dropout.p
+    is_gelu = getattr(layer.intermediate.intermediate_act_fn, "act", None) is functional.gelu
+    if rows.plans is not None and is_gelu and not torch.compiler.is_compiling():
+        return _layer_by_hand(layer, is_last, x_TD, rows, noise, rows.plans[is_last])
     maps = heads.query, heads.key, heads.value
     if is_last:
         qkv_TX = functional.linear(x_TD, *_joined(maps[1:]))
@@ -169,6 +173,35 @@ def _layer(layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noi
         noise.drop(layer.output.dense(inner_MF), rate, layer.training) + x_MD
     )
     return output_MD
+
+
+def _layer_by_hand(
+    layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noise, plan: attention.Plan
+) -> torch.Tensor:
+    """As `_layer`, on a CPU."""
+    heads, output = layer.attention.self, layer.output
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_TD.dtype
+    shape = len(rows.begins_N) if is_last else len(x_TD), x_TD.shape[1]
+    kept = tuple(
+        noise.keep(math.prod(shape), rate, dtype).view(shape) if layer.training and rate else None
+        for shape, rate in (
+            ((len(plan.keys),), heads.dropout.p),
+            (shape, layer.attention.output.dropout.p),
+            (shape, output.dropout.p),
+        )
+    )
+    inputs = Inputs(
+        begins_N=rows.begins_N,
+        plan=plan,
+        unseen_P=rows.unseen[is_last],
+        kept=kept,
+        head_width=heads.attention_head_size,
+        epsilon=output.LayerNorm.eps,
+        is_last=is_last,
+    )
+    with torch.autocast("cpu", enabled=False):
+        outputs_MD: torch.Tensor = Layer.apply(x_TD.to(dtype), inputs, *parameters(layer))
+    return outputs_MD
 
 
 def _joined(maps: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:
