@@ -41,7 +41,7 @@ def parameters(layer: Any) -> list[torch.Tensor]:
     return [part.weight for part in parts] + [part.bias for part in parts]
 
 
-class Layer(torch.autograd.Function):
+class Layer(torch.autograd.Function):  # type: ignore[misc]
     """`Layer.apply(x_TD, inputs, *parameters)`: of x (tokens, width), (tokens or rows, width) in its dtype."""
 
     @staticmethod
@@ -106,7 +106,7 @@ class Layer(torch.autograd.Function):
             d_qkv = [torch.cat(part) for part in zip(*of_parts, strict=True)]
         else:
             d_qkv_TE = d_source_XK.view(-1, 3 * width)
-            d_x_TD, d_qkv = torch.addmm(d_sum_MD, d_qkv_TE, qkv), _of_map(d_qkv_TE, x_TD)
+            d_x_TD, d_qkv = torch.addmm(d_sum_MD, d_qkv_TE, qkv), [*_of_map(d_qkv_TE, x_TD)]
         of_weights, of_biases = (
             (*joint.chunk(3), *gradients)
             for joint, *gradients in zip(d_qkv, d_out, d_inner, d_outer, d_norm_1, d_norm_2, strict=True)
