@@ -282,6 +282,8 @@ def test_what_looks_like_rows_is_rows_even_where_some_are_wrong(
         ('{\n "a": 1,\n "b" 2\n}', [(3, "not JSON")]),
         ('{"a": 1, "a": 2}\n{"a": 3}', [(1, "an object names a column twice"), (2, {"a": "3"})]),
         ('{"a": 1}\r{"a":\r{"a": 3}', [(1, {"a": "1"}), (2, "not JSON (Expecting value at column"), (3, {"a": "3"})]),
+        ("a,b,,a,\n1,2,3,4,5\n6,7,8,9,0\n", [(1, "the first line names a column twice")]),
+        ("a,b,,\n1,2,3,4\n", [(2, {"a": "1", "b": "2", "": "4"})]),
         ("a\tb\r1\t2\r3\r", [(2, {"a": "1", "b": "2"}), (3, "1 columns, and the first line has 2")]),
         ('a\tb\n"1\t2"\n3\t"4\n', [(2, {"a": '"1', "b": '2"'}), (3, {"a": "3", "b": '"4'})]),
         ('a,b\n"1,\n2",3\n"4,5\n', [(2, {"a": "1,\n2", "b": "3"}), (4, "never closes")]),

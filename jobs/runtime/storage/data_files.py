@@ -521,7 +521,11 @@ def _table(path: str, form: Format) -> Iterator[Row]:
                 columns = [*COLA]
             if columns:
                 yield line, _record(columns, values)
-            columns = columns or [name.strip() for name in values]
+                continue
+            columns = [name.strip() for name in values]
+            if len({*columns} - {""}) < len([*filter(None, columns)]):
+                yield line, "the first line names a column twice"
+                return
 
 
 def _plain(text: io.TextIOWrapper, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -546,10 +550,7 @@ def _quoted(text: io.TextIOWrapper, delimiter: str) -> Iterator[tuple[int, list[
 def _record(columns: Sequence[str], values: Sequence[str]) -> dict[str, str] | str:
     if len(values) != len(columns):
         return f"{len(values)} columns, and the first line has {len(columns)}"
-    record = dict(zip(columns, values, strict=True))
-    if len(record) < len(columns) and max(map(columns.count, filter(None, columns)), default=0) > 1:
-        return "the first line names a column twice"
-    return record
+    return dict(zip(columns, values, strict=True))
 
 
 def _parquet(path: str, form: Format, column: str | None) -> Iterator[Row]:
