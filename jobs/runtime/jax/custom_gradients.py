@@ -29,6 +29,9 @@ KINDS_BY_COLUMNS = ("TPU v5",)
 """A v5p. Its compiler else makes queries, keys and values row by row, and copies each for the products of heads."""
 KINDS_THAT_SUM_SHARES = ("TPU v6 lite",)
 """A v6e. What a row of shares' gradients has in common it sums in less time than it keeps the results in float32."""
+KINDS_THAT_KEEP_SLOPES = ("TPU v6 lite",)
+"""A v6e. Its matrix units are done with the gradient's product before GELU's slope is computed beside it, and the
+forward product leaves time for that. On a v5e it costs more than it saves (docs/benchmarks.md)."""
 MOST_NATS = 60.0
 """Sums of exponentials of such numbers are far from what bfloat16 and float32 can hold, 3e38."""
 
@@ -274,16 +277,25 @@ def _normal_below(x: jax.Array) -> jax.Array:
 
 
 def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gelu(x), x
+    """Kept is x, or on some TPUs the slope there, in x's dtype."""
+    if device_kind() not in KINDS_THAT_KEEP_SLOPES:
+        return gelu(x), x
+    below, slope = _gelu_parts(x)
+    return (x * below).astype(x.dtype), _computed_once(slope.astype(x.dtype))
 
 
-def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    """Φ(x) + x φ(x): only x is kept, Φ is computed again."""
+def _gelu_backward(kept: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    """Where only x is kept, Φ is computed again."""
+    slope = kept if device_kind() in KINDS_THAT_KEEP_SLOPES else _gelu_parts(kept)[1]
+    return ((gradient * slope).astype(kept.dtype),)
+
+
+def _gelu_parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Φ(x), and GELU's slope Φ(x) + x φ(x); in float32 at least."""
     wide = widened(x)
     exponential = jnp.exp(-0.5 * wide * wide)
     below = _normal_below_by(exponential, wide) if platform() == "tpu" else _normal_below(x)
-    slope = below + wide * exponential * math.sqrt(0.5 / math.pi)
-    return ((gradient * slope).astype(x.dtype),)
+    return below, below + wide * exponential * math.sqrt(0.5 / math.pi)
 
 
 def _normal_below_by(exponential: jax.Array, x: jax.Array) -> jax.Array:
