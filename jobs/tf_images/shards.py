@@ -158,6 +158,13 @@ def read_source(folder: str) -> Source:
             f"FOLDER {folder}: has pictures of {len(classes)} classes; put those of each class "
             "into a folder of its own" + "".join(f"; {reason}" for reason in skipped[:MOST_SHOWN])
         )
+    learned = {picture.label for picture in pictures if picture.split != "eval"}
+    unknown = [name for label, name in enumerate(labels) if label not in learned]
+    if unknown:
+        raise RequestError(
+            f"FOLDER {folder}: {', '.join(unknown)}: only among the pictures that are held out; bring some to learn "
+            "from, or remove the folder"
+        )
     return Source(labels=tuple(labels), pictures=pictures, skipped=tuple(skipped))
 
 

@@ -166,6 +166,9 @@ def test_folders_of_splits_are_no_classes_however_they_are_written(
     source = shards.read_source(str(tmp_path / "split"))
     assert source.labels == ("class-0", "class-1")
     assert {picture.split for picture in source.pictures} == {"train", "eval"}
+    (tmp_path / "split" / names[0] / "class-1").rename(tmp_path / "split" / names[0] / "class-2")
+    with pytest.raises(RequestError, match="class-1: only among the pictures that are held out"):
+        shards.read_source(str(tmp_path / "split"))
 
 
 def test_the_shards_of_a_plan_are_as_many_as_the_hosts_divide(folder: Path) -> None:
