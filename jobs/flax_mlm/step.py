@@ -39,6 +39,8 @@ State = dict[str, Any]
 EVAL_MASK_SHARE = 0.15
 EVAL_SEED = 0x4D4C4D
 """Evaluations hide the same tokens whatever the run's own seed and mask share, so that runs can be compared."""
+CACHED_BYTES = 2**26
+"""Of parameters: where they are more, passes over memory are what a CPU's optimizer takes time for."""
 INIT_STREAM, MASK_STREAM, DROPOUT_STREAM = 0, 1, 2
 
 
@@ -135,10 +137,10 @@ def learning_rate(config: Config) -> optax.Schedule:
     return optax.join_schedules([rise, fall], [config.warmup_steps])
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
+def make_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     """AdamW with RoBERTa's constants (Liu et al. 2019, table 9); matrices decay, biases and norms do not."""
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+        _clip(config.clip_norm),
         optax.adamw(
             learning_rate(config),
             b1=0.9,
@@ -148,6 +150,20 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
             mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
         ),
     )
+
+
+def _clip(longest: float) -> optax.GradientTransformationExtraArgs:
+    """`optax.clip_by_global_norm`, which may be told the norm: then each leaf is clipped by itself."""
+    plain = optax.clip_by_global_norm(longest)
+
+    def update(gradient: Any, state: Any, _params: Any = None, *, norm: jax.Array | None = None) -> Any:
+        if norm is None:
+            return plain.update(gradient, state)
+        return jax.tree.map(
+            lambda leaf: jax.lax.select(norm < longest, leaf, leaf / norm * longest), gradient
+        ), state
+
+    return optax.GradientTransformationExtraArgs(plain.init, update)
 
 
 def create(
@@ -197,7 +213,7 @@ def cross_entropy(logits_BMV: jax.Array, masked: Masked) -> tuple[jax.Array, jax
 
 def make_train_step(
     graph: nnx.GraphDef[Mlm],
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     rule: MaskRule,
     config: Config,
     mesh: Mesh,
@@ -214,13 +230,8 @@ def make_train_step(
     sharded_sums = _make_sums(graph, rule, config, mesh, params_specs)
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        gradient, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
-        # Of a batch that hides nothing the loss is no number, and the gradient nothing.
-        gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(hidden, 1), gradient)
-        with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradient, state["opt_state"], state["params"])
-            params = optax.apply_updates(state["params"], updates)
-        next_state = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
+        summed, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
+        gradient = mean_gradient(summed, hidden)
         results = {
             "loss": nats / hidden,
             "grad_norm": optax.tree.norm(gradient),
@@ -229,12 +240,10 @@ def make_train_step(
         is_finite = jnp.isfinite(results["loss"]) & jnp.isfinite(results["grad_norm"])
         with jax.named_scope("optimizer"):
             if mesh.devices.flat[0].platform == "cpu":
-
-                def update(opt_state: Any) -> Any:
-                    return optimizer.update(gradient, opt_state, state["params"])[1]
-
-                return _applied_in_place_if(is_finite, next_state, state, update), results
-            return _applied_if(is_finite, next_state, state), results
+                after = updated_in_place(optimizer, summed, hidden, results["grad_norm"], is_finite, state)
+            else:
+                after = updated(optimizer, gradient, is_finite, state)
+        return after, results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
 
@@ -380,27 +389,70 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
     )
 
 
-def _applied_if(is_finite: jax.Array, after: State, before: State) -> State:
-    """The state after a step, or as it was before. Counters go on in either case: the learning rate is the step's."""
-    chosen: State = jax.tree.map(
-        lambda new, old: new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(is_finite, new, old),
-        after,
-        before,
-    )
-    return chosen
+def mean_gradient(summed: Any, hidden: jax.Array) -> Any:
+    """The gradient of the mean; of a batch that hides nothing the loss is no number, and the gradient nothing."""
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(hidden, 1), summed)
 
 
-def _applied_in_place_if(
-    is_finite: jax.Array, after: State, before: State, update: Callable[[Any], Any]
+def updated(
+    optimizer: optax.GradientTransformation, gradient: Any, is_finite: jax.Array, before: State
 ) -> State:
-    """As `_applied_if`, for CPUs. Where XLA updates the parameters, it computes the optimizer's means a second time,
-    from those of before, which it copies if they may be overwritten by then. The barrier makes them wait.
+    """The state after a step, or as it was before. Counters go on in either case: the learning rate is the step's."""
+    params, opt_state = before["params"], before["opt_state"]
+    updates, opt_state_after = optimizer.update(gradient, opt_state, params)
+    after = {"params": optax.apply_updates(params, updates), "opt_state": opt_state_after}
+    chosen = _applied_if(is_finite, after, {"params": params, "opt_state": opt_state})
+    return {**chosen, "step": before["step"] + 1}
 
-    update: the optimizer's state before to that after.
+
+def updated_in_place(
+    optimizer: optax.GradientTransformationExtraArgs,
+    summed: Any,
+    hidden: jax.Array,
+    norm: jax.Array,
+    is_finite: jax.Array,
+    before: State,
+) -> State:
+    """As `updated`, for CPUs; of a large model in one pass over memory for the parameters and each of its two means.
+
+    XLA writes to memory what several results are computed from, here a clipped gradient, as large as the model. And it
+    computes the parameters from the means of before, which it copies if they may be overwritten by then. Through a
+    barrier it does not see that numbers are the same, and what is behind one waits.
+
+    summed: the gradient of the sum over the hidden tokens; norm: of that of the mean.
     """
-    params = _applied_if(is_finite, after["params"], before["params"])
-    params, opt_state = jax.lax.optimization_barrier((params, before["opt_state"]))
-    return {**after, "params": params, "opt_state": _applied_if(is_finite, update(opt_state), opt_state)}
+    params = before["params"]
+
+    def update(numbers: tuple[jax.Array, jax.Array], opt_state: Any) -> Any:
+        hidden, norm = numbers
+        return optimizer.update(mean_gradient(summed, hidden), opt_state, params, norm=norm)
+
+    of_params, of_mean, of_square = numbers = [(hidden, norm)] * 3
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > CACHED_BYTES:
+        of_params, of_mean, of_square = jax.lax.optimization_barrier(numbers)
+    params_after = optax.apply_updates(params, update(of_params, before["opt_state"])[0])
+    params_after, opt_state = jax.lax.optimization_barrier(
+        (_applied_if(is_finite, params_after, params), before["opt_state"])
+    )
+    square = optax.tree.get(update(of_square, opt_state)[1], "nu")
+    opt_state_after = optax.tree.set(update(of_mean, opt_state)[1], nu=square)
+    chosen = _applied_if(is_finite, opt_state_after, opt_state)
+    return {"params": params_after, "opt_state": chosen, "step": before["step"] + 1}
+
+
+def _applied_if(is_finite: jax.Array, after: Any, before: Any) -> Any:
+    """What is after a step, or was before; whole numbers count on.
+
+    Not by `jnp.where`: whether two calls of that are one function of the program is up to JAX's caches, so that the
+    same step would be compiled anew by the next process.
+    """
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        if jnp.issubdtype(new.dtype, jnp.integer):
+            return new
+        return jax.lax.select(jnp.broadcast_to(is_finite, new.shape), new, old)
+
+    return jax.tree.map(choose, after, before)
 
 
 def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any:

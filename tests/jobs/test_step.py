@@ -2,6 +2,7 @@
 slope of the loss."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -163,6 +164,36 @@ def test_a_step_on_a_cpu_overwrites_the_optimizers_means_where_they_lie(on_one: 
     lowered = on_one.train_step.lower(on_one.drawn, BATCHES[0], ROWS_B)  # type: ignore[attr-defined]
     copied = re.findall(r" copy\(%(state__opt_state\w+)", lowered.compile().as_text())
     assert copied == []
+
+
+@pytest.mark.parametrize(("length", "is_finite"), [(0.3, True), (40.0, True), (1.0, False)])
+def test_the_update_in_place_is_the_plain_one_and_keeps_no_copy_of_the_gradient(
+    length: float, is_finite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "CACHED_BYTES", 0)
+    config, lots = Config(steps=10, learning_rate=0.5, warmup_share=0.0), np.random.default_rng(0)
+
+    def drawn() -> dict[str, np.ndarray]:
+        return {
+            "bias": lots.uniform(0.1, 1, 64).astype("f4"),
+            "kernel": lots.uniform(0.1, 1, (512, 512)).astype("f4"),
+        }
+
+    optimizer, params, summed, hidden = steps.make_optimizer(config), drawn(), drawn(), jnp.array(7.0)
+    opt_state = optax.tree.set(optimizer.init(params), mu=drawn(), nu=drawn())
+    state = {"params": params, "opt_state": opt_state, "step": jnp.array(3)}
+    summed = jax.tree.map(lambda leaf: leaf * hidden * length / optax.tree.norm(summed), summed)
+    gradient, norm, ok = steps.mean_gradient(summed, hidden), jnp.array(length), jnp.array(is_finite)
+
+    plain = steps.updated(optimizer, gradient, ok, state)
+    in_place: Any = jax.jit(functools.partial(steps.updated_in_place, optimizer), donate_argnums=4)
+    arguments = (summed, hidden, norm, ok, jax.tree.map(jnp.array, state))
+    used_bytes = in_place.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+    assert used_bytes < summed["kernel"].nbytes / 10
+    changed = in_place(*arguments)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-6), changed, plain)
+    moved = np.abs(changed["params"]["kernel"] - params["kernel"]).max()
+    assert (moved > 0.01) == is_finite
 
 
 def test_a_step_reports_the_loss_that_it_began_with_and_changes_every_parameter(on_one: Training) -> None:
