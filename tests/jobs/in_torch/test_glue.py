@@ -118,7 +118,7 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
     if multiple > 1:
         return
     # What is compiled is autograd's; what is not, is by hand.
-    noise_N, gradients = draw(packed.numbers(batch.blocks)), []
+    noise_N, gradients = draw(packed.train().numbers(batch.blocks)), []
     for part in packed.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.1
