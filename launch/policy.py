@@ -265,16 +265,24 @@ def takes_restart(run: Run, cause: Cause, *, is_new: bool) -> bool:
 
 def refused(run: Run, now_s: float, observed: RunObserved | None = None) -> str:
     """Return why a run may not be started any more; "" where it may."""
-    limits = run.limits
-    max_usd = observed.max_usd if observed is not None and observed.max_usd is not None else limits.max_usd
-    cost_usd = observed.cost_usd if observed is not None else None
+    limits, max_usd = run.limits, _max_usd(run, observed)
     if limits.attempts is not None and limits.attempts <= 0:
         return "it has no attempts left"
     if limits.deadline_s is not None and now_s > limits.deadline_s:
         return f"its deadline was {spoken(now_s - limits.deadline_s)} ago"
-    if max_usd is not None and cost_usd is not None and cost_usd >= max_usd:
-        return f"it has cost {cost_usd:.2f} USD of at most {max_usd:.2f}"
+    if observed is not None and is_spent(run, observed):
+        return f"it has cost {observed.cost_usd:.2f} USD of at most {max_usd:.2f}"
     return ""
+
+
+def is_spent(run: Run, observed: RunObserved) -> bool:
+    """Return whether a run has cost what it may cost."""
+    max_usd, cost_usd = _max_usd(run, observed), observed.cost_usd
+    return max_usd is not None and cost_usd is not None and cost_usd >= max_usd
+
+
+def _max_usd(run: Run, observed: RunObserved | None) -> float | None:
+    return observed.max_usd if observed is not None and observed.max_usd is not None else run.limits.max_usd
 
 
 def begin_attempt(run: Run, observed: RunObserved | None, created: str, now_s: float) -> Run:

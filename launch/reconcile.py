@@ -659,11 +659,5 @@ def _kind_of_end(run: Run, action: Action, observed: RunObserved | None) -> tupl
         return "done", ""
     if observed is not None and observed.cause == "stopped":
         return "", ""
-    is_spent = False
-    if observed is not None:
-        max_usd = observed.max_usd if observed.max_usd is not None else run.limits.max_usd
-        cost_usd = observed.cost_usd
-        is_spent = observed.cause == "over budget" or (
-            max_usd is not None and cost_usd is not None and cost_usd >= max_usd
-        )
+    is_spent = observed is not None and (observed.cause == "over budget" or policy.is_spent(run, observed))
     return ("out of budget" if is_spent else "failed"), f"It is given up: {action.reason}."

@@ -126,6 +126,7 @@ class Process:
     on: tuple[str, str] | None = None
     state: str = "none"
     cause: Cause = "lost"
+    cost_usd: float | None = None
 
 
 class World:
@@ -204,7 +205,7 @@ class World:
         cause: Cause = process.cause if state != "lost" else "lost"
         return RunObserved(
             living=living, state=state, cause=cause, attempt=process.attempt, silent=silent, checkpoint=process.saved,
-            error="out of memory" if cause == "failed" else "",
+            error="out of memory" if cause == "failed" else "", cost_usd=process.cost_usd,
         )  # fmt: skip
 
     def silent(self, name: str, content: Content) -> int:

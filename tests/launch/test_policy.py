@@ -245,6 +245,9 @@ def test_slices_go_by_priority_and_order_to_one_run_each_and_a_run_leaves_a_lost
     assert given([first], a="lost", b="active") == {"1": "b"}
     assert given([first], a="lost", b="unknown") == {"1": "a"}
     assert given([waits("1", "a"), kept()], a="active") == {}
+    assert given([waits("1", "a"), kept(end=End(outcome="done", reason="", at_s=NOW))], a="active") == {
+        "1": "a"
+    }
     assert given([waits("1", "a", failed_starts=1), waits("2", "a", order=9.0)], a="active") == {"2": "a"}
     assert given([dataclasses.replace(first, slice="a")], a="lost", b="active") == {"1": "b"}
     assert given([dataclasses.replace(first, slice="a")], a="active", b="active") == {}

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from launch.control.control_documents import Attempt, Limits, Run
 from tests.launch.reconciler_model import Process, World
 
@@ -71,6 +73,19 @@ def test_a_run_that_gets_new_limits_while_its_end_is_decided_goes_on() -> None:
     )
     lab.world.one_pass()
     assert lab.run.end is None and lab.world.is_living("r")
+
+
+@pytest.mark.parametrize(
+    ("cause", "cost_usd", "kind"),
+    [("failed", 4.9, "failed"), ("failed", 5.0, "out of budget"), ("over budget", 4.9, "out of budget")],
+)
+def test_people_are_told_that_a_run_is_out_of_budget_only_if_it_is(
+    cause: Any, cost_usd: float, kind: str
+) -> None:
+    lab = Lab(limits=Limits(attempts=0, max_usd=5.0))
+    lab.process.state, lab.process.cause, lab.process.cost_usd = "failed", cause, cost_usd
+    lab.world.one_pass()
+    assert lab.run.end is not None and lab.world.told == [("r", kind)]
 
 
 def test_a_quiet_look_writes_nothing() -> None:
