@@ -295,7 +295,7 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 1, 5), (152, 64, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 5), (9, 64, 128), (152, 64, 128)], ids=str)
 def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
     shape: tuple[int, int, int], dtype: str, platform: str
 ) -> None:

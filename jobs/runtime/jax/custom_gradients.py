@@ -136,10 +136,18 @@ _product.defvjp(_product_forward, _product_backward)
 
 @jax.custom_vjp
 def _product_of_transposed(x: jax.Array, kernel_OI: jax.Array) -> jax.Array:
-    """x Wᵀ, otherwise as `_product`, but in W's dtype: logits are not rounded to x's."""
-    found = jnp.matmul(
-        _rows(x), transposed(kernel_OI.astype(x.dtype)), preferred_element_type=kernel_OI.dtype
-    )
+    """x Wᵀ, otherwise as `_product`, but in W's dtype: logits are not rounded to x's.
+
+    On a CPU, of few rows in bfloat16, it is (W xᵀ)ᵀ: of the two copies with swapped axes that is the smaller one.
+    """
+    rows, kernel_OI, dtype = _rows(x), kernel_OI.astype(x.dtype), kernel_OI.dtype
+    is_short = rows.shape[0] * dtype.itemsize < rows.shape[1] * x.dtype.itemsize
+    if platform() == "cpu" and x.dtype == jnp.bfloat16 and is_short:
+        found = jnp.matmul(kernel_OI, transposed(rows), preferred_element_type=dtype)
+        # Without the barrier XLA makes the swap a part of the product, which it cannot compute then.
+        found = _by_rows(jax.lax.optimization_barrier(found).T)
+    else:
+        found = jnp.matmul(rows, transposed(kernel_OI), preferred_element_type=dtype)
     return found.reshape(*x.shape[:-1], kernel_OI.shape[0])
 
 
