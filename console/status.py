@@ -370,6 +370,10 @@ def stop(
         is_kept = before != "done" and by_keeper(run.run_id)
         if before != "done" and not is_kept:
             launching.ask_to_stop(run)
+            # Whoever began an attempt before it could be asked is stopped as one that runs.
+            fresh = runs.read(run.directory)
+            if fresh is not None and fresh.attempt != run.attempt:
+                return stop(target, run.run_id, grace_s=grace_s, by_keeper=by_keeper)
         end = "; the keeper does not resume it any more" if is_kept else ""
         say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0

@@ -33,7 +33,7 @@ from jobs.runtime.storage.cache import user_cache_dir
 from launch import jobs, policy, pricing, runs
 from launch import plan as plans
 from launch.code import precompiled
-from launch.code.bundles import keep, left_out_lines
+from launch.code.bundles import Bundle, keep, left_out_lines
 from launch.control import control_documents
 from launch.control.control_documents import Limits
 from launch.hosts import STOP_NOW_S, HostError, HostsError
@@ -93,6 +93,7 @@ def launch(
         target.make_environment(plan.framework, say)
     only = exclusive_launch(run_id) if request.resume else contextlib.nullcontext()
     with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
+        stop_before = directory.read_json(run_directory.STOP) if request.resume else None
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
         check_references(plan.secrets, os.environ)
@@ -122,15 +123,13 @@ def launch(
             launcher_record=planned.launcher.record,
         )
         directory.remove(run_directory.RESULT)
-        # Also where run.json names the same: a launcher that was killed between the two has left others.
-        for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), planned.bundles, strict=False):
-            if plan.stored_at(bundle.sha256) is None:
-                directory.write_text(name, bundle.text)
-        for bundle in planned.bundles[1:]:
-            if (path := plan.stored_at(bundle.sha256)) is not None:
-                keep(bundle, path, directory.files)
+        _keep_bundles(plan, planned.bundles, directory)
         directory.write_json(run_directory.RUN, described)
         require()
+        if request.resume and directory.read_json(run_directory.STOP) != stop_before:
+            raise LaunchFailed(
+                _finalized(directory, "stopped", "`fab stop` was told to stop it before it began")
+            )
         run = Run(directory=directory, described=described, result=None, heartbeats=())
         _start_and_join(plan, planned.launcher, run, say)
         # Of a command of the user's own nobody knows whether its processes form a group.
@@ -174,6 +173,17 @@ def submitted(planned: Planned) -> Submitted:
         cwd=plan.cwd,
         bundles=planned.bundles,
     )
+
+
+def _keep_bundles(plan: Plan, bundles: Sequence[Bundle], directory: RunDirectory) -> None:
+    """Keep what a run is started from with it."""
+    # Also where run.json names the same: a launcher that was killed between the two has left others.
+    for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), bundles, strict=False):
+        if plan.stored_at(bundle.sha256) is None:
+            directory.write_text(name, bundle.text)
+    for bundle in bundles[1:]:
+        if (path := plan.stored_at(bundle.sha256)) is not None:
+            keep(bundle, path, directory.files)
 
 
 def _start_and_join(plan: Plan, launcher: Launcher, run: Run, say: Say) -> None:
@@ -566,4 +576,4 @@ def asked_to_stop(run: Run) -> bool:
 
 def ask_to_stop(run: Run) -> None:
     """Let whoever is starting a run again leave that."""
-    run.directory.write_json(run_directory.STOP, {"attempt": run.attempt})
+    run.directory.write_json(run_directory.STOP, {"attempt": run.attempt, "time": time.time()})

@@ -165,6 +165,25 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
     assert status_command.NOT_OURS in capsys.readouterr().out
 
 
+def test_a_run_that_is_started_again_while_it_is_asked_to_stop_is_stopped_as_one_that_runs(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(result={"outcome": "failed", "attempt": 0})
+    first = run.described["attempts"][0]
+    attempts = [
+        first,
+        {**first, "attempt": 1, "started": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"},
+    ]
+
+    def begun_meanwhile(_: object) -> None:
+        run.directory.remove(run_directory.RESULT)
+        run.directory.write_json(run_directory.RUN, {**run.described, "attempts": attempts})
+
+    monkeypatch.setattr("launch.launching.ask_to_stop", begun_meanwhile)
+    status_command.stop(here(), run.run_id, grace_s=1)
+    assert f"stopping {run.run_id}" in capsys.readouterr().out
+
+
 CONNECTION: Any = SimpleNamespace(name="cluster dev", load=lambda: None)
 JOB: dict[str, Any] = {"kind": "Job", "metadata": {}, "spec": {"completions": 2}}
 

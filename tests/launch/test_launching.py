@@ -17,7 +17,7 @@ from backends import host_backend
 from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from backends.resolve import resolve
-from console import follow
+from console import follow, status
 from contracts import fencing
 from contracts.errors import RequestError
 from contracts.run_directory import FOLDER, RunDirectory
@@ -259,6 +259,31 @@ def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_
     monkeypatch.setattr(launching, "_start_and_join", lambda *_: None)
     resume(run)
     assert run.directory.read_text(FOLDER) == folder.text
+
+
+@pytest.mark.parametrize("earlier_stop", [False, True])
+def test_a_stop_that_comes_while_a_resumed_run_s_code_is_staged_is_not_lost(
+    earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, earlier_stop: bool
+) -> None:
+    run = earlier()
+    if earlier_stop:  # which the resume overrules
+        launching.ask_to_stop(run)
+
+    def stopped_meanwhile(_: Any, plan: Plan, *__: Any) -> Plan:
+        assert status.stop(here("2"), run.run_id, grace_s=1) == 0
+        return plan
+
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", stopped_meanwhile)
+    monkeypatch.setattr(launching, "_start_and_join", lambda *_: pytest.fail("it was started"))
+    with pytest.raises(launching.LaunchFailed) as failure:
+        resume(run)
+    assert failure.value.run.result is not None
+    assert (failure.value.run.result["outcome"], failure.value.run.attempt) == ("stopped", 1)
+    started: list[Plan] = []
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
+    resume(run)
+    assert [plan.attempt for plan in started] == [2]
 
 
 def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_to_it(
