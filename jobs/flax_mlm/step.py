@@ -425,17 +425,21 @@ def updated_in_place(
 
     def update(numbers: tuple[jax.Array, jax.Array], opt_state: Any) -> Any:
         hidden, norm = numbers
-        return optimizer.update(mean_gradient(summed, hidden), opt_state, params, norm=norm)
+        return optax.with_extra_args_support(optimizer).update(
+            mean_gradient(summed, hidden), opt_state, params, norm=norm
+        )
 
-    of_params, of_mean, of_square = numbers = [(hidden, norm)] * 3
-    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > CACHED_BYTES:
-        of_params, of_mean, of_square = jax.lax.optimization_barrier(numbers)
+    is_large = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > CACHED_BYTES
+    numbers = [(hidden, norm)] * 3
+    of_params, of_mean, of_square = jax.lax.optimization_barrier(numbers) if is_large else numbers
     params_after = optax.apply_updates(params, update(of_params, before["opt_state"])[0])
     params_after, opt_state = jax.lax.optimization_barrier(
         (_applied_if(is_finite, params_after, params), before["opt_state"])
     )
-    square = optax.tree.get(update(of_square, opt_state)[1], "nu")
-    opt_state_after = optax.tree.set(update(of_mean, opt_state)[1], nu=square)
+    opt_state_after = update(of_mean, opt_state)[1]
+    if is_large:
+        square = optax.tree.get(update(of_square, opt_state)[1], "nu")
+        opt_state_after = optax.tree.set(opt_state_after, nu=square)
     chosen = _applied_if(is_finite, opt_state_after, opt_state)
     return {"params": params_after, "opt_state": chosen, "step": before["step"] + 1}
 
