@@ -103,8 +103,8 @@ class ClusterRuns:
         return pod
 
     def in_vain_s(self, run_id: str, index: int, pod: Object) -> float:
-        """Return since when a process, whose pod waits for what does not come by itself, has been seen to, in this pod
-        and in those before it; 0.0: it does not wait for that now."""
+        """Return for how long a process has been seen to wait for what does not come by itself, in this pod and in
+        those before it that did not begin; 0.0: it does not wait for that now."""
         since_s, process, now_s = self._in_vain_since_s, (label(run_id), index), time.monotonic()
         if has_begun(pod):
             since_s.pop(process, None)

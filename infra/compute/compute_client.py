@@ -78,8 +78,9 @@ class ComputeClient:
         if match is None:
             return None
         place = match.groupdict()
-        build = functools.partial(_get_template, place)
-        return self._get_or_none(f"reading the template of {link}", build, place, PATIENCE_S)
+        return self._get_or_none(
+            f"reading the template of {link}", lambda at: at.templates.get(**place), place, PATIENCE_S
+        )
 
     def zone_instances(
         self, project: str, zone: str, label: tuple[str, str], *, patience_s: float = PATIENCE_S
@@ -209,10 +210,6 @@ class ComputeClient:
         patience_s: float = PATIENCE_S,
     ) -> Json:
         return self.google.call(action, build, str(place["project"]), patience_s)
-
-
-def _get_template(place: Mapping[str, str], at: _Api) -> Any:
-    return at.templates.get(**place)
 
 
 def _collections(service: Any) -> _Api:

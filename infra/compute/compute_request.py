@@ -17,7 +17,17 @@ from typing import Any
 
 from contracts.aliases import Json
 from infra import naming
-from infra.slice_apis.slice_api import ACTIVE, INCOMPLETE, MISSING, Look, LookKind, Props, Spec, changed_pairs
+from infra.slice_apis.slice_api import (
+    ACTIVE,
+    INCOMPLETE,
+    MISSING,
+    Look,
+    LookKind,
+    Props,
+    Spec,
+    changed_pairs,
+    earliest,
+)
 
 WAITING, PROVISIONING = "WAITING_FOR_RESOURCES", "PROVISIONING"
 LATE_S = 60.0
@@ -192,8 +202,7 @@ def gathered(spec: GroupSpec, things: Sequence[Json]) -> Json | None:
 
 
 def _oldest(things: Iterable[Json | None]) -> str:
-    moments = (thing.get("creationTimestamp") for thing in things if thing is not None)
-    return min(filter(None, moments), key=datetime.datetime.fromisoformat, default="")
+    return earliest(thing.get("creationTimestamp") for thing in things if thing is not None)
 
 
 def instance_changes(spec: GroupSpec, instance: Json, before: Sequence[Props]) -> dict[str, Json]:

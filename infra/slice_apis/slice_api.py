@@ -63,8 +63,12 @@ class Look:
     def active_at(self) -> str:
         """When the first of its nodes was created, which Google does when there is capacity, RFC 3339; "": none is
         there."""
-        moments = (node.get("createTime") for node in self.nodes.values())
-        return min(filter(None, moments), key=datetime.datetime.fromisoformat, default="")
+        return earliest(node.get("createTime") for node in self.nodes.values())
+
+
+def earliest(moments: Iterable[str | None]) -> str:
+    """Return the first of those that are known, RFC 3339; "": none is."""
+    return min(filter(None, moments), key=datetime.datetime.fromisoformat, default="")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
