@@ -9,8 +9,7 @@ import itertools
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
@@ -35,7 +34,7 @@ from launch.output import counted, printable, say, terminal
 from launch.request.run_environment import require_references
 from launch.request.run_request import Request, resuming, work_out
 from launch.runs import Run
-from launch.targets import Require, Target
+from launch.targets import Target
 
 STOP_GRACE_S = 120.0
 PRESENT, LOST = "present", "lost"
@@ -185,8 +184,7 @@ def _carry_out(
         _compile_meanwhile(request, target, say(console))
     while True:
         try:
-            hold = target.backend.hold if desired is None else _unless_stopped(target, request.resume)
-            run = launching.launch(request, target, say(console), hold=hold)
+            run = launching.launch(request, target, say(console))
         except launching.LaunchFailed as failure:
             ended = target.run_state(failure.run)
             _notify(failure.run, ended, say(console))
@@ -219,10 +217,12 @@ def _carry_out(
         if action.do == "wait":
             time.sleep(max(0.0, desired.not_before_s - time.time()))
             desired = policy.begin_attempt(desired, observed, PRESENT, time.time())
-        if not is_there:
-            _compile_meanwhile(resuming(run), target, say(console))
-        target = target.backend.ensure(target, lambda: open_target(None), say(console))
-        request, is_recovery = resuming(runs.find(target.runs, run.run_id)), True
+        if launching.stop_asked(run) is None:  # else the launch ends it, and no slice is made for that
+            if not is_there:
+                _compile_meanwhile(resuming(run), target, say(console))
+            target = target.backend.ensure(target, lambda: open_target(None), say(console))
+        request = dataclasses.replace(resuming(runs.find(target.runs, run.run_id)), is_restart=True)
+        is_recovery = True
 
 
 def _compile_meanwhile(request: Request, target: Target, say: Say) -> None:
@@ -231,25 +231,6 @@ def _compile_meanwhile(request: Request, target: Target, say: Say) -> None:
         from console.compiler import compile_ahead  # few launches wait for a TPU
 
         compile_ahead.begin(request, target, say)
-
-
-def _unless_stopped(target: Target, run: Run | None) -> Callable[[], AbstractContextManager[Require]]:
-    """Return what holds the slice of a target for as long as nobody has asked for the run to be stopped."""
-    assert run is not None, "a run that is started again has been started before"
-
-    @contextlib.contextmanager
-    def hold() -> Iterator[Require]:
-        with target.backend.hold() as require:
-
-            def require_wanted() -> None:
-                require()
-                if launching.asked_to_stop(run):
-                    raise RequestError(f"{run.run_id} is not started again: `fab stop` was told to stop it")
-
-            require_wanted()
-            yield require_wanted
-
-    return hold
 
 
 def _notify(run: Run, event: State | Literal["recovered"], say: Say) -> None:

@@ -1,7 +1,7 @@
 """The exceptions whose message is all that a user needs to see, and the exit codes that tell a program the same."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 DONE = 0
 FAILED = 1
@@ -27,6 +27,12 @@ def is_signal_exit(code: int | None) -> bool:
     """Return whether an exit code means, as in a shell, that a signal ended the process; 128 (git) and 255 (ssh) do
     not."""
     return code is not None and 128 < code <= 128 + 64
+
+
+def failure_kind(codes: Collection[int | None]) -> int | None:
+    """Return the kind of a run's failure by the exit codes of its processes: WRONG_REQUEST, with which no repetition
+    helps, rather than UNAVAILABLE; None: neither."""
+    return next((kind for kind in (WRONG_REQUEST, UNAVAILABLE) if kind in codes), None)
 
 
 class RequestError(Exception):

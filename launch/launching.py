@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from contracts import fencing, run_directory
 from contracts.aliases import Say
 from contracts.durations import spoken
-from contracts.errors import UNAVAILABLE, WRONG_REQUEST, RequestError, Superseded
+from contracts.errors import WRONG_REQUEST, RequestError, Superseded, failure_kind
 from contracts.inventory import Slice
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.monitoring import metric_definitions
@@ -78,13 +78,15 @@ def launch(
 ) -> Run:
     """Start the run on all hosts of the target, and return when every process has joined the group.
 
+    A `fab stop` that comes meanwhile ends a run that is resumed: its result is then that it was stopped.
+
     hold: as `launch.targets.Backend.hold`; None: the backend's. now_s: a clock in Unix seconds, which those of the
     hosts are compared with.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
         HostsError: hosts failed the preflight (nothing was started) or a start (all was stopped again).
-        LaunchFailed: the processes did not form a group; all was stopped again.
+        LaunchFailed: the processes did not form a group; all was stopped again. Or somebody asked for a stop.
     """
     planned = work_out(request, target, say)
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
@@ -93,7 +95,7 @@ def launch(
         target.make_environment(plan.framework, say)
     only = exclusive_launch(run_id) if request.resume else contextlib.nullcontext()
     with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
-        stop_before = directory.read_json(run_directory.STOP) if request.resume else None
+        overruled = None if request.is_restart or request.resume is None else stop_asked(request.resume)
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
         check_references(plan.secrets, os.environ)
@@ -106,6 +108,7 @@ def launch(
         if planned.precompiled is not None:
             precompiled.begin_upload(planned.precompiled, say)
         began_s = time.monotonic()
+        _require_wanted(request, overruled, directory)
         plan = planned.launcher.prepare(plan, planned.bundles, say, now_s)
         require()  # a resumed run may be somebody else's by now, and its record too
         directory = fencing.take(directory, attempt, launch=attempt)
@@ -126,10 +129,7 @@ def launch(
         _keep_bundles(plan, planned.bundles, directory)
         directory.write_json(run_directory.RUN, described)
         require()
-        if request.resume and directory.read_json(run_directory.STOP) != stop_before:
-            raise LaunchFailed(
-                _finalized(directory, "stopped", "`fab stop` was told to stop it before it began")
-            )
+        _require_wanted(request, overruled, directory)
         run = Run(directory=directory, described=described, result=None, heartbeats=())
         _start_and_join(plan, planned.launcher, run, say)
         # Of a command of the user's own nobody knows whether its processes form a group.
@@ -229,6 +229,17 @@ def _finalized(directory: RunDirectory, outcome: str, error: str, exit_code: int
     """Put the end of an attempt on record as that attempt; return the run for whoever goes on with it."""
     run = finalize(_read(directory), outcome, error, exit_code)
     return dataclasses.replace(run, directory=directory.unfenced())
+
+
+def _require_wanted(request: Request, overruled: Mapping[str, Any] | None, directory: RunDirectory) -> None:
+    """Make sure that nobody has asked for a stop of the run that is resumed, but for one that is overruled.
+
+    Raises:
+        LaunchFailed: somebody has, which is on record as the end of the latest attempt in `directory`.
+    """
+    if request.resume is not None and stop_asked(request.resume) not in (None, overruled):
+        directory.remove(run_directory.RESULT)
+        raise LaunchFailed(_finalized(directory, "stopped", "`fab stop` was told to stop it before it began"))
 
 
 def _settle(directory: RunDirectory) -> None:
@@ -356,8 +367,8 @@ def join(plan: Plan, launcher: Launcher, *, limit_s: float | None = None) -> Non
     if failed:
         reasons = "; ".join(f"{host}: {_reason(answer)}" for host, answer in failed.items())
         codes = {(answer["beat"] or {}).get("exit_code") for answer in failed.values()}
-        kind = next((code for code in (WRONG_REQUEST, UNAVAILABLE) if code in codes), None)
-        raise NotJoined(f"a process failed before all had joined: {reasons}", exit_code=kind)
+        message = f"a process failed before all had joined: {reasons}"
+        raise NotJoined(message, exit_code=failure_kind(codes))
     missing = [host for host, answer in by_host.items() if answer["state"] == "starting"]
     if missing:
         raise NotJoined(f"{', '.join(missing)} did not join within {spoken(limit_s)}")
@@ -569,9 +580,10 @@ def decide(state: State, run: Run) -> Action:
     )
 
 
-def asked_to_stop(run: Run) -> bool:
-    """Return whether `fab stop` was told to stop a run when nothing of it ran, after its latest attempt had begun."""
-    return (run.directory.read_json(run_directory.STOP) or {}).get("attempt") == run.attempt
+def stop_asked(run: Run) -> dict[str, Any] | None:
+    """Return what `fab stop` has written of a run of which nothing ran, after its latest attempt had begun."""
+    stop = run.directory.read_json(run_directory.STOP)
+    return stop if stop is not None and stop["attempt"] >= run.attempt else None
 
 
 def ask_to_stop(run: Run) -> None:

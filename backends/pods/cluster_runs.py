@@ -32,7 +32,7 @@ from backends.pods.pods import (
 )
 from contracts import run_directory
 from contracts.durations import spoken
-from contracts.errors import FAILED
+from contracts.errors import FAILED, failure_kind
 from contracts.files import Files
 from contracts.inventory import Cluster
 from launch.hosts import PROTOCOL_VERSION, HostError, in_thread
@@ -147,8 +147,9 @@ class ClusterRuns:
         ]
         if reasons and now.begins_pods and now.work is not None:
             self.remove(run_id, wait_s=REMOVE_LIMIT_S, uid=now.work["metadata"]["uid"])
-        codes = [code_failure(pod) or FAILED for pod in now.pods.values() if waits_in_vain(pod)]
-        return Conclusion(error="; ".join(reasons), exit_code=max(codes, default=None)) if reasons else None
+        codes = [code_failure(pod) for pod in now.pods.values() if waits_in_vain(pod)]
+        exit_code = (failure_kind(codes) or FAILED) if codes else None
+        return Conclusion(error="; ".join(reasons), exit_code=exit_code) if reasons else None
 
     def session(self, pod: Object) -> _Session:
         with self._lock:

@@ -92,17 +92,15 @@ def refuse_older(process: Process, run_dir: str | None) -> None:
     Raises:
         Refused: it is.
     """
-    folder = os.path.dirname(process.dir)
-    attempts = [
-        int(name.partition("-")[0])
-        for name in os.listdir(folder)
-        if re.fullmatch(r"\d+-\d+", name)
-        and is_of(read_json(os.path.join(folder, name, "process.json")), run_dir)
-    ]
-    newest, requested = max(attempts, default=0), process.attempt
-    if newest > requested:
-        message = f"start: attempt {newest} of {process.run_id} has begun on this host; attempt {requested} is older"
-        raise Refused(message, "see `fab status`; `fab train --resume` begins the next one")
+    folder, requested = os.path.dirname(process.dir), process.attempt
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"\d+-\d+", name)]
+    # A run may have had many attempts: only records of newer ones are read.
+    newer = {name: number for name in names if (number := int(name.partition("-")[0])) > requested}
+    for name, number in sorted(newer.items(), key=lambda item: item[1], reverse=True):
+        if is_of(read_json(os.path.join(folder, name, "process.json")), run_dir):
+            message = f"start: attempt {number} of {process.run_id} has begun on this host"
+            message += f"; attempt {requested} is older"
+            raise Refused(message, "see `fab status`; `fab train --resume` begins the next one")
 
 
 def start_limit_s(request: Json) -> float:

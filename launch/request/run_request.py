@@ -57,7 +57,8 @@ class Request:
     `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
     it was when it was submitted; job, command and arguments are then not read. precompiled: the note of its step, where
     another machine has compiled it; None: as this machine has it. env: the user's own variables; a resumed run has
-    those that it began with, and these. secrets: the same of what only the run's ranks may show.
+    those that it began with, and these. secrets: the same of what only the run's ranks may show. is_restart: it is
+    resumed because its attempt ended, so that a `fab stop` since that attempt began is not overruled.
     """
 
     job: str
@@ -82,6 +83,7 @@ class Request:
     precompiled: Note | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secrets: Mapping[str, Secret] = dataclasses.field(default_factory=dict)
+    is_restart: bool = False
 
 
 def resuming(run: Run) -> Request:

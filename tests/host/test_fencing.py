@@ -10,6 +10,9 @@ import pytest
 
 from contracts import fencing
 from contracts.run_directory import RunDirectory
+from host.agent import start
+from host.agent.attempt_process import Process
+from host.agent.protocol import Refused
 from host.agent.storage.run_files import RunFiles
 from tests.waiting import until
 
@@ -56,6 +59,25 @@ def test_an_agent_starts_no_older_attempt_than_it_has_seen(agent: Any) -> None:
     assert agent.start('say("up")', attempt=2)["already"]
     assert not agent.start('say("up")', 1, attempt=2, num_processes=2)["already"]
     until(lambda: (agent.run_dir / "logs/2/host-0.log").exists())
+
+
+def test_a_start_reads_of_all_earlier_attempts_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attempt in range(12):
+        (tmp_path / "runs" / "run-1" / f"{attempt}-0").mkdir(parents=True)
+    read: list[str] = []
+
+    def read_json(path: str) -> dict[str, Any]:
+        read.append(path)
+        return {}
+
+    monkeypatch.setattr(start, "read_json", read_json)
+    start.refuse_older(Process(str(tmp_path), "run-1", 11, 0), "/run")
+    assert read == []
+    with pytest.raises(Refused, match="attempt 11 of run-1 has begun on this host; attempt 9 is older"):
+        start.refuse_older(Process(str(tmp_path), "run-1", 9, 0), "/run")
+    assert len(read) == 1
 
 
 def test_a_copy_of_a_run_in_another_folder_is_another_run_once_the_first_has_ended(

@@ -19,7 +19,7 @@ from backends.local.local_backend import on_this_machine
 from backends.resolve import resolve
 from console import follow, status
 from contracts import fencing
-from contracts.errors import RequestError
+from contracts.errors import INTERRUPTED, RequestError
 from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
@@ -284,6 +284,46 @@ def test_a_stop_that_comes_while_a_resumed_run_s_code_is_staged_is_not_lost(
     monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
     resume(run)
     assert [plan.attempt for plan in started] == [2]
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("moment", ["after its attempt ended", "while its code is staged"])
+def test_a_run_that_is_told_to_stop_before_it_is_started_again_by_itself_ends_as_stopped(
+    earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    run = earlier()
+    launching.ask_to_stop(run)  # which the resume overrules
+    started: list[int] = []
+
+    def fails(plan: Plan, _launcher: Any, run: Run, _say: Any) -> None:
+        started.append(plan.attempt)
+        run.directory.write_json("result.json", {"outcome": "failed", "attempt": plan.attempt})
+
+    def stop() -> None:
+        assert status.stop(here("2"), run.run_id, grace_s=1) == 0
+
+    def notify(_: Run, event: str, __: Any) -> None:
+        if event == "failed":
+            stop()
+
+    def stage(_: Any, plan: Plan, *__: Any) -> Plan:
+        if started:
+            stop()
+        return plan
+
+    monkeypatch.setattr(launching, "_start_and_join", fails)
+    if moment == "after its attempt ended":
+        monkeypatch.setattr(follow, "_notify", notify)
+        monkeypatch.setattr(
+            host_backend.HostBackend, "ensure", lambda *_: pytest.fail("a slice is made for it")
+        )
+    else:
+        monkeypatch.setattr(host_backend.HostLauncher, "prepare", stage)
+    assert train(job=None, resume=run.run_id, detach=False, restarts=3) == INTERRUPTED
+    ended = runs.find(here("2").runs, run.run_id)
+    assert started == [1]
+    assert ended.result is not None and ended.result["outcome"] == "stopped"
+    assert here("2").run_state(ended) == "stopped"
 
 
 def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_to_it(

@@ -349,6 +349,21 @@ def test_a_run_whose_pods_cannot_fetch_its_code_again_and_again_ends_as_an_outag
     assert exit_code(ended, state) == UNAVAILABLE
 
 
+@pytest.mark.parametrize(
+    ("codes", "kind"),
+    [((UNAVAILABLE, WRONG_REQUEST), WRONG_REQUEST), ((1, UNAVAILABLE), UNAVAILABLE), ((137, 1), 1)],
+)
+def test_of_pods_that_fail_in_different_ways_a_wrong_request_tells_the_kind_and_then_an_outage(
+    monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], kind: int
+) -> None:
+    cluster = Stuck()
+    pods = {index: codeless(code) for index, code in enumerate(codes)}
+    now = ObservedRun(run_id=RUN_ID, work=None, pods=pods)
+    monkeypatch.setattr(cluster, "run_in_cluster", lambda _: now)
+    conclusion = cluster.conclude(RUN_ID)
+    assert conclusion is not None and conclusion.exit_code == kind
+
+
 def test_a_run_that_has_been_at_work_since_has_its_whole_time_again() -> None:
     cluster = Stuck(codeless(UNAVAILABLE))
     assert cluster.in_vain_s(RUN_ID, 0, codeless(UNAVAILABLE)) >= 0.0
