@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import queue
@@ -47,8 +48,36 @@ class HostLog:
         return str(self.run.described["hosts"][self.host]["name"])
 
     def read(self, offset: int) -> dict[str, Any]:
-        """Return a piece of it. Raises HostError: the host did not answer, or has no such log."""
-        return self.target.backend.logs(self.run, self.host, offset=offset, limit_bytes=CHUNK_BYTES)
+        """Return a piece of it; of a run that has ended, also where its host is gone or was made again since.
+
+        Raises:
+            HostError: the host did not answer, or has no such log, and neither has the run directory.
+        """
+        try:
+            return self.target.backend.logs(self.run, self.host, offset=offset, limit_bytes=CHUNK_BYTES)
+        except HostError:
+            stored = self._read_stored(offset)
+            if stored is None:
+                raise
+            return stored
+
+    def _read_stored(self, offset: int) -> dict[str, Any] | None:
+        """Return a piece of it from the run directory; None where the run may be active, or has no such log."""
+        with contextlib.suppress(HostError, OSError, RequestError):
+            run = runs.read(self.run.directory)
+            if run is None or _may_be_active(run, self.run.attempt):
+                return None
+            piece = run.directory.read_log(self.run.attempt, self.host, offset, CHUNK_BYTES)
+            if piece is not None:
+                position = {"offset": piece.offset, "next_offset": piece.next_offset, "size": piece.size}
+                return {"text": piece.data.decode(errors="replace"), **position, "ended": True}
+        return None
+
+
+def _may_be_active(run: Run, attempt: int) -> bool:
+    """Return whether an attempt of a run may be active, as far as the run directory says."""
+    state = runs.state(run, (), unanswered=run.processes, now_s=time.time())
+    return run.attempt == attempt and state in run_directory.ACTIVE
 
 
 def logs(target: Target, name: str, *, host: int | None, follow: bool, lines: int) -> int:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from contracts.aliases import Json
-    from contracts.files import Files
+    from contracts.files import Files, Piece
     from contracts.run_records import Unread
 
     Outcome = Literal["done", "failed", "stopped", "preempted", "hung"]
@@ -429,6 +429,30 @@ class RunDirectory:
             if problem is not None and unread is not None:
                 unread.add(problem)
         return [value for value, _ in parsed]
+
+    def read_log(self, attempt: int, process_id: int, offset: int, limit_bytes: int) -> Piece | None:
+        """A part of a process's log, of whole lines where it has any; None where it is not there. offset: as of
+        `Files.read_inside`.
+
+        Raises:
+            OSError: the place itself cannot be reached.
+        """
+        from contracts.files import Piece
+
+        places = [(self.url, log(attempt, process_id))]
+        (piece,) = self.files.read_inside(places, [offset], limit_bytes)
+        if piece is None or piece.error:
+            return None
+        begin = piece.data.find(b"\n") + 1 if offset < 0 < piece.offset else 0
+        end = piece.data.rfind(b"\n") + 1 if piece.next_offset < piece.size else 0
+        end = end if end > begin else len(piece.data)
+        unread = len(piece.data) - end
+        return Piece(
+            data=piece.data[begin:end],
+            offset=piece.offset + begin,
+            next_offset=piece.next_offset - unread,
+            size=piece.size,
+        )
 
     def read_metrics(self) -> builtins.list[Json]:
         """The lines of metrics.jsonl in order, as `run_records.metrics` reads them; a torn line (its writer was killed)

@@ -171,10 +171,11 @@ class ClusterRuns:
 
     def read_log(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the verb `logs` from the run directory, where its pod cannot. Raises HostError."""
-        name = run_directory.log(request["attempt"], request["process_id"])
-        place = (f"{self._url}/{request['run_id']}", name)
-        (piece,) = self._files.read_inside([place], [request["offset"]], request["limit_bytes"])
-        if piece is None or piece.error is not None:
+        process = (request["attempt"], request["process_id"])
+        piece = self._directory(request["run_id"]).read_log(
+            *process, request["offset"], request["limit_bytes"]
+        )
+        if piece is None:
             raise HostError(
                 host="", reason="its pod is gone, and its log did not come into the run directory"
             )

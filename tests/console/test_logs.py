@@ -10,9 +10,10 @@ import pytest
 
 from console import logs as log_command
 from console.logs import HostLog
-from launch.hosts import Agent, Completed
+from contracts import run_directory
+from launch.hosts import Agent, Completed, HostError
 from launch.runs import Run
-from tests.launch.slices import MakeAgent, WriteRun, make_target
+from tests.launch.slices import Beat, MakeAgent, WriteRun, make_target
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
 TEXT = "".join(line + "\n" for line in LINES)
@@ -177,3 +178,30 @@ def test_a_host_that_does_not_answer_is_named_and_waited_for_only_as_long_as_its
         "h/0: no answer to logs within 10 s; it is asked again",
         "h/0: has not answered for 0 s; its log ends here",
     ]
+
+
+def gone() -> Completed:
+    raise HostError(host="h/1", reason="process 1 was never started on this host")
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("lines", [0, 40])
+def test_of_an_ended_run_a_log_whose_host_is_gone_or_new_is_read_from_the_run_directory(
+    make_agent: MakeAgent, run: Run, shown: Shown, lines: int, follow: bool
+) -> None:
+    run.directory.write_text(run_directory.log(0, 1), TEXT)
+    agents = [
+        make_agent(lambda verb, request: logs_of("a\n", request)),
+        make_agent(lambda verb, request: gone()),
+    ]
+    assert shown.all(agents, run, lines=lines, follow=follow)
+    assert (shown.of(0), shown.of(1), shown.messages) == (["a"], LINES[-lines:], [])
+
+
+def test_of_a_run_that_may_be_active_a_log_in_the_run_directory_is_not_taken_for_the_hosts_own(
+    make_agent: MakeAgent, write_run: WriteRun, beat: Beat, shown: Shown
+) -> None:
+    run = write_run(beats=[beat("stepping", rank=rank, time=time.time()) for rank in range(2)])
+    run.directory.write_text(run_directory.log(0, 0), "old\n")
+    assert not shown.all([make_agent(lambda verb, request: silent(), "h/0")], run, lines=40)
+    assert (shown.lines, shown.messages) == ([], ["h/0: no answer to logs within 10 s"])
