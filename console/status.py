@@ -161,7 +161,13 @@ def _hosts_table(run: Run, look: runs.Look, state: State) -> Table:
 
 
 def _without(reason: str, message: str) -> str:
-    return message.replace(f": {reason}", "").replace(reason, "see below") if reason else message
+    """Return what a host says without the reason of the run's end, or without the details of that."""
+    if reason and message == reason:
+        return "see below"
+    details = reason.partition(": ")[2]
+    for repeated in (reason, details):
+        message = message.replace(f": {repeated}", "") if repeated else message
+    return message
 
 
 def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> int:

@@ -39,6 +39,8 @@ NCCL_ON_CPU = re.compile(
 )
 # tensorflow-tpu, which Keras 3 has compile a model's step by XLA on a CPU too
 XLA_OFF_CPU = re.compile(r"could not find registered transfer manager for platform Host")
+# Keras 3 (3.15), whose fit takes a batch of all replicas for a tensor
+KERAS_FIT = re.compile(r"tensorflow\.python\.distribute\.values\.PerReplica'>\) to a Tensor")
 NO_MEMORY = re.compile(
     r"^(?:\[\d+\] )?MemoryError|std::bad_alloc|Cannot allocate memory|CUDA out of memory|OOM when allocating"
     r"|RESOURCE_EXHAUSTED: Out of memory",
@@ -96,6 +98,13 @@ def cause(
             lambda _match: (
                 "this TensorFlow, which is the one for TPUs, cannot compile by XLA on a CPU, as Keras 3 asks it to; "
                 "call model.compile(…, jit_compile=False), or run it on a TPU"
+            ),
+        ),
+        (
+            KERAS_FIT,
+            lambda _match: (
+                "Keras 3 cannot fit a model under MultiWorkerMirroredStrategy; use tf_keras, or write "
+                "the loop of steps with strategy.run"
             ),
         ),
         (NO_MEMORY, lambda _match: "it ran out of memory; a smaller batch or model needs less"),

@@ -80,6 +80,33 @@ def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
     assert (second["process"], second["state"], second["heartbeat_age_s"]) == ("gone", None, None)
 
 
+@pytest.mark.parametrize(
+    ("error", "message", "shown"),
+    [
+        (
+            "host 1: lost: it was silent for 15 s",
+            "stopped because host 1 was lost: it was silent for 15 s",
+            "stopped because host 1 was lost",
+        ),
+        (
+            "host 1: killed by signal 9",
+            "stopped because host 1 failed: killed by signal 9",
+            "stopped because host 1 failed",
+        ),
+        ("host 0: ValueError: bad", "ValueError: bad", "see below"),
+        ("host 1: killed by signal 9", "it was cut off: no route", "it was cut off: no route"),
+    ],
+)
+def test_what_a_host_says_of_the_end_of_its_run_is_a_sentence_without_the_reason_that_stands_below(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str], error: str, message: str, shown: str
+) -> None:
+    write_run(beats=[beat("failed", message=message), None], result={"outcome": "failed", "error": error})
+    assert status_command.status(here(), None) == 0
+    said = capsys.readouterr().out
+    (row,) = [line for line in said.splitlines() if line.startswith("h/0")]
+    assert row.rstrip().endswith(f" ago  {shown}") and f"  {error}\n" in said
+
+
 def test_status_shows_what_some_host_has_sampled_lately_and_what_is_wrong_by_it(
     write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
 ) -> None:

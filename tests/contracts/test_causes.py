@@ -45,6 +45,11 @@ MET = "port 4000, at which the ranks meet (10.0.0.1:4000), was taken by another 
         ("[3] MemoryError", "", "it ran out of memory; "),
         ("[1] ModuleNotFoundError: No module named 'einops'", "", "the module einops is not there; "),
         ("RuntimeError: nccl2 requires at least one CUDA device", "", "its ranks meet over NCCL, which needs GPUs, "),
+        (
+            "with an unsupported type (<class 'tensorflow.python.distribute.values.PerReplica'>) to a Tensor.",
+            "",
+            "Keras 3 cannot fit ",
+        ),
         ("could not find registered transfer manager for platform Host -- check", "", "this TensorFlow, "),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "", "it ran out of memory; "),
         ("ValueError: the address is not in use, and there is space left", "", None),
