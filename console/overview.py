@@ -40,8 +40,9 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
     metrics: the final value of each metric once the run has a result, until then the latest one; values that are not
     finite are left out. headline: the metric that says how good a run of this job is, None where it is not known yet.
     Times are in UTC, as in ISO 8601. cost_usd: so far, at list prices; billed_usd: of that, what no grant covers;
-    None where it is not known. goodput: the share of the time of all attempts that became progress that lasted, where
-    that is known, and the seconds of each category of `contracts.goodput`.
+    None where it is not known. wall_s: of all attempts, once the latest one has a result. goodput: the share of the
+    time of all attempts that became progress that lasted, where that is known, and the seconds of each category of
+    `contracts.goodput`.
     """
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
@@ -73,7 +74,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         if headline.name in measured
         else None,
         "metrics": measured,
-        "wall_s": finite(result.get("wall_s")),
+        "wall_s": run.total_wall_s if result else None,
         "goodput": {"share": spent.share, "text": spent.text(), "seconds": spent.seconds} if spent else None,
         "cost_usd": cost.usd if cost else None,
         "billed_usd": cost.billed_usd if cost else None,
@@ -83,13 +84,6 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         "reason": result.get("reason"),
         "problems": list(run.problems),
     }
-
-
-def total_wall_s(run: Run) -> float | None:
-    """Seconds that all attempts took so far; None where one of them left no word of it."""
-    each_s = [finite(attempt.get("wall_s")) for attempt in run.described["attempts"][:-1]]
-    known_s = [wall_s for wall_s in [*each_s, run.wall_s] if wall_s is not None]
-    return sum(known_s) if len(known_s) == len(each_s) + 1 else None
 
 
 def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:

@@ -143,7 +143,10 @@ def _done(run: Run) -> list[str]:
     taken, total, exported = result.get("steps"), run.total_steps, result.get("exported_step")
     step_count = f"{taken:,} of {counted(total, 'step')}" if total and taken not in (None, total) else None
     steps = "" if taken is None else f" for {step_count or counted(taken, 'step')}"
-    rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
+    total_s, last_s = run.total_wall_s, result.get("wall_s") or 0
+    rows.append(
+        ("wall time", f"{clock(last_s)} in the last attempt" if total_s is None else clock(total_s) + steps)
+    )
     if (spent := run.goodput) is not None and spent.share is not None:
         rows.append(("goodput", spent.text()))
     if cost := run_cost(run):

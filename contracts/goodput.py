@@ -306,6 +306,15 @@ def cost(attempts: Sequence[Any], last_wall_s: float | None) -> Cost | None:
     return Cost(usd, billed_usd if is_billed_known else None) if attempts else None
 
 
+def total_wall_s(attempts: Sequence[Any], last_wall_s: float | None) -> float | None:
+    """The duration of all attempts, the last of which took `last_wall_s` so far; None if one of them is not known."""
+    earlier_s = [
+        amount(attempt.get("wall_s")) if isinstance(attempt, dict) else None for attempt in attempts[:-1]
+    ]
+    known_s = [known for known in [*earlier_s, last_wall_s] if known is not None]
+    return sum(known_s) if attempts and len(known_s) == len(attempts) else None
+
+
 def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None:
     """The duration of one attempt: from its result, else until its last heartbeat or until it was ended; None if it is
     not known."""

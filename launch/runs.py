@@ -112,6 +112,11 @@ class Run:
         wall_s: float | None = self.measured()["wall_s"]
         return wall_s
 
+    @property
+    def total_wall_s(self) -> float | None:
+        """Return what all attempts took so far; None where one of them left no word of it."""
+        return goodput.total_wall_s(self.described["attempts"], self.wall_s)
+
     def measured(self) -> dict[str, Any]:
         """What run.json keeps of its latest attempt's time, once another one begins."""
         if not self.has_begun:

@@ -200,7 +200,7 @@ def _index(
 def _training(run: Run) -> list[tuple[str, str]]:
     described, attempts = run.described, run.described["attempts"]
     one_slice, code = described.get("slice") or {}, described.get("code") or {}
-    wall_s, cost = overview.total_wall_s(run), pricing.run_cost(run)
+    wall_s, cost = run.total_wall_s, pricing.run_cost(run)
     is_tpu, place = described["platform"] == "tpu", f"{one_slice.get('capacity')}, {one_slice.get('zone')}"
     commit, versions = code.get("git_commit"), described.get("versions") or {}
     rows = {

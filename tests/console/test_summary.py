@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from console.overview import overview
 from console.summary import exit_code, summary
 from contracts.run_directory import State
 from launch.launching import finalize
@@ -73,6 +74,20 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
         f"  curves       tensorboard --logdir {place}/out/runs",
         f"  report       {place}/report.html",
     ]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "text"), [({"wall_s": 60.0}, "2:15 for 100 steps"), ({}, "1:15 in the last attempt")]
+)
+def test_the_wall_time_of_a_resumed_run_is_that_of_all_its_attempts(
+    write_run: WriteRun, earlier: dict[str, float], text: str
+) -> None:
+    run = write_run()
+    (attempt,) = run.described["attempts"]
+    attempts = [{**attempt, **earlier}, {**attempt, "attempt": 1}]
+    run = write_run(attempts=attempts, result={"outcome": "done", "attempt": 1, "steps": 100, "wall_s": 75.0})
+    assert f"  wall time    {text}" in summary(run, "done")
+    assert overview(run, "done")["wall_s"] == (135.0 if earlier else None)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,13 @@ RUN: dict[str, Any] = {
     "created": "2026-11-20T21:45:00Z",
     "versions": {"python": "3.12.8"},
     "attempts": [
-        {"attempt": 0, "started": "2026-11-20T21:45:00Z", "processes": 2, "outcome": "preempted"},
+        {
+            "attempt": 0,
+            "started": "2026-11-20T21:45:00Z",
+            "processes": 2,
+            "outcome": "preempted",
+            "wall_s": 48.0,
+        },
         {"attempt": 1, "started": "2026-11-20T22:00:00Z", "processes": 2, "outcome": None},
     ],
 }
@@ -131,7 +137,7 @@ def test_the_page_says_what_was_measured_and_what_ran() -> None:
         "Eval loss 4.930 nats, 1.420 below the unigram baseline of 6.350",
         "Accuracy 23.1% of the masked tokens",
         "Speed 12,346 tokens/s",
-        "Wall time 4 min 12 s",
+        "Wall time 5 min",  # of both attempts
         "Steps 80 of 100",
         "--note 'two words'",
         "4be81c0 with local changes",

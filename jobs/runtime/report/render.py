@@ -243,8 +243,11 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
     tiles += _best(definitions, metrics, latest)
     if utilisations := [value for line in metrics if (value := number(line.get("mfu"))) is not None]:
         tiles.append(("MFU", f"{100 * statistics.median(utilisations):.1f} %", ""))
-    if (wall_s := number(result.get("wall_s"))) is not None and wall_s >= 0:
-        tiles.append(("Wall time", spoken(wall_s), ""))
+    wall_s = number(result.get("wall_s"))
+    total_s = goodput.total_wall_s(rows(run.get("attempts")), wall_s)
+    if wall_s is not None and wall_s >= 0:
+        duration = (spoken(wall_s), "in the last attempt") if total_s is None else (spoken(total_s), "")
+        tiles.append(("Wall time", *duration))
     steps = number(result.get("steps"))
     if steps is None:
         steps = max(
