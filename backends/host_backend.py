@@ -86,7 +86,7 @@ class HostBackend:
 
     def prepare(self, reopen: Callable[[], Target], say: Say, require: Require = lambda: None) -> Target:
         fresh = reopen()
-        _wait_for_hosts(fresh, require)
+        _wait_for_hosts(fresh, require, say)
         say(f"{fresh.slice.name}: all hosts answer ({len(fresh.hosts)})")
         if not self.deploy(fresh):
             raise RequestError(
@@ -166,11 +166,16 @@ class HostBackend:
         return self.transports[index].forward(LOOPBACK, port)
 
 
-def _wait_for_hosts(target: Target, require: Require) -> None:
-    """Wait until the SSH servers of new hosts answer. Raises RequestError: some do not within BOOT_LIMIT_S."""
+def _wait_for_hosts(target: Target, require: Require, say: Say) -> None:
+    """Wait until the SSH servers of hosts answer. Raises RequestError: some do not within BOOT_LIMIT_S."""
     deadline = time.monotonic() + BOOT_LIMIT_S
-    required_s = time.monotonic()
+    required_s, is_told = time.monotonic(), False
     while silent := target.backend.status().errors:
+        if not is_told:
+            say(
+                f"waiting for {_named([error.host for error in silent])} to answer, for at most {spoken(BOOT_LIMIT_S)}"
+            )
+            is_told = True
         if time.monotonic() - required_s > REQUIRE_PERIOD_S:
             require()
             required_s = time.monotonic()
@@ -226,7 +231,8 @@ class HostLauncher:
             f"{title} {bundle.sha256[:12]}" for title, bundle in zip(BUNDLES, bundles, strict=False)
         )
         is_there = "are there" if further else "is there"
-        say(f"preflight passed on {_named(plan.target)}, {name} {'sent' if sent else is_there}")
+        hosts = _named([host.name for host in plan.target.hosts])
+        say(f"preflight passed on {hosts}, {name} {'sent' if sent else is_there}")
         return plans.settled(plan, facts, token=secrets.token_hex(16))
 
     def begin(self, plan: Plan, say: Say) -> None:  # noqa: ARG002 - hosts start at once
@@ -238,8 +244,7 @@ class HostLauncher:
         return ask_all(plan.target.agents, "join", requests, timeout_s=limit_s + answer_limit_s)
 
 
-def _named(target: Target) -> str:
-    names = [host.name for host in target.hosts]
+def _named(names: Sequence[str]) -> str:
     shown = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
     return f"{len(names)} host{'s' * (len(names) > 1)} ({shown})"
 

@@ -316,12 +316,14 @@ def total_wall_s(attempts: Sequence[Any], last_wall_s: float | None) -> float | 
 
 
 def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None:
-    """The duration of one attempt: from its result, else until its last heartbeat or until it was ended; None if it is
-    not known."""
+    """The duration of one attempt: from its result, else until its last heartbeat or until it was ended, whichever was
+    first: a host that was frozen or cut off may beat again afterwards. None if it is not known."""
     record = result or {}
     recorded_s = amount(record.get("wall_s"))
-    seen_s = [beat["time"] for beat in heartbeats if "time" in beat] or [record.get("time")]
-    known_s = [at_s for moment in seen_s if (at_s := amount(moment)) is not None]
-    if recorded_s is not None or not known_s:
+    beats_s = [at_s for beat in heartbeats if (at_s := amount(beat.get("time"))) is not None]
+    ends_s = [max(beats_s)] if beats_s else []
+    if (ended_s := amount(record.get("time"))) is not None:
+        ends_s.append(ended_s)
+    if recorded_s is not None or not ends_s:
         return recorded_s
-    return max(0.0, max(known_s) - calendar.timegm(time.strptime(attempt["started"], MOMENT)))
+    return max(0.0, min(ends_s) - calendar.timegm(time.strptime(attempt["started"], MOMENT)))

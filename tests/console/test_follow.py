@@ -252,7 +252,12 @@ def test_a_slice_that_lost_a_host_is_made_again_and_waited_for(
     assert broken.backend.ensure(broken, lambda: fresh, said.append) is fresh
     assert deployed == [fresh]
     assert next(answers, None) is None
-    assert said == ["no answer from w-0: no route", "local is made again", "local: all hosts answer (1)"]
+    assert said == [
+        "no answer from w-0: no route",
+        "local is made again",
+        "waiting for 1 host (w-new) to answer, for at most 5 min",  # once, of two times that it did not
+        "local: all hosts answer (1)",
+    ]
 
 
 def test_while_a_run_waits_for_its_tpu_slice_or_for_nodes_its_step_is_compiled(

@@ -187,6 +187,18 @@ def test_a_run_that_still_runs_has_the_time_until_its_last_heartbeat() -> None:
     }  # fmt: skip
 
 
+def test_an_attempt_has_ended_with_its_result_even_where_a_frozen_host_beats_again_afterwards() -> None:
+    run = run_of({"attempt": 0, "started": "2026-11-20T12:00:00Z"})
+    at_s = 1795176000.0
+    timing = {"parts": {"start": 8.0, "compute": 30.0}, "open": "compute", "from_step": 0}
+    beats = [
+        {"rank": 0, "attempt": 0, "state": "failed", "step": 9, "time": at_s + 38.0, "timing": timing},
+        {"rank": 1, "attempt": 0, "state": "failed", "step": 9, "time": at_s + 3600.0},
+    ]
+    lost = {"attempt": 0, "outcome": "failed", "time": at_s + 40.0, "wall_s": None}
+    assert seconds(run_goodput(run, lost, beats)) == {"productive": 30.0, "starting": 10.0}
+
+
 def test_what_is_not_known_is_said() -> None:
     assert (
         Goodput({"unknown": 9000, "starting": 1000}).text() == "not known (10 s); unknown 90%, starting 10%"
