@@ -42,8 +42,7 @@ type Dtype = Literal["<u2", "<u4"]
 """As numpy and meta.json write it; every machine that JAX runs on is little-endian."""
 
 _TYPECODES = {"<u2": "H", "<u4": "I"}
-_JOURNAL_VERSION = 1
-_READ_BYTES = 1 << 22
+_JOURNAL_VERSION = 2
 
 
 def tokenise(
@@ -55,21 +54,12 @@ def tokenise(
         RequestError: the corpus cannot be read, or gives nothing for one of the two splits.
         OSError: the disk is full, above all.
     """
-    if is_whole(directory):  # killed between the last line below and whatever the caller does then
-        clear(directory)
-        return
-    warnings: list[str] = []
-    with contextlib.ExitStack() as opened:
-        try:
-            streams = opened.enter_context(open_streams(directory))
-        except Torn:
-            say(f"{directory} is torn: tokenising {corpus.source} anew")
-            clear(directory)
-            streams = opened.enter_context(open_streams(directory))
-        meta = _write(corpus, facts, eval_fraction, directory, streams, say, warnings.append)
-    atomic.write(directory / WARNINGS, json.dumps(warnings, indent=2) + "\n")
-    atomic.write(directory / META, json.dumps(meta, indent=2) + "\n")
-    clear(directory)
+    if not is_whole(directory):  # else killed between the last line below and whatever the caller does then
+        warnings: list[str] = []
+        meta = _write(corpus, facts, eval_fraction, directory, say, warnings.append)
+        atomic.write(directory / WARNINGS, json.dumps(warnings, indent=2) + "\n")
+        atomic.write(directory / META, json.dumps(meta, indent=2) + "\n")
+    (directory / JOURNAL).unlink(missing_ok=True)
 
 
 def is_whole(directory: Path) -> bool:
@@ -89,56 +79,52 @@ def _write(
     facts: TokenizerFacts,
     eval_fraction: float,
     directory: Path,
-    streams: Mapping[Split, Stream],
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> dict[str, object]:
+    """Write the two files; returns the content of meta.json."""
     dtype: Dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
-    done_before = documents_in(streams)
-    behind = f", going on after {done_before:,} documents" if done_before else ""
-    say(f"tokenising {corpus.source}{behind}")
-    # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so the
-    # split's rules, and what is said of damaged text, hold for the whole corpus.
-    todo = batches(split_documents(corpus, eval_fraction, warn=warn), skip=done_before)
-    started_s = said_s = time.monotonic()
-    characters = noted = 0
-    for batch, ids in encoded(todo, Encoder(facts.path, dtype)):
-        for split, stream in streams.items():
-            stream.write(ids[split], batch.documents(split))
-        characters += batch.characters
-        now_s = time.monotonic()
-        if batch.ends_whole and characters - noted >= NOTE_CHARACTERS:
-            note(directory, streams)
-            noted = characters
-        if now_s - said_s >= SAY_PERIOD_S:
-            pace = characters / (now_s - started_s) / 1e6
-            say(
-                f"tokenising {corpus.source}: {characters / 1e6:,.0f} million characters so far, {pace:.1f} million a "
-                f"second ({corpus.size_bytes / 1e6:,.0f} MB of files)"
-            )
-            said_s = now_s
-    note(directory, streams)
-    seconds = time.monotonic() - started_s
-    say(
-        f"tokenised {characters:,} characters of {corpus.source}: {documents_in(streams) - done_before:,} documents in "
-        f"{seconds:.1f} s"
-    )
-    return {
-        "version": FORMAT,
-        "corpus": corpus.fingerprint,
-        "tokenizer": facts.sha256,
-        "vocab_size": facts.vocab_size,
-        "eval_fraction": eval_fraction,
-        "dtype": dtype,
-        **{
-            split: {
-                "documents": stream.documents,
-                "tokens": stream.size_bytes // int(dtype[-1]),
-                "sha256": stream.facts()["sha256"],
-            }
-            for split, stream in streams.items()
-        },
-    }
+    with contextlib.ExitStack() as files:
+        streams = {split: files.enter_context(Stream(directory / f"{split}.bin")) for split in SPLITS}
+        _go_on(directory, streams)
+        done_before = documents_in(streams)
+        behind = f", going on after {done_before:,} documents" if done_before else ""
+        say(f"tokenising {corpus.source}{behind}")
+        # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so
+        # the split's rules, and what is said of damaged text, hold for the whole corpus.
+        todo = batches(split_documents(corpus, eval_fraction, warn=warn), skip=done_before)
+        started_s = said_s = time.monotonic()
+        characters = noted = 0
+        for batch, ids in encoded(todo, Encoder(facts.path, dtype)):
+            for split, stream in streams.items():
+                stream.write(ids[split], batch.documents(split))
+            characters += batch.characters
+            now_s = time.monotonic()
+            if batch.ends_whole and characters - noted >= NOTE_CHARACTERS:
+                _note(directory, streams)
+                noted = characters
+            if now_s - said_s >= SAY_PERIOD_S:
+                pace = characters / (now_s - started_s) / 1e6
+                say(
+                    f"tokenising {corpus.source}: {characters / 1e6:,.0f} million characters so far, {pace:.1f} "
+                    f"million a second ({corpus.size_bytes / 1e6:,.0f} MB of files)"
+                )
+                said_s = now_s
+        _note(directory, streams)
+        seconds = time.monotonic() - started_s
+        say(
+            f"tokenised {characters:,} characters of {corpus.source}: {documents_in(streams) - done_before:,} "
+            f"documents in {seconds:.1f} s"
+        )
+        return {
+            "version": FORMAT,
+            "corpus": corpus.fingerprint,
+            "tokenizer": facts.sha256,
+            "vocab_size": facts.vocab_size,
+            "eval_fraction": eval_fraction,
+            "dtype": dtype,
+            **{split: stream.described(int(dtype[-1])) for split, stream in streams.items()},
+        }
 
 
 class Piece(NamedTuple):
@@ -251,48 +237,32 @@ def encoded(batches: Iterable[Batch], encoder: Encoder) -> Iterator[tuple[Batch,
             yield under_way[0], under_way[1].result()
 
 
-class Torn(Exception):
-    """The files do not match the journal."""
-
-
 class Stream:
-    """One split's file. `documents` and `size_bytes` are what has been written."""
+    """One split's file. documents: those in it."""
 
-    def __init__(self, path: Path, noted: Mapping[str, Any] | None) -> None:
-        """Begin the file, or continue it after what was `noted` of it.
+    def __init__(self, path: Path) -> None:
+        self.documents = 0
+        self._file = path.open("r+b" if path.exists() else "w+b")
 
-        Raises:
-            Torn: it does not begin with that.
-        """
-        self.documents = self.size_bytes = 0
-        self._digest = hashlib.sha256()
-        self._file = path.open("r+b" if noted else "wb")
-        if noted:
-            try:
-                self._take_up(noted)
-            except BaseException:
-                self._file.close()
-                raise
+    def __enter__(self) -> Stream:
+        return self
 
-    def _take_up(self, noted: Mapping[str, Any]) -> None:
-        left: int = noted["size_bytes"]
-        while left:
-            content = self._file.read(min(_READ_BYTES, left))
-            if not content:
-                raise Torn
-            self._digest.update(content)
-            left -= len(content)
-        if self._digest.hexdigest() != noted["sha256"]:
-            raise Torn
-        self._file.seek(noted["size_bytes"])
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.tell()
+
+    def cut(self, documents: int, size_bytes: int) -> None:
+        """Go on after so many documents, which take so many bytes."""
+        self._file.seek(size_bytes)
         self._file.truncate()
-        self.size_bytes, self.documents = noted["size_bytes"], noted["documents"]
+        self.documents = documents
 
     def write(self, content: bytes, documents: int) -> None:
         """Add tokens in which `documents` documents end."""
         self._file.write(content)
-        self._digest.update(content)
-        self.size_bytes += len(content)
         self.documents += documents
 
     def flush(self) -> None:
@@ -300,31 +270,12 @@ class Stream:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        self._file.close()
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "documents": self.documents,
-            "size_bytes": self.size_bytes,
-            "sha256": self._digest.hexdigest(),
-        }
-
-
-@contextlib.contextmanager
-def open_streams(directory: Path) -> Iterator[dict[Split, Stream]]:
-    """train.bin and eval.bin in `directory`, as far as a former writer has come.
-
-    Raises (on entering):
-        Torn: what the former writer left does not fit together; `clear` it and open again.
-    """
-    noted = _journal(directory)
-    with contextlib.ExitStack() as files:
-        streams: dict[Split, Stream] = {}
-        for split in SPLITS:
-            streams[split] = Stream(directory / f"{split}.bin", noted and noted[split])
-            files.callback(streams[split].close)
-        yield streams
+    def described(self, width: int) -> dict[str, Any]:
+        """What meta.json says of it. width: bytes of a token."""
+        tokens = self.size_bytes // width
+        self._file.seek(0)
+        digest = hashlib.file_digest(self._file, "sha256").hexdigest()
+        return {"documents": self.documents, "tokens": tokens, "sha256": digest}
 
 
 def documents_in(streams: Mapping[Split, Stream]) -> int:
@@ -332,32 +283,23 @@ def documents_in(streams: Mapping[Split, Stream]) -> int:
     return sum(stream.documents for stream in streams.values())
 
 
-def note(directory: Path, streams: Mapping[Split, Stream]) -> None:
+def _note(directory: Path, streams: Mapping[Split, Stream]) -> None:
     """Note in the journal that a later writer can continue here. To be called where all documents are whole."""
     for stream in streams.values():
         stream.flush()
-    noted: dict[str, Any] = {split: stream.facts() for split, stream in streams.items()}
+    noted = {split: [stream.documents, stream.size_bytes] for split, stream in streams.items()}
     atomic.write_json(directory / JOURNAL, {"version": _JOURNAL_VERSION, **noted})
 
 
-def clear(directory: Path) -> None:
-    """Remove the journal, so that the work starts over."""
-    (directory / JOURNAL).unlink(missing_ok=True)
-
-
-def _journal(directory: Path) -> dict[str, Any] | None:
+def _go_on(directory: Path, streams: Mapping[Split, Stream]) -> None:
+    """Cut the files to what the journal says of them; to nothing where there is none, or it is not of them."""
     try:
-        content = (directory / JOURNAL).read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        noted: dict[str, Any] = json.loads(content)
-        if noted["version"] != _JOURNAL_VERSION:
-            raise Torn
-        for split in SPLITS:
-            _ = noted[split]["size_bytes"] + noted[split]["documents"], noted[split]["sha256"]
-    except (ValueError, KeyError, TypeError):
-        raise Torn from None
-    if not all((directory / f"{split}.bin").exists() for split in SPLITS):
-        raise Torn
-    return noted
+        journal = json.loads((directory / JOURNAL).read_bytes())
+        noted = {split: journal[split] for split in streams if journal["version"] == _JOURNAL_VERSION}
+        for split, stream in streams.items():
+            if (directory / f"{split}.bin").stat().st_size < noted[split][1]:
+                raise ValueError
+            stream.cut(*noted[split])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        for stream in streams.values():
+            stream.cut(0, 0)

