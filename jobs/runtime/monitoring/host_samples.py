@@ -15,9 +15,6 @@ from jobs.runtime.monitoring.metric_definitions import finite
 
 MOST_POINTS = 360
 """Of a column: when they are full, each two become one. At 10 s a sample, a point is of 10 s in the first hour."""
-READ_LIMIT = 10_000
-"""Points of a file of somebody else's that are read at most."""
-
 LARGEST = 1e15
 
 Values = Mapping[str, float | None]
@@ -142,43 +139,22 @@ class HostSamples:
 
 
 def read(value: Mapping[str, Any] | None) -> HostSamples | None:
-    """A file's content; None where it is not there, or has no points. What cannot be understood is left out."""
-    columns, now, capacity = ((value or {}).get(name) for name in ("points", "latest", "capacity"))
-    times = columns.get("time") if isinstance(columns, Mapping) else None
-    if (
-        not isinstance(columns, Mapping)
-        or not isinstance(times, list)
-        or not times
-        or None in map(sampled, times)
-    ):
+    """A file's content; None where it is not there, has no points, or cannot be understood."""
+    try:
+        samples = HostSamples(**(value or {}))
+        times, devices = samples.points["time"], samples.latest.get("devices", [])
+        columns = [
+            *samples.points.values(),
+            samples.capacity.values(),
+            *(device.values() for device in devices),
+        ]
+        numbers = [number for column in columns for number in column if number is not None]
+        numbers += [*times, *(number for name, number in samples.latest.items() if name != "devices")]
+        numbers += [samples.host, samples.samples_per_point, samples.samples_in_last, samples.interval_s]
+        is_right = {len(column) for column in samples.points.values()} == {len(times)} and all(times)
+        return samples if times and is_right and None not in map(sampled, numbers) else None
+    except (TypeError, KeyError, AttributeError):
         return None
-    numbers = [
-        sampled((value or {}).get(name))
-        for name in ("host", "interval_s", "samples_per_point", "samples_in_last")
-    ]
-    host, interval_s, per_point, in_last = (number or 0 for number in numbers)
-    latest = {name: number for name, number in _numbers(now).items() if name == "time" or name in COLUMNS}
-    devices = now.get("devices") if isinstance(now, Mapping) else None
-    if isinstance(devices, list):
-        latest["devices"] = [_numbers(device) for device in devices]  # type: ignore[assignment]
-    return HostSamples(
-        host=int(host),
-        interval_s=interval_s if interval_s > 0 else 10.0,
-        samples_per_point=max(1, int(per_point)),
-        samples_in_last=max(1, int(in_last)),
-        capacity={name: number for name, number in _numbers(capacity).items() if number > 0},
-        latest=latest,
-        points={
-            name: [sampled(number) for number in column[-READ_LIMIT:]]
-            for name, column in columns.items()
-            if (name == "time" or name in COLUMNS) and isinstance(column, list) and len(column) == len(times)
-        },
-    )
-
-
-def _numbers(value: object) -> dict[str, float]:
-    items = value.items() if isinstance(value, Mapping) else ()
-    return {name: number for name, item in items if (number := sampled(item)) is not None}
 
 
 def _rounded(name: str, value: float | None) -> float | None:
@@ -235,11 +211,10 @@ def findings(
 
     Devices are judged during steps only, as a compilation is not idleness; without metrics of steps, after START_S.
     """
-    fields = [[sampled(line.get(name)) for name in ("time", "step_s", "input_wait_s")] for line in metrics]
     timed = [
-        (time, step_s, wait_s or 0.0)
-        for time, step_s, wait_s in fields
-        if time and step_s and time >= since_s
+        (line["time"], line["step_s"], line.get("input_wait_s") or 0.0)
+        for line in metrics
+        if line.get("step_s") and line.get("time") and line["time"] >= since_s
     ]
     begun_s = min((times[0] for host in hosts if (times := host.recorded("time"))), default=0.0) + START_S
     begin_s = min((time for time, _, _ in timed), default=begun_s)

@@ -26,9 +26,7 @@ Read = Callable[[int, int], Piece | None]
 """Reads a piece of metrics.jsonl: from an offset on, so many bytes at most."""
 
 PIECE_BYTES = 4 * 2**20
-LONGEST_LINE_BYTES = 2**20
 MOST_METRICS = 200
-LONGEST_NAME = 100
 LARGEST = 1e100
 """Beyond it the arithmetic of an axis overflows, and nothing that is measured is that large."""
 MARK_BYTES = 64
@@ -55,11 +53,11 @@ class History:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._offset, self._rest, self._mark, self._is_skipping = 0, b"", b"", False
+        self._offset, self._rest, self._mark = 0, b"", b""
         self._steps, self._times = array("d"), array("d")
         self._points: dict[str, tuple[array[int], array[float]]] = {}
         self._unread = Unread()
-        self._too_long = self._without_step = self._left_out = 0
+        self._without_step = 0
         self._error: str | None = None
         self.is_complete = False
 
@@ -89,16 +87,9 @@ class History:
 
     def _take(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if self._is_skipping and lines:
-            lines, self._is_skipping = lines[1:], False
-        if len(self._rest) > LONGEST_LINE_BYTES or self._is_skipping:
-            self._too_long += not self._is_skipping
-            self._rest, self._is_skipping = b"", True
         if run_records.is_whole(self._rest):
             lines, self._rest = [*lines, self._rest], b""
-        fitting = [line for line in lines if len(line) <= LONGEST_LINE_BYTES]
-        self._too_long += len(lines) - len(fitting)
-        self.add(run_records.metrics(fitting, self._unread))
+        self.add(run_records.metrics(lines, self._unread))
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add lines of metrics, as `run_records.metrics` reads them."""
@@ -113,31 +104,25 @@ class History:
             for name, value in line.items():
                 if name in ("step", "time"):
                     continue
-                points = self._points.get(name) or self._new(name)
-                if points is None:
-                    self._left_out += 1
+                if name not in self._points and len(self._points) == MOST_METRICS:
                     continue
-                points[0].append(row)
-                points[1].append(value if value is not None and -LARGEST < value < LARGEST else math.nan)
-
-    def _new(self, name: str) -> tuple[array[int], array[float]] | None:
-        if len(self._points) >= MOST_METRICS or len(name) > LONGEST_NAME:
-            return None
-        return self._points.setdefault(name, (array("l"), array("d")))
+                rows, values = self._points.setdefault(name, (array("l"), array("d")))
+                rows.append(row)
+                values.append(value if value is not None and -LARGEST < value < LARGEST else math.nan)
 
     @property
     def problems(self) -> list[str]:
         """What could not be read."""
-        left_out = ((self._too_long, "too long"), (self._without_step, "without a step"))
+        count = self._without_step
         return [
             *([f"metrics.jsonl: {self._error}"] if self._error else []),
             *self._unread.texts(),
+            *([f"metrics.jsonl: lines without a step, left out: {count:,}"] if count else []),
             *(
-                f"metrics.jsonl: {count:,} line{'' if count == 1 else 's'} {reason}, left out"
-                for count, reason in left_out
-                if count
+                [f"metrics.jsonl: {MOST_METRICS} metrics are shown"]
+                if len(self._points) == MOST_METRICS
+                else []
             ),
-            *([f"metrics.jsonl: of its metrics, {len(self._points)} are shown"] if self._left_out else []),
         ]
 
     def curves(

@@ -1,11 +1,10 @@
-"""The HTML page of a report; readers of JSON fields that may be missing or of the wrong kind."""
+"""The HTML page of a report, and values as it shows them."""
 
 import base64
 import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +33,6 @@ def number(value: object) -> float | None:
     """
     figure = finite(value, _LARGEST)
     return figure if figure is None else float(figure) if abs(figure) >= _SMALLEST else 0.0
-
-
-def moment(value: object) -> datetime | None:
-    """The instant that unix seconds or an ISO 8601 text name, in UTC; None where they name none."""
-    seconds = number(value)
-    try:
-        if seconds is not None:
-            return datetime.fromtimestamp(seconds, UTC)
-        parsed = datetime.fromisoformat(value) if isinstance(value, str) else None
-        return parsed and parsed.replace(tzinfo=parsed.tzinfo or UTC).astimezone(UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def rows(value: object) -> list[Json]:
-    """The objects of a list; nothing where it is no list."""
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
-
-
-def mapping(value: object) -> Json:
-    """The object; an empty one where it is none."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def text(value: object) -> str:

@@ -4,18 +4,20 @@ It is the page that the dashboard shows of a run, with its content in it. The co
 static/run_page.js draws. A section has a title and a kind (list, table, facts, matrix, pictures, log, failure); a cell
 is a text, or a list of texts and [text, style] pairs.
 
-Whatever is missing or of the wrong kind is left out or shown as text; it never stops the page.
+What is missing is left out. Known fields have the kinds that `contracts.run_records` has checked.
 """
 
 import shlex
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from contracts import goodput
+from contracts import goodput, run_records
 from contracts.durations import spoken
+from contracts.errors import RequestError
 from contracts.goodput import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
 from contracts.run_records import Unread, without_retaken
@@ -26,12 +28,9 @@ from jobs.runtime.report.page import (
     Json,
     Section,
     clip,
-    mapping,
-    moment,
     number,
     page,
     quoted,
-    rows,
     table,
     text,
 )
@@ -82,7 +81,7 @@ def render(
     """
     result = result or {}
     written = metrics
-    metrics, _ = without_retaken(written, len(rows(run.get("attempts"))))
+    metrics, _ = without_retaken(written, len(_attempts(run)))
     latest = _latest(result, metrics)
     content = {
         **_header(run, metrics, result, heartbeats, latest),
@@ -104,7 +103,12 @@ def render(
 
 def about(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list[Section]:
     """Sections about a run: where its time went, what a language model has learned, what ran, its attempts."""
-    return [*_goodput(run, result, heartbeats), *_fillings(result), *_facts(run), *_attempts(run, result)]
+    return [
+        *_goodput(run, result, heartbeats),
+        *_fillings(result),
+        *_facts(run),
+        *_attempts_table(run, result),
+    ]
 
 
 def read_and_render(run_dir: str | Path) -> str:
@@ -112,27 +116,32 @@ def read_and_render(run_dir: str | Path) -> str:
 
     Raises:
         FileNotFoundError: there is no run.json, so this is no run's directory.
+        RequestError: it is none that this version can go by.
     """
     directory = RunDirectory(str(run_dir), files_of(str(run_dir)))
     unread = Unread()
     run, settings, result = directory.read_objects([RUN, SETTINGS, RESULT], unread)
+    if run is not None and (mistake := run_records.mistake(run, None)) is not None:
+        raise RequestError(mistake)
     if run is None:
         raise FileNotFoundError(
             f"{directory.path(RUN)}: there is no such file, or it holds no JSON object; a run's directory "
             "has one from before its start; give the directory of a run"
         )
     run = {**run, "settings": settings or {}}
-    attempts = rows(run.get("attempts"))
-    processes = [number(attempt.get("processes")) or 0.0 for attempt in attempts]
-    hosts = min(4096, int(max([len(rows(run.get("hosts"))), *processes])))
-    beats = directory.read_objects([heartbeat(index) for index in range(hosts)], unread)
-    heartbeats = [beat for beat in beats if beat is not None]
-    failed = _failed_host(result or {}, heartbeats)
-    attempt = number((result or {}).get("attempt"))
-    if attempt is None:
-        attempt = float(max(0, len(attempts) - 1))
+    result, problem = run_records.result(result or {}, RESULT)
+    hosts = max(len(run["hosts"]), *(attempt["processes"] for attempt in run["attempts"]))
+    names = [heartbeat(index) for index in range(hosts)]
+    beats = zip(names, directory.read_objects(names, unread), strict=True)
+    checked = [run_records.heartbeat(beat, name) for name, beat in beats if beat is not None]
+    heartbeats = [beat for beat, _ in checked if beat is not None]
+    for wrong in (problem, *(wrong for _, wrong in checked)):
+        if wrong is not None:
+            unread.add(wrong)
+    failed = _failed_host(result, heartbeats)
+    attempt = result.get("attempt", len(run["attempts"]) - 1)
     texts: list[str | None] = []
-    for name in (log(int(attempt), failed) if failed is not None else None, SAMPLES):
+    for name in (log(attempt, failed) if failed is not None else None, SAMPLES):
         try:
             texts.append(None if name is None else directory.read_text(name))
         except OSError as error:
@@ -155,8 +164,8 @@ def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> 
     """Axis to curves, each of so many points that all together stay small."""
     history = History(lambda _offset, _limit: None)
     history.add({name: number(value) for name, value in line.items()} for line in metrics)
-    definitions, attempts = of_run(run), rows(run.get("attempts"))
-    starts = [moment(attempt.get("started")) for attempt in attempts[1:]]
+    definitions, attempts = of_run(run), _attempts(run)
+    starts_s = [run_records.parse_time(attempt["started"]) for attempt in attempts[1:]]
 
     def curves_along(axis: str, points: int) -> dict[str, Any]:
         return history.curves(
@@ -165,7 +174,7 @@ def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> 
             points,
             attempts=len(attempts),
             baselines=latest,
-            starts_s=[start.timestamp() for start in starts if start],
+            starts_s=starts_s,
         ) | {"is_complete": True}
 
     first = curves_along("step", 10)
@@ -243,17 +252,15 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
     tiles += _best(definitions, metrics, latest)
     if utilisations := [value for line in metrics if (value := number(line.get("mfu"))) is not None]:
         tiles.append(("MFU", f"{100 * statistics.median(utilisations):.1f} %", ""))
-    wall_s = number(result.get("wall_s"))
-    total_s = goodput.total_wall_s(rows(run.get("attempts")), wall_s)
-    if wall_s is not None and wall_s >= 0:
+    wall_s = result.get("wall_s")
+    if wall_s is not None:
+        total_s = goodput.total_wall_s(_attempts(run), wall_s)
         duration = (spoken(wall_s), "in the last attempt") if total_s is None else (spoken(total_s), "")
         tiles.append(("Wall time", *duration))
-    steps = number(result.get("steps"))
+    steps = result.get("steps")
     if steps is None:
-        steps = max(
-            (step for line in metrics if (step := number(line.get("step"))) is not None), default=None
-        )
-    total = number(mapping(run.get("config")).get("steps"))
+        steps = max((line["step"] for line in metrics if "step" in line), default=None)
+    total = number((run.get("config") or {}).get("steps"))
     if steps is not None:
         total_text = f"of {total:,.0f}" if total is not None and total != steps else ""
         tiles.append(("Steps", f"{steps:,.0f}", total_text))
@@ -261,7 +268,7 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
         tiles.append(("Outliers", f"{outliers:,.0f}", "steps"))
     if costs := spent(run, wall_s):
         tiles.append(("Cost", *costs))
-    if hosts := len(rows(run.get("hosts"))):
+    if hosts := len(run.get("hosts") or ()):
         tiles.append(("Hosts", str(hosts), ""))
     return tiles[:_MOST_TILES]
 
@@ -274,7 +281,7 @@ def _in_two(value: str) -> tuple[str, str]:
 
 def spent(run: Json, wall_s: float | None) -> tuple[str, str] | None:
     """What all attempts cost, the last of which took `wall_s`, and by which prices; None where it is not known."""
-    costs = cost(rows(run.get("attempts")), wall_s)
+    costs = cost(_attempts(run), wall_s)
     if costs is None:
         return None
     amount, unit, prices = costs.text().partition(" (" if costs.text().startswith("free") else " USD")
@@ -302,11 +309,7 @@ def _list(title: str, texts: Sequence[str]) -> list[Section]:
 def _warnings(result: Json, heartbeats: Sequence[Json]) -> list[str]:
     """The warnings of the run's processes."""
     lists = [result.get("warnings"), *(beat.get("warnings") for beat in heartbeats)]
-    return list(
-        dict.fromkeys(
-            text(warning) for warnings in lists if isinstance(warnings, list | tuple) for warning in warnings
-        )
-    )
+    return list(dict.fromkeys(warning for warnings in lists for warning in warnings or ()))
 
 
 def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequence[str]) -> list[Section]:
@@ -335,9 +338,8 @@ def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequ
 
 def _failed_host(result: Json, heartbeats: Sequence[Json]) -> int | None:
     """The host that the result names, else the first with a heartbeat of failure."""
-    ranks = [beat.get("rank") for beat in heartbeats if beat.get("state") == "failed"]
-    named = (number(value) for value in (result.get("failed_host"), *ranks))
-    return next((int(host) for host in named if host is not None and host >= 0), None)
+    ranks = (beat.get("rank") for beat in heartbeats if beat.get("state") == "failed")
+    return next((host for host in (result.get("failed_host"), *ranks) if host is not None), None)
 
 
 def _title(run: Json) -> str:
@@ -359,7 +361,7 @@ def _goodput(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list
         [goodput.title(name), spoken(seconds), f"{seconds / measured.total_s:.1%}", goodput.MEANINGS[name]]
         for name, seconds in sorted(measured.seconds.items(), key=lambda item: -item[1])
     ]
-    attempts = len(rows(run.get("attempts")))
+    attempts = len(_attempts(run))
     note = f"Goodput {measured.share_text()}"
     note += f" in {attempts} attempts." if attempts > 1 else "."
     return table("Where the time went", ("category", "time", "share", "what it is"), lines, note=note)
@@ -367,41 +369,29 @@ def _goodput(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list
 
 def _fillings(result: Json) -> list[Section]:
     """One row a sentence: the true word marked in its text, beside it the guesses with their probabilities."""
-    lines = [_filling(filling) for filling in rows(result.get("fillings"))[:_MOST_FILLINGS]]
+    lines = [_filling(filling) for filling in (result.get("fillings") or ())[:_MOST_FILLINGS]]
     note = "Held-out sentences with the marked word hidden, and what the model would write in its place."
     return table("What it has learned", ("text", "guesses"), lines, note=note)
 
 
 def _filling(filling: Json) -> list[object]:
-    truth, guesses = text(filling.get("truth", "")), filling.get("guesses")
-    pairs = (
-        [pair for pair in guesses if isinstance(pair, list) and len(pair) == 2]
-        if isinstance(guesses, list)
-        else []
-    )
+    truth: str = filling["truth"]
     shown: list[object] = []
-    for word, value in pairs[:_MOST_GUESSES]:
-        if (share := number(value)) is not None:
-            name = clip(quoted(text(word)))
-            shown += [
-                " · " if shown else "",
-                [name, "strong"] if text(word) == truth else name,
-                f" {100 * share:.0f} %",
-            ]
-    before, after = (clip(filling.get(side, "")) for side in ("before", "after"))
+    for word, share in filling["guesses"][:_MOST_GUESSES]:
+        name = clip(quoted(word))
+        separator = " · " if shown else ""
+        shown += [separator, [name, "strong"] if word == truth else name, f" {100 * share:.0f} %"]
+    before, after = (clip(filling[side]) for side in ("before", "after"))
     return [[f"{before} ", [clip(truth), "mark"], after], shown]
 
 
 def _facts(run: Json) -> list[Section]:
     """What run.json says of the job and its code."""
-    code, versions = mapping(run.get("code")), mapping(run.get("versions"))
-    commit = text(code.get("git_commit") or "")
-    args = run.get("args")
-    if isinstance(args, list | tuple):
-        args = shlex.join(text(arg) for arg in args) or "none"
+    code, versions = run.get("code") or {}, run.get("versions") or {}
+    commit = code.get("git_commit") or ""
     values = {
         "Job": run.get("job"),
-        "Arguments": args,
+        "Arguments": shlex.join(map(text, run["args"])) or "none" if "args" in run else None,
         "Run": run.get("run_id"),
         "Created": run.get("created"),
         "Target": run.get("target"),
@@ -420,15 +410,15 @@ def _facts(run: Json) -> list[Section]:
 
 
 def _options(run: Json) -> list[Section]:
-    config = list({**mapping(run.get("config")), **mapping(run.get("settings"))}.items())
+    config = list({**(run.get("config") or {}), **(run.get("settings") or {})}.items())
     items = [[clip(name), clip("none" if value is None else value)] for name, value in config[:_MOST_OPTIONS]]
     return [{"title": "Options", "kind": "facts", "items": items}] if items else []
 
 
-def _attempts(run: Json, result: Json) -> list[Section]:
+def _attempts_table(run: Json, result: Json) -> list[Section]:
     """One row an attempt; the last one has the outcome of the result until run.json has it."""
     lines = []
-    for attempt in rows(run.get("attempts")):
+    for attempt in _attempts(run):
         outcome = attempt.get("outcome")
         if outcome is None and result and attempt.get("attempt") == result.get("attempt"):
             outcome = result.get("outcome")
@@ -439,12 +429,12 @@ def _attempts(run: Json, result: Json) -> list[Section]:
 
 def _hoststable(run: Json, heartbeats: Sequence[Json]) -> list[Section]:
     """One row a host, with the last heartbeat of its process."""
-    beats = {beat.get("rank"): beat for beat in heartbeats if isinstance(beat.get("rank"), int)}
-    hosts = dict(enumerate(rows(run.get("hosts"))))
+    beats = {beat["rank"]: beat for beat in heartbeats if "rank" in beat}
+    hosts = dict(enumerate(run.get("hosts") or ()))
     lines = []
-    for rank in sorted({*hosts, *(rank for rank in beats if isinstance(rank, int))}):
+    for rank in sorted({*hosts, *beats}):
         host, beat = hosts.get(rank, {}), beats.get(rank, {})
-        time = moment(beat.get("time"))
+        time = datetime.fromtimestamp(beat["time"], UTC) if "time" in beat else None
         cells = [rank, host.get("name"), host.get("address"), beat.get("state"), beat.get("step")]
         cells += [time and f"{time:%Y-%m-%d %H:%M:%S} UTC", beat.get("message")]
         lines.append([*map(_cell, cells)])
@@ -456,16 +446,20 @@ def _cell(value: object) -> str | None:
     return None if value is None else clip(value, _LONGEST_CELL)
 
 
+def _attempts(run: Json) -> Sequence[Json]:
+    return run.get("attempts") or []
+
+
 def slice_name(run: Json) -> str | None:
     """The slice's name with its accelerator type; None where run.json has neither."""
-    place = mapping(run.get("slice"))
+    place = run.get("slice") or {}
     names = dict.fromkeys(text(place[key]) for key in ("name", "accelerator_type") if place.get(key))
     return " · ".join(names) or None
 
 
 def host_name(run: Json, rank: int) -> str:
     """Host `rank` in words, with its name and address where run.json has them."""
-    hosts = rows(run.get("hosts"))
+    hosts = run.get("hosts") or []
     host = hosts[rank] if rank < len(hosts) else {}
     details = ", ".join(text(host[key]) for key in ("name", "address") if host.get(key))
     return f"Host {rank} ({details})" if details else f"Host {rank}"
