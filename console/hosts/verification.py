@@ -31,13 +31,9 @@ from launch.targets import Container, Plan, Target
 
 FOLDER = ".verify"
 """In the folder of runs, and no run: what is looked for there has other names."""
-MODULES = {
-    "jax": "runtime.jax.verify",
-    "pytorch": "runtime.torch.verify",
-    "pytorch_xla": "runtime.torch.verify",
-    "tensorflow": "runtime.tensorflow.verify",
-}
-"""What is started on the hosts, by framework, as a module of `jobs`."""
+FRAMEWORKS = ("jax", "pytorch", "pytorch_xla", "tensorflow")
+MODULE = "runtime.verify"
+"""What is started on the hosts, as a module of `jobs`."""
 LIMIT_S = 600.0
 POLL_S = 0.5
 
@@ -68,8 +64,8 @@ def gather(
     target: Target, framework: str, runtime: str | None, container_access: str | None = None
 ) -> tuple[Plan, list[str], Sequence[Mapping[str, Any] | None]]:
     """Run the test; return its plan, what failed, and each host's report in worker order. Raises as `verify`."""
-    if framework not in MODULES:
-        raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
+    if framework not in FRAMEWORKS:
+        raise RequestError(f"--framework {framework}: choose one of {', '.join(FRAMEWORKS)}")
     if part := target.part_of_tpu:
         raise RequestError(part)
     box = plans.choose_container(target, framework, runtime, access=container_access)
@@ -117,7 +113,7 @@ def _plan(target: Target, framework: str, box: Container | None) -> Plan:
     return Plan(
         target=target,
         run_id=run_id,
-        job=MODULES[framework],
+        job=MODULE,
         framework=framework,
         run_dir=f"{target.runs_url}/{FOLDER}/{run_id}",
         cwd=plans.HOME,

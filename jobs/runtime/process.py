@@ -49,6 +49,7 @@ from jobs.runtime.storage.bucket_files import files_of, is_outage, pauses_s, ret
 STACKS = "stacks.txt"
 RUNTIMES = {"pytorch": "torch", "pytorch_xla": "torch"}
 """The folder beside this file that serves a framework, where it does not have the framework's name."""
+GROUP = "distributed"
 
 type Final = Mapping[str, Any]
 """What a job has measured in the end, of what JSON can hold: it becomes part of result.json."""
@@ -174,7 +175,7 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
         run.heartbeat.start()
         sampler.start(run.environment)
         # Imported here: a wrong option or variable is answered before a framework is loaded.
-        group = _group(run.environment)
+        group = framework_module(run.environment)
         try:
             group.start(run.environment)
             run.heartbeat.state("joined")
@@ -195,13 +196,13 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
         return _fail(run, error)
 
 
-def _group(environment: ProcessEnvironment) -> Any:
-    """The module that forms a group of the run's framework, with `start(environment)` and `leave()`."""
-    return importlib.import_module(_group_module(environment))
+def framework_module(environment: ProcessEnvironment, name: str = GROUP) -> Any:
+    """A module of the run's framework. "distributed" forms a group, with `start(environment)` and `leave()`."""
+    return importlib.import_module(_module_name(environment, name))
 
 
-def _group_module(environment: ProcessEnvironment) -> str:
-    return f"jobs.runtime.{RUNTIMES.get(environment.framework, environment.framework)}.distributed"
+def _module_name(environment: ProcessEnvironment, name: str = GROUP) -> str:
+    return f"jobs.runtime.{RUNTIMES.get(environment.framework, environment.framework)}.{name}"
 
 
 def _leave(run: Run, step: int) -> NoReturn:
@@ -242,7 +243,7 @@ def _fail(run: Run, error: Exception) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)
         with contextlib.suppress(RuntimeError):  # XLA's own, where another process was lost just now
-            _group(run.environment).leave()
+            framework_module(run.environment).leave()
         return FAILED
     code, message = explain(error, run.environment)
     run.heartbeat.make_room()
@@ -325,7 +326,7 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
             f"the disk is full: {free_space(_places(environment))}. Checkpoints that were complete are still there: "
             f"free some space, then `fab train --resume {environment.run_id}`"
         )
-    group = sys.modules.get(_group_module(environment))  # without it, there was no group to lose anybody of
+    group = sys.modules.get(_module_name(environment))  # without it, there was no group to lose anybody of
     # Frameworks' errors are kinds of RuntimeError mostly, but XLA's UNKNOWN can come as a plain ValueError.
     kinds: tuple[type[Exception], ...] = getattr(group, "PEER_LOST_KINDS", (RuntimeError, ValueError))
     signs: tuple[str, ...] = getattr(group, "PEER_LOST_SIGNS", ())

@@ -1,19 +1,27 @@
 """What `fab verify` computes, whatever the framework: a matmul on each device of a host, an all-reduce over all hosts.
 
-`python -m jobs.runtime.<jax|torch|tensorflow>.verify` on every host, as a run's process is started: those modules have
-the framework's part. Each process writes its results to `verify/rank-<i>.json` in the run directory; the caller judges.
+`python -m jobs.runtime.verify` on every host, as a run's process is started. The framework's part is the module
+`verify` in its own folder, with three functions:
+
+    facts()                            platform, device_kind, local_devices, devices, processes, process_index
+    matmuls(size, repeats, platform)   on each device of this process a matrix of ones, multiplied so often by one of
+                                       1/size: ones again, exactly, as long as size is a power of two
+    all_reduce(width)                  the sum over all devices of all hosts of so many numbers each, d + 1 of device d
+
+Each process writes its results to `verify/rank-<i>.json` in the run directory; the caller judges.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
 import os
 import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from contracts.process_environment import Platform
@@ -62,32 +70,10 @@ class Work:
         return is_right, statistics.median(took_s)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Framework:
-    """A framework's part.
-
-    facts: platform, device_kind, local_devices, devices, processes, process_index. matmuls: on each device of this
-    process a matrix of ones, multiplied `repeats` times by one of 1/size: ones again, exactly, as long as `size` is a
-    power of two. all_reduce: the sum over all devices of all hosts of so many numbers each, device d bringing d + 1.
-    """
-
-    facts: Callable[[], dict[str, Any]]
-    matmuls: Callable[[int, int, Platform], Iterable[Work]]
-    all_reduce: Callable[[int], Work]
-
-
-def main(framework: Framework) -> None:
-    """Be the process of one rank."""
-
-    def verify(run: process.Run, config: Config) -> Mapping[str, int]:
-        return _verify(run, config, framework)
-
-    process.main(Config, verify)
-
-
-def _verify(run: process.Run, config: Config, framework: Framework) -> Mapping[str, int]:
+def verify(run: process.Run, config: Config) -> Mapping[str, int]:
     """Check everything and write what was found; a wrong result raises no error here."""
     platform_name = run.environment.platform
+    framework = process.framework_module(run.environment, "verify")
     run.prepare("devices")
     report: dict[str, Any] = {
         "host": socket.gethostname(),
@@ -121,3 +107,9 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return installed
+
+
+if __name__ == "__main__":
+    # The module as the frameworks' parts import it, and not this one: they make its `Work`.
+    verification = importlib.import_module("jobs.runtime.verify")
+    process.main(verification.Config, verification.verify)

@@ -1,4 +1,4 @@
-"""`fab verify` in JAX."""
+"""The part of `jobs.runtime.verify` in JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.process_environment import Platform
-from jobs.runtime.verify import Framework, Work, main
+from jobs.runtime.verify import Work
 
 
 def facts() -> dict[str, Any]:
@@ -61,7 +61,3 @@ def all_reduce(width: int) -> Work:
         return all(bool((np.asarray(shard.data) == total).all()) for shard in sums.addressable_shards)
 
     return Work(device="all", compute=lambda: add(brought).block_until_ready(), is_right=is_right)
-
-
-if __name__ == "__main__":
-    main(Framework(facts=facts, matmuls=matmuls, all_reduce=all_reduce))

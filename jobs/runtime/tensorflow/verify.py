@@ -1,4 +1,4 @@
-"""`fab verify` in TensorFlow."""
+"""The part of `jobs.runtime.verify` in TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from contracts.process_environment import Platform
 from jobs.runtime.tensorflow import distributed
-from jobs.runtime.verify import Framework, Work, main
+from jobs.runtime.verify import Work
 
 
 def facts() -> dict[str, Any]:
@@ -66,7 +66,3 @@ def all_reduce(width: int) -> Work:
     return Work(
         device="all", compute=lambda: compiled().numpy(), is_right=lambda sums: bool((sums == total).all())
     )
-
-
-if __name__ == "__main__":
-    main(Framework(facts=facts, matmuls=matmuls, all_reduce=all_reduce))

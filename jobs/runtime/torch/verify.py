@@ -1,4 +1,4 @@
-"""`fab verify` in PyTorch, by any of its devices."""
+"""The part of `jobs.runtime.verify` in PyTorch, by any of its devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from contracts.process_environment import Platform
 from jobs.runtime.torch import distributed
-from jobs.runtime.verify import Framework, Work, main
+from jobs.runtime.verify import Work
 
 
 def facts() -> dict[str, Any]:
@@ -55,7 +55,3 @@ def all_reduce(width: int) -> Work:
 
     total = devices * (devices + 1) / 2
     return Work(device="all", compute=compute, is_right=lambda sums: bool((sums == total).all()))
-
-
-if __name__ == "__main__":
-    main(Framework(facts=facts, matmuls=matmuls, all_reduce=all_reduce))
