@@ -16,9 +16,6 @@ from jobs.runtime.storage.model_folder import read_special_tokens_as_text
 if TYPE_CHECKING:
     import tokenizers
 
-SMALLEST_VOCABULARY = 256 + 5
-"""Every byte and the special tokens: below this, some text could not be written."""
-
 _ROLES = {
     "bos": ("<s>", "[CLS]"),
     "pad": ("<pad>", "[PAD]"),
@@ -68,15 +65,10 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: Path) -> No
     """Train on `documents` (streamed) and write tokenizer.json to `path`; the same documents, the same bytes.
 
     The vocabulary has exactly `vocab_size` tokens unless the documents run out of pairs that occur twice.
-    Raises RequestError for a vocabulary too small for all bytes, and OSError where the disk is full.
+    It has room for every byte and the special tokens, 261. Raises OSError where the disk is full.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise RequestError(
-            f"--vocab-size {vocab_size}: must be at least {SMALLEST_VOCABULARY}, so that every byte and the "
-            "special tokens have an id"
-        )
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

@@ -182,7 +182,7 @@ class Checkpoints:
                         Path(copy, name).write_bytes(data or b"")
                     folder = copy
                 notes: dict[str, Any] = json.loads(Path(folder, CHECKPOINT_NOTES).read_bytes())
-                _compare(notes.pop(CHECKSUMS, {}), folder)  # older code wrote none
+                _compare(notes.pop(CHECKSUMS), folder)
                 return Reading(self._state.read(folder, model_only=model_only), notes)
         except Exception as error:  # a torn file makes frameworks raise many kinds; all are reported
             return Reading(lambda: None, {}, first_line(error))
@@ -268,7 +268,7 @@ def _checksums(folder: str) -> dict[str, int]:
 
 def _compare(expected: Mapping[str, int], folder: str) -> None:
     """Raises ValueError: a file is not what was written."""
-    actual = _checksums(folder) if expected else {}
+    actual = _checksums(folder)
     for name, checksum in expected.items():
         if name not in actual:
             raise ValueError(f"{name} is missing")

@@ -224,7 +224,7 @@ def test_what_is_torn_there_is_not_there_and_is_mended(
     remote.put(folder, "tokens/abc", say=said.append)
     write(url, "tokens/abc/train.bin", content)
     assert not remote.fetch("tokens/abc", into, say=said.append)
-    assert "train.bin is not what was put there: made again" in said[-1]
+    assert "tokens/abc is not what was put there: made again" in said[-1]
     assert names(into) == {}
     remote.put(folder, "tokens/abc", say=said.append)
     assert remote.fetch("tokens/abc", into, say=said.append)

@@ -24,8 +24,6 @@ from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.process import Run
 
 STATE, NOTES = "state", "notes"
-ITEMS = "_CHECKPOINT_METADATA"
-"""Orbax's list of what a checkpoint consists of."""
 CHECKSUM = "checksum"
 """In the notes: `checksum` of the state. Orbax's files have checksums only of what says where the values lie."""
 
@@ -109,13 +107,10 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, self._state.tree)
         state: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
         try:
-            items = self._run.directory.read_json(f"{CHECKPOINTS}/{step}/{ITEMS}") or {}
-            # Older code wrote none where there was nothing to note.
-            noted = {NOTES: ocp.args.JsonRestore()} if NOTES in items.get("item_handlers", NOTES) else {}
+            noted = {NOTES: ocp.args.JsonRestore()}
             restored = self._manager.restore(step, args=ocp.args.Composite(**state, **noted))
-            notes = dict(restored.get(NOTES) or {})
-            expected = notes.pop(CHECKSUM, None)  # older code wrote none
-            if expected is not None and expected != checksum(restored[STATE]):
+            notes = dict(restored[NOTES])
+            if notes.pop(CHECKSUM) != checksum(restored[STATE]):
                 raise ValueError("its values are not those that were written: their checksum differs")
             return Reading(functools.partial(setattr, self._state, "tree", restored[STATE]), notes)
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported

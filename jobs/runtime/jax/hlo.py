@@ -1,7 +1,7 @@
 """Reads what XLA's TPU compiler writes of a compiled program: its own estimate of each operation, and the collectives.
 
 The estimates are cycles of a core's clock (`estimated_cycles`), one for most operations that the core carries out one
-after the other. Collectives, copies beside the computation and custom calls have none. Standard library only.
+after the other. Collectives, copies beside the computation and custom calls have none.
 
 A collective is asynchronous in one of three forms, and the core computes something else between its start and its end:
 - a pair of operations (all-reduce-start, all-reduce-done; async-start around a collective; send, recv-done);
@@ -12,13 +12,13 @@ A collective is asynchronous in one of three forms, and the core computes someth
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 type Reach = Literal["within a host", "between hosts", "between slices"]
 """How far a collective goes."""
@@ -486,17 +486,14 @@ def device_groups(attributes: str, devices: int) -> list[list[int]]:
     if cut:
         sizes = _numbers(cut[3])
         order = _numbers(cut[4]) if cut[4] else list(range(len(sizes)))
-        flat = _transposed(sizes, order)
-        return [list(group) for group in itertools.batched(flat, int(cut[2]))]
+        return _groups(sizes, order, int(cut[2]))
     meshed = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^)]*\))? ?\{([^}]*)\}", attributes)
     if meshed:
         axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", meshed[1])}
         names = list(axes)
         along = [names.index(name) for name in re.findall(r"'([^']+)'", meshed[2])]
         order = [*(index for index in range(len(names)) if index not in along), *along]
-        flat = _transposed(list(axes.values()), order)
-        size = math.prod(axes[names[index]] for index in along)
-        return [list(group) for group in itertools.batched(flat, size)]
+        return _groups(list(axes.values()), order, math.prod(axes[names[index]] for index in along))
     return [list(range(devices))]
 
 
@@ -504,11 +501,8 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def _transposed(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """0, 1, 2 … laid out in a grid of these sizes, and read with its axes in that order."""
-    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    return functools.reduce(
-        lambda flat, axis: [base + place * strides[axis] for base in flat for place in range(sizes[axis])],
-        order,
-        [0],
-    )
+def _groups(sizes: Sequence[int], order: Sequence[int], group: int) -> list[list[int]]:
+    """0, 1, 2 … laid out in a grid of these sizes, read with its axes in that order, in groups of so many."""
+    grid = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
+    groups: list[list[int]] = grid.reshape(-1, group).tolist()
+    return groups

@@ -234,24 +234,21 @@ class RemoteCache:
             return False
         size = sum(entry["size_bytes"] for entry in manifest.values())
         say(f"copying {self._url}/{name} ({size / 1e6:,.0f} MB)")
-        for file, entry in manifest.items():
-            place = f"{root}/{name}/{file}"
-            try:
+        try:
+            for file in manifest:
+                place = f"{root}/{name}/{file}"
                 self._carry_out(functools.partial(files.get_file, place, str(into / file)), say)
-                torn = _entry(into / file) != entry
-            except FileNotFoundError:
-                torn = True
-            if torn:
-                say(f"{self._url}/{name}/{file} is not what was put there: made again")
-                with contextlib.suppress(FileNotFoundError):  # another host has found it torn as well
-                    self._carry_out(lambda: files.rm_file(f"{root}/{name}/{MANIFEST}"), say)
-                for partial in manifest:
-                    (into / partial).unlink(missing_ok=True)
-                return False
+            is_whole = all(_entry(into / file) == entry for file, entry in manifest.items())
+        except FileNotFoundError:
+            is_whole = False
         for path in into.iterdir():
-            if path.name not in manifest:
+            if not is_whole or path.name not in manifest:
                 path.unlink()
-        return True
+        if not is_whole:
+            say(f"{self._url}/{name} is not what was put there: made again")
+            with contextlib.suppress(FileNotFoundError):  # another host has found it torn as well
+                self._carry_out(lambda: files.rm_file(f"{root}/{name}/{MANIFEST}"), say)
+        return is_whole
 
     def put(self, folder: Path, name: str, *, say: Callable[[str], None]) -> None:
         """Copy the files of `folder` to `name`, unless they are there.
@@ -283,10 +280,14 @@ class RemoteCache:
         except FileNotFoundError:
             return None
         try:
-            manifest: Any = json.loads(content)
-        except ValueError:
+            manifest: dict[str, Any] = json.loads(content)
+            # Others may write to the bucket too.
+            are_names = all(
+                Path(name).name == name and entry["size_bytes"] >= 0 for name, entry in manifest.items()
+            )
+            return manifest if are_names else None
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None  # on a shared disk it may be half-written; whoever puts it again finishes it
-        return manifest if _is_manifest(manifest) else None
 
     def _carry_out[Result](self, action: Callable[[], Result], say: Callable[[str], None]) -> Result:
         def attempt() -> Result | FileNotFoundError:
@@ -306,14 +307,6 @@ class RemoteCache:
         if isinstance(result, FileNotFoundError):
             raise result
         return result
-
-
-def _is_manifest(value: Any) -> bool:
-    """Whether it names plain files with their sizes: others may write to the bucket too."""
-    return isinstance(value, dict) and all(
-        Path(name).name == name and isinstance(entry, dict) and isinstance(entry.get("size_bytes"), int)
-        for name, entry in value.items()
-    )
 
 
 def _entry(path: Path) -> dict[str, Any]:
