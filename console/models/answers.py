@@ -117,7 +117,7 @@ def _on_this_machine(target: Target, run: Run, job: Job) -> str:
 
 
 def ask(job: Job, export: str, questions: dict[str, Any]) -> Answers:
-    """Return the answers of a job's predict.py, as `jobs.runtime.prediction` has them.
+    """Return the answers of a job's predict.py, which `jobs.runtime.prediction` asks.
 
     export: a folder of this machine.
 
@@ -128,7 +128,7 @@ def ask(job: Job, export: str, questions: dict[str, Any]) -> Answers:
     environments.ensure(job.framework, note)
     answer = environments.run_module(
         job.framework,
-        [f"jobs.{job.name}.predict", export, str(user_cache_dir(os.environ))],
+        ["jobs.runtime.prediction", job.name, export, str(user_cache_dir(os.environ))],
         questions,
         variables=ON_CPU,
         limit_s=LIMIT_S,

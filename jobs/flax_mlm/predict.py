@@ -38,7 +38,7 @@ from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import ModelOf, make_model
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
 from jobs.runtime.jax.executables import Executables
-from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, main, refuse_second
+from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, refuse_second
 
 BEST = 5
 """Tokens that are kept for each hidden one; G in shapes."""
@@ -292,8 +292,3 @@ def load(export: Path, cache_dir: Path) -> MaskFiller:
     """The predictor of an export. Raises RequestError: it is none of this job."""
     model = open_pretrained(str(export), cache_dir, say=lambda line: print(line, file=sys.stderr))
     return MaskFiller(model, cache_dir)
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_platforms", "cpu")
-    main(load)

@@ -287,7 +287,7 @@ def _note(directory: Path, streams: Mapping[Split, Stream]) -> None:
     """Note in the journal that a later writer can continue here. To be called where all documents are whole."""
     for stream in streams.values():
         stream.flush()
-    noted = {split: [stream.documents, stream.size_bytes] for split, stream in streams.items()}
+    noted: dict[str, Any] = {s: [stream.documents, stream.size_bytes] for s, stream in streams.items()}
     atomic.write_json(directory / JOURNAL, {"version": _JOURNAL_VERSION, **noted})
 
 

@@ -19,8 +19,8 @@ from jobs.flax_mlm.loss_guard import Watch
 from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints, Tree
 from jobs.runtime.jax.executables import Executables
-from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.loop import Loop
+from jobs.runtime.monitoring.tracers import JaxTracer
 from jobs.runtime.process import Final, Run
 
 IN_FLIGHT = 2
@@ -96,7 +96,7 @@ def make_loop(training: Training) -> Loop:
         better="lower",
         eval_every=config.eval_every,
         profile=config.profile,
-        tracer=Tracer(),
+        tracer=JaxTracer(),
         guard=training.watch,
         in_flight=IN_FLIGHT,
     )

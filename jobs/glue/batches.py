@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contracts.errors import RequestError
-from jobs.glue.data import Dataset, Rows
-from jobs.glue.options import Options
+from jobs.glue.data import Rows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -141,45 +139,6 @@ def in_order(rows_N: Array, values_N: Array) -> Array:
     order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
     ordered_N: Array = values_N[order]
     return ordered_N
-
-
-def encode(options: Options, dataset: Dataset, tokenizer: Tokenizer, pad_id: int) -> tuple[Encoded, Encoded]:
-    """The rows to learn from and those held out.
-
-    Raises:
-        RequestError: there are fewer rows to learn from than a batch has.
-    """
-    train, held_out = (
-        Encoded(
-            rows,
-            tokenizer,
-            pad_id=pad_id,
-            max_length=options.max_length,
-            is_regression=dataset.task == "regression",
-        )
-        for rows in (dataset.train, dataset.eval)
-    )
-    if len(train) < options.batch_size:
-        raise RequestError(
-            f"--batch-size {options.batch_size}: {options.data} has only {len(train)} rows to learn from"
-        )
-    return train, held_out
-
-
-def pack_batches(
-    options: Options, dataset: Dataset, tokenizer: Tokenizer, pad_id: int, *, shares: int, multiple: int
-) -> PackedBatches:
-    """The packed batches that the options ask for, each in so many shares. Raises RequestError as `encode` does."""
-    train, held_out = encode(options, dataset, tokenizer, pad_id)
-    return PackedBatches(
-        train,
-        held_out,
-        batch_size=options.batch_size,
-        lengths=options.lengths,
-        seed=options.seed,
-        shares=shares,
-        multiple=multiple,
-    )
 
 
 class PackedBatches:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jobs.glue.classifier import Batch, Classifier
-from jobs.runtime.prediction import main
 
 
 def load(export: Path, _cache_dir: Path) -> Classifier:
@@ -36,7 +35,3 @@ def load(export: Path, _cache_dir: Path) -> Classifier:
         return np.asarray(compute(*variables, model.model_inputs(batch, settings)))
 
     return Classifier(export, logits)
-
-
-if __name__ == "__main__":
-    main(load)

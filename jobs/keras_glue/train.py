@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,20 +20,18 @@ from keras import ops
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions, training
-from jobs.glue.batches import MULTIPLE, Blocks, Packed, PackedBatches, in_order, pack_batches
+from jobs.glue.batches import Packed, in_order
 from jobs.glue.options import learning_rate, scheduled
 from jobs.glue.pretrained import Beginning
-from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
 from jobs.runtime import processor
 from jobs.runtime.jax import aot, distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
-from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.loop import Loop, callback
+from jobs.runtime.monitoring.tracers import JaxTracer
 from jobs.runtime.process import Final, Run
 from jobs.runtime.storage.cache import user_cache_dir
-from jobs.runtime.storage.model_folder import require_unchanged
 
 type Array = np.ndarray[Any, Any]
 
@@ -49,51 +47,30 @@ def train(run: Run, config: Config) -> Final:
     if wrong:
         raise RequestError("; ".join(wrong))
     dataset, beginning = training.open_inputs(run, config, export.prepare, distributed.agree)
-    task = Task(run, config, dataset, beginning)
-    batches = task.batches
-    run.decide(
-        training.settings(
-            config,
-            dataset,
-            batches,
-            steps=task.steps,
-            eval_every=task.eval_every,
-            learning_rate=task.peak_rate,
-            dtype=task.dtype,
-        )
-    )
-    parameters = task.model.count_params()
-    run.say(
-        f"{parameters:,} parameters on {jax.device_count()} × {jax.devices()[0].device_kind}, in {task.dtype}; "
-        f"{batches.described()}"
-    )
-    loop = Loop(
-        run=run,
-        checkpoints=Checkpoints(run, task, keep_last=config.keep_checkpoints),
-        steps=task.steps,
-        unit="rows",
-        per_step=config.batch_size,
-        flops_per_step=round(6 * parameters * batches.tokens_per_step),
-        checkpoint_every=config.checkpoint_every,
-        log_every=config.log_every,
-        score=task.score,
-        headline="eval_score",
+    # The model and its optimizer are whole on every device of every process.
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    task = Task(config, dataset, beginning, jax.devices(), run.heartbeat.tick)
+    if beginning.weights is not None:
+        model.load(task.model, task.settings, str(config.init_from), beginning.weights)
+    loop = training.begin(
+        run,
+        config,
+        dataset,
+        beginning,
+        task,
+        Checkpoints(run, task, keep_last=config.keep_checkpoints),
         eval_every=task.eval_every,
-        patience=config.patience,
-        profile=config.profile,
-        tracer=Tracer(),
+        devices=f"{jax.device_count()} × {jax.devices()[0].device_kind}, in {task.dtype_name}",
+        tracer=JaxTracer(),
         wait=lambda: jax.block_until_ready(task.tree),
-        read=task.numbers,
-        notes={"began_from": beginning.fingerprint},
     )
-    if notes := loop.resume():
-        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
-    task.warm_up()
+    run.heartbeat.say("compiling the step and the evaluation")
+    task.warm_up(executables.open_executables(run.environment))
     loop.start()
     if not loop.is_over:
         task.fit(loop)
 
-    final = training.conclude(run, config, loop, dataset, batches)
+    final = training.conclude(run, config, loop, dataset, task.batches)
     if run.environment.is_first:
         export.write(run.directory, task.model, beginning)
         predictions.write_predictions(run.directory, dataset, task.logits_NC)
@@ -131,35 +108,6 @@ class Trained(keras.Model):  # type: ignore[misc]
         return results, (trainable, fixed, optimizer, metrics)
 
 
-def trainable(
-    config: Config,
-    settings: model.Settings,
-    dtype: str,
-    schedule: Schedule,
-    blocks: Blocks,
-    *,
-    is_regression: bool,
-) -> Trained:
-    """The model, drawn from the seed, with its optimizer and its loss."""
-    keras.utils.set_random_seed(config.seed)
-    keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
-    trained: Trained = model.build(settings, Trained, blocks)
-    optimizer = keras.optimizers.AdamW(
-        schedule, weight_decay=config.weight_decay, epsilon=1e-8, global_clipnorm=config.clip_norm
-    )
-    optimizer.exclude_from_weight_decay(
-        var_list=[variable for variable in trained.trainable_variables if len(variable.shape) < 2]
-    )
-    optimizer.build(trained.trainable_variables)
-    loss = (
-        keras.losses.MeanSquaredError()
-        if is_regression
-        else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    trained.compile(optimizer, loss, steps_per_execution=config.steps_per_execution)
-    return trained
-
-
 def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
     """The step on the longest batches for devices that need not be there (`fab fit`); the variables are drawn on this
     machine, as Keras makes none without values.
@@ -176,22 +124,12 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
         raise RequestError("; ".join(wrong))
     dataset = data.read(config)
     beginning = export.prepare(config, dataset, user_cache_dir(), say)
-    settings, is_regression = beginning.settings, dataset.task == "regression"
-    batches = pack(config, dataset, beginning, len(devices), devices[0].platform)
-    steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
-    dtype = processor.dtype(config.dtype, devices[0].platform, distributed.all_processes)
-    schedule = Schedule(config, learning_rate(config, settings["hidden_size"]), steps)
-    trained = trainable(config, settings, dtype, schedule, batches.blocks, is_regression=is_regression)
+    task = Task(config, dataset, beginning, devices)
+    trained = task.model
     all_devices = distributed.Devices(devices)
-    parts = (
-        trained.trainable_variables,
-        trained.non_trainable_variables,
-        trained.optimizer.variables,
-        trained.metrics_variables,
-    )
-    values = tuple([variable.value for variable in part] for part in parts)
+    values = (*task.tree.values(), [variable.value for variable in trained.metrics_variables])
     shardings = jax.tree.map(lambda _: all_devices.replicated, values)
-    placed = placed_rows(batches.step(1), settings, is_regression=is_regression)
+    placed = task.placed(task.batches.step(1))
     batch = aot.shapes(placed, jax.tree.map(lambda _: all_devices.by_row, placed))
     state = aot.shapes(values, shardings)
     step: Any = jax.jit(trained.train_step, donate_argnums=0, out_shardings=(None, shardings))
@@ -204,29 +142,8 @@ def lower_step(config: Config, devices: Sequence[jax.Device]) -> aot.TrainStep:
         optimizer=state[2],
         unit="rows",
         per_step=config.batch_size,
-        steps=steps,
-        model_operations=6 * trained.count_params() * batches.tokens_per_step,
-    )
-
-
-def pack(
-    config: Config, dataset: data.Dataset, beginning: Beginning, devices: int, platform: str
-) -> PackedBatches:
-    """The packed rows, a share for each device."""
-    return pack_batches(
-        config,
-        dataset,
-        open_tokenizer(beginning.tokenizer),
-        beginning.settings["pad_token_id"],
-        shares=devices,
-        multiple=1 if platform == "cpu" else MULTIPLE,
-    )
-
-
-def placed_rows(batch: Packed, settings: model.Settings, *, is_regression: bool) -> Any:
-    """The rows of a batch as Keras takes them."""
-    return model.packed_inputs(batch, settings), batch.labels_GN.astype(
-        np.float32 if is_regression else np.int32
+        steps=task.steps,
+        model_operations=6 * task.parameters * task.batches.tokens_per_step,
     )
 
 
@@ -242,39 +159,58 @@ class Steps(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         with self._loop.input():
-            return self._task.placed(self._task.batches.step(self._done + index + 1))
+            return self._task.own(self._task.batches.step(self._done + index + 1))
 
 
 class Task:
-    """One process's part of a training: the rows, the model and its optimizer, its fit and its evaluation."""
+    """One process's part of a training: the rows, the model and its optimizer, its fit and its evaluation.
 
-    def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: Beginning) -> None:
-        self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
-        self.settings = beginning.settings
-        self.is_regression = dataset.task == "regression"
-        self.batches = pack(config, dataset, beginning, jax.device_count(), jax.devices()[0].platform)
+    tick: called at every sign of progress.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: data.Dataset,
+        beginning: Beginning,
+        devices: Sequence[jax.Device],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config, self.dataset, self.settings, self.tick = config, dataset, beginning.settings, tick
+        platform = devices[0].platform
+        self.batches = training.pack(config, dataset, beginning, shares=len(devices), device=platform)
         steps = config.steps_per_execution
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / steps)) * steps
         self.peak_rate = learning_rate(config, self.settings["hidden_size"])
-        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.all_processes)
-        self.build()
+        self.dtype_name: str = processor.dtype(config.dtype, platform, distributed.all_processes)
+        self.model = self.build()
+        self.parameters: int = self.model.count_params()
 
-    def build(self) -> None:
-        """The model and its optimizer, whole on every device of every process."""
+    def build(self) -> Trained:
+        """The model, drawn from the seed, with its optimizer and its loss."""
         config = self.config
-        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-        schedule = Schedule(config, self.peak_rate, self.steps)
-        self.model = trainable(
-            config,
-            self.settings,
-            self.dtype,
-            schedule,
-            self.batches.blocks,
-            is_regression=self.is_regression,
+        keras.utils.set_random_seed(config.seed)
+        keras.config.set_dtype_policy("mixed_bfloat16" if self.dtype_name == "bfloat16" else "float32")
+        trained: Trained = model.build(self.settings, Trained, self.batches.blocks)
+        optimizer = keras.optimizers.AdamW(
+            Schedule(config, self.peak_rate, self.steps),
+            weight_decay=config.weight_decay,
+            epsilon=1e-8,
+            global_clipnorm=config.clip_norm,
         )
-        if self.beginning.weights is not None:
-            model.load(self.model, self.settings, str(config.init_from), self.beginning.weights)
+        optimizer.exclude_from_weight_decay(
+            var_list=[variable for variable in trained.trainable_variables if len(variable.shape) < 2]
+        )
+        optimizer.build(trained.trainable_variables)
+        is_regression = self.dataset.task == "regression"
+        loss = (
+            keras.losses.MeanSquaredError()
+            if is_regression
+            else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+        trained.compile(optimizer, loss, steps_per_execution=config.steps_per_execution)
+        return trained
 
     @property
     def tree(self) -> dict[str, list[jax.Array]]:
@@ -298,9 +234,13 @@ class Task:
         }
 
     def placed(self, batch: Packed) -> Any:
-        """This process's rows of a batch, as Keras takes them."""
-        mine = batch.share(jax.process_index(), jax.process_count())
-        return placed_rows(mine, self.settings, is_regression=self.is_regression)
+        """The rows of a batch as Keras takes them."""
+        kind = np.float32 if self.dataset.task == "regression" else np.int32
+        return model.packed_inputs(batch, self.settings), batch.labels_GN.astype(kind)
+
+    def own(self, batch: Packed) -> Any:
+        """The same of this process's rows."""
+        return self.placed(batch.share(jax.process_index(), jax.process_count()))
 
     def on_devices(self, batch: Packed) -> Any:
         """A batch as arrays over all devices."""
@@ -309,12 +249,11 @@ class Task:
             lambda values: jax.make_array_from_process_local_data(
                 layout(values.shape).backend_layout, values
             ),
-            self.placed(batch),
+            self.own(batch),
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self, programs: executables.Executables) -> None:
         """Compile the step and the evaluation, before one is late for it."""
-        programs = executables.open_executables(self.run.environment)
         trained = self.model
         state = (*self.tree.values(), [variable.value for variable in trained.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)
@@ -325,7 +264,6 @@ class Task:
             lambda weights, inputs: evaluated.stateless_call(weights, fixed, inputs, training=False)[0],
             out_shardings=shardings[0][0],
         )
-        self.run.heartbeat.say("compiling the step and the evaluation")
         inputs, labels_GN = self.on_devices(self.batches.step(1))
         compiled = programs.compiled(step, state, (inputs, labels_GN))
         held_out, _ = self.on_devices(next(self.batches.held_out()))
@@ -358,7 +296,7 @@ class Task:
             inputs, _ = self.on_devices(batch)
             logits.append(np.asarray(self.forward(weights, inputs)))
             rows.append(batch.rows_GN)
-            self.run.heartbeat.tick()
+            self.tick()
         self.logits_NC = in_order(
             *(np.concatenate(parts).reshape(-1, *parts[0].shape[2:]) for parts in (rows, logits))
         )

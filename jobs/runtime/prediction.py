@@ -4,16 +4,17 @@ A job's predict.py has `load(export, cache_dir) -> Predictor`. The predictor tur
 answers rows in batches of a given shape (`compute`), however they are padded and mixed: `fab predict` asks it once
 (`answer`), a server keeps it (`jobs.serve`), and both give the same answers.
 
-The program: `python -P -m jobs.JOB.predict EXPORT CACHE_DIR`. EXPORT is a folder of this machine, CACHE_DIR may be used
-for what is made of it. One JSON object comes on stdin: {"inputs": [str, …], "second": str | null}. One goes to stdout:
-{"answers": [{"input", "heading", "best": [{"text", "probability"}, …]}, …]}. Exit code 2 and `error: …` as the last
-line on stderr: the request was wrong.
+The program: `python -P -m jobs.runtime.prediction JOB EXPORT CACHE_DIR`. EXPORT is a folder of this machine, CACHE_DIR
+may be used for what is made of it. One JSON object comes on stdin: {"inputs": [str, …], "second": str | null}. One goes
+to stdout: {"answers": [{"input", "heading", "best": [{"text", "probability"}, …]}, …]}. Exit code 2 and `error: …` as
+the last line on stderr: the request was wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -115,9 +116,15 @@ class Predictor(Protocol):
         ...
 
 
-type Load = Callable[[Path, Path], Predictor]
-"""(export, cache_dir) to the predictor, on the devices that the framework has; raises RequestError where the export is
-none of this job."""
+def load(job: str, export: Path, cache_dir: Path) -> Predictor:
+    """The predictor of a job's export, on the devices that the framework has.
+
+    Raises:
+        RequestError: the export is none of this job.
+        ModuleNotFoundError: the job cannot predict, or not in this environment.
+    """
+    predictor: Predictor = importlib.import_module(f"jobs.{job}.predict").load(export, cache_dir)
+    return predictor
 
 
 def refuse_second(second: str | None, kind: str) -> None:
@@ -175,14 +182,14 @@ def _read(path: str) -> bytes:
         raise RequestError(f"cannot be read as a picture ({error.strerror})") from None
 
 
-def main(load: Load, arguments: Sequence[str] | None = None) -> NoReturn:
+def main(job: str, export: str, cache_dir: str) -> NoReturn:
     """Read the request, answer it on this machine's CPU, and exit."""
     os.environ |= ON_CPU
-    export, cache_dir = map(Path, sys.argv[1:] if arguments is None else arguments)
+    asked = json.load(sys.stdin)
+    request = Request(inputs=tuple(asked["inputs"]), second=asked["second"])
     try:
-        request = _read_request(sys.stdin.read())
         with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
-            answers = answer(load(export, cache_dir), request)
+            answers = answer(load(job, Path(export), Path(cache_dir)), request)
     except RequestError as error:
         message = " ".join(str(error).removeprefix("--init-from ").split("\n"))
         print(f"error: {message}", file=sys.stderr)
@@ -191,13 +198,6 @@ def main(load: Load, arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(DONE)
 
 
-def _read_request(text: str) -> Request:
-    """Raises RequestError: it does not follow the contract."""
-    try:
-        content = json.loads(text)
-        inputs, second = content["inputs"], content.get("second")
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise RequestError('stdin: no JSON object with "inputs" and "second"') from None
-    if not isinstance(inputs, list) or not all(isinstance(value, str) for value in [*inputs, second or ""]):
-        raise RequestError('stdin: "inputs" must be a list of texts, and "second" a text or null')
-    return Request(inputs=tuple(inputs), second=second)
+if __name__ == "__main__":
+    # The module as jobs import it, and not this one: they make its answers.
+    importlib.import_module("jobs.runtime.prediction").main(*sys.argv[1:])

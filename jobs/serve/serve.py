@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import threading
 from pathlib import Path
 
 from contracts.errors import JobFailed, RequestError
 from contracts.run_directory import SERVING
-from jobs.runtime import preemption, process
+from jobs.runtime import prediction, preemption, process
 from jobs.runtime.prediction import Predictor
 from jobs.serve.config import Config
 from jobs.serve.data import local_copy
@@ -28,11 +27,9 @@ def load(config: Config, cache_dir: str) -> Predictor:
     """
     folder = local_copy(config, Path(cache_dir))
     try:
-        module = importlib.import_module(f"jobs.{config.job}.predict")
+        return prediction.load(config.job, folder, Path(cache_dir))
     except ModuleNotFoundError as error:
         raise RequestError(f"--job {config.job}: cannot be served here ({error})") from None
-    predictor: Predictor = module.load(folder, Path(cache_dir))
-    return predictor
 
 
 def serve(run: process.Run, config: Config) -> process.Final:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import RequestError
-from jobs.runtime.prediction import PICTURE, Answer, Encoded, Guess, Row, main, refuse_second
+from jobs.runtime.prediction import PICTURE, Answer, Encoded, Guess, Row, refuse_second
 
 BEST = 5
 MOST_PIXELS = 50_000_000
@@ -95,7 +95,3 @@ class PictureClassifier:
 def load(export: Path, _cache_dir: Path) -> PictureClassifier:
     """The predictor of an export. Raises RequestError: it has no model."""
     return PictureClassifier(export)
-
-
-if __name__ == "__main__":
-    main(load)

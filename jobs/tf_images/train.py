@@ -17,10 +17,10 @@ from contracts.run_directory import SAMPLES
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.loop import Loop, callback
+from jobs.runtime.monitoring.tracers import TensorFlowTracer
 from jobs.runtime.process import Final, Run
 from jobs.runtime.tensorflow import distributed
 from jobs.runtime.tensorflow.state import State
-from jobs.runtime.tensorflow.tracer import Tracer
 from jobs.tf_images import data, model
 from jobs.tf_images.config import RATE_BATCH, Config, problems
 from jobs.tf_images.input_pipeline import Pictures, balanced
@@ -110,7 +110,7 @@ def make_loop(training: Training) -> Loop:
         headline="accuracy",
         eval_every=training.eval_every,
         profile=config.profile,
-        tracer=Tracer(),
+        tracer=TensorFlowTracer(),
         wait=training.count_waiting,
         read=training.numbers,
         notes={"data": training.index.fingerprint},

@@ -12,7 +12,7 @@ import numpy as np
 
 from contracts.errors import RequestError
 from jobs.glue.tokenizer import open_tokenizer
-from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, main
+from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row
 from jobs.runtime.storage.model_folder import CONFIG
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.data import Question
@@ -91,7 +91,3 @@ class Reader:
 def load(export: Path, _cache_dir: Path) -> Reader:
     """The predictor of an export. Raises RequestError: it is none of this job."""
     return Reader(export)
-
-
-if __name__ == "__main__":
-    main(load)

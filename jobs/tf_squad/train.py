@@ -16,11 +16,11 @@ from contracts.run_directory import SAMPLES, RunDirectory
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.loop import Loop
+from jobs.runtime.monitoring.tracers import TensorFlowTracer
 from jobs.runtime.process import Final, Run
 from jobs.runtime.storage.model_folder import require_unchanged
 from jobs.runtime.tensorflow import distributed
 from jobs.runtime.tensorflow.state import State
-from jobs.runtime.tensorflow.tracer import Tracer
 from jobs.tf_squad import data, model, scores, windows
 from jobs.tf_squad.config import Config, learning_rate, problems
 
@@ -106,7 +106,7 @@ def make_loop(training: Training) -> Loop:
         headline="f1",
         eval_every=training.eval_every,
         profile=config.profile,
-        tracer=Tracer(),
+        tracer=TensorFlowTracer(),
         read=training.numbers,
         notes={"began_from": training.beginning.fingerprint},
     )

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from jobs.glue.classifier import Batch, Classifier
-from jobs.runtime.prediction import main
 
 
 def load(export: Path, _cache_dir: Path) -> Classifier:
@@ -32,7 +31,3 @@ def load(export: Path, _cache_dir: Path) -> Classifier:
         return logits_BC
 
     return Classifier(export, logits)
-
-
-if __name__ == "__main__":
-    main(load)

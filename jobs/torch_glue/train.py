@@ -12,18 +12,15 @@ from torch.nn import functional
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions, training
-from jobs.glue.batches import MULTIPLE, Packed, in_order, pack_batches
+from jobs.glue.batches import Packed, in_order
 from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.glue.pretrained import Beginning, prepare
-from jobs.glue.tokenizer import open_tokenizer
 from jobs.runtime import processor
 from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.loop import Loop
+from jobs.runtime.monitoring.tracers import TorchTracer
 from jobs.runtime.process import Final, Run
-from jobs.runtime.storage.model_folder import require_unchanged
 from jobs.runtime.torch import distributed
 from jobs.runtime.torch.state import State
-from jobs.runtime.torch.tracer import Tracer
 from jobs.torch_glue import encoder, model
 from jobs.torch_glue.config import Config
 
@@ -45,53 +42,29 @@ def train(run: Run, config: Config) -> Final:
         raise RequestError("; ".join(wrong))
     dataset, beginning = training.open_inputs(run, config, prepare, distributed.agree)
     task = Task(run, config, dataset, beginning)
-    batches = task.batches
-    run.decide(
-        training.settings(
-            config,
-            dataset,
-            batches,
-            steps=task.steps,
-            eval_every=config.eval_every or batches.steps_per_epoch,
-            learning_rate=task.peak_rate,
-            dtype=task.dtype_name,
-            compile="yes" if task.is_compiled else "no",
-        )
-    )
-    run.say(
-        f"{task.parameters:,} parameters on {distributed.size()} × {task.device.hardware}, in "
-        f"{task.dtype_name}{', compiled' if task.is_compiled else ''}; {batches.described()}"
-    )
     state = State(task.model, task.optimizer)
-    loop = Loop(
-        run=run,
-        checkpoints=Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
-        steps=task.steps,
-        unit="rows",
-        per_step=config.batch_size,
-        flops_per_step=6 * task.parameters * batches.tokens_per_step,
-        checkpoint_every=config.checkpoint_every,
-        log_every=config.log_every,
-        score=task.score,
-        headline="eval_score",
-        eval_every=config.eval_every or batches.steps_per_epoch,
-        patience=config.patience,
-        profile=config.profile,
-        tracer=Tracer(),
+    compiled = ", compiled" if task.is_compiled else ""
+    loop = training.begin(
+        run,
+        config,
+        dataset,
+        beginning,
+        task,
+        Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
+        eval_every=config.eval_every or task.batches.steps_per_epoch,
+        devices=f"{distributed.size()} × {task.device.hardware}, in {task.dtype_name}{compiled}",
+        tracer=TorchTracer(),
         wait=task.device.wait,
-        read=task.numbers,
-        notes={"began_from": beginning.fingerprint},
+        compile="yes" if task.is_compiled else "no",
     )
-    if notes := loop.resume():
-        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
     task.warm_up()
 
     for step in loop:
         with loop.input():
-            batch = batches.step(step).share(distributed.rank(), distributed.size())
+            batch = task.batches.step(step).share(distributed.rank(), distributed.size())
         loop.record(task.take_step(step, batch))
 
-    final = training.conclude(run, config, loop, dataset, batches)
+    final = training.conclude(run, config, loop, dataset, task.batches)
     weights = state.weights()
     if run.environment.is_first:
         model.export(run.directory, task.model, weights, beginning)
@@ -110,17 +83,12 @@ class Task:
     def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: Beginning) -> None:
         self.run, self.config, self.dataset = run, config, dataset
         self.device = distributed.device()
-        self.batches = pack_batches(
-            config,
-            dataset,
-            open_tokenizer(beginning.tokenizer),
-            beginning.settings["pad_token_id"],
-            shares=distributed.size(),
-            multiple=1 if self.device.type == "cpu" else MULTIPLE,
+        self.batches = training.pack(
+            config, dataset, beginning, shares=distributed.size(), device=self.device.type
         )
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.peak_rate = learning_rate(config, beginning.settings["hidden_size"])
-        self.dtype_name = processor.dtype(config.dtype, self.device.type, distributed.all_processes)
+        self.dtype_name: str = processor.dtype(config.dtype, self.device.type, distributed.all_processes)
         self.dtype: torch.dtype = getattr(torch, self.dtype_name)
 
         self.model = model.build(beginning, config.seed)

@@ -37,9 +37,9 @@ from jobs.runtime.jax.executables import (
     compile_for,
     program_facts,
 )
-from jobs.runtime.jax.tracer import Tracer
 from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.monitoring.profile import Profile, Steps, read_steps
+from jobs.runtime.monitoring.tracers import JaxTracer
 from jobs.runtime.process import Run
 from jobs.runtime.storage.bucket_files import files_of
 from tests.jobs.groups import environment_of, run_in
@@ -359,7 +359,7 @@ def take_steps(run: Run, wanted: Steps | None, *, first: int = 1, last: int = 8,
     product = jax.jit(lambda x_DD: jnp.tanh(x_DD @ x_DD))
     latest = product(jnp.ones((700, 700)))
     jax.block_until_ready(latest)
-    profile = Profile(run, wanted, Tracer(), done=done, settle=lambda: jax.block_until_ready(latest))
+    profile = Profile(run, wanted, JaxTracer(), done=done, settle=lambda: jax.block_until_ready(latest))
     for step in range(first, last + 1):
         with profile.step(range(step, step + 1)):
             latest = product(latest)

@@ -25,7 +25,6 @@ from jobs.flax_mlm.predict import (
     MOST_ROWS,
     MaskFiller,
     final_eval,
-    load,
     make_predict,
     make_sharded_predict,
     sample,
@@ -117,7 +116,8 @@ def test_an_answer_is_the_same_alone_unpadded_and_among_others_in_a_batch_of_any
 def test_as_a_program_it_reads_what_is_asked_and_has_an_answer_in_json_for_each_mask(
     model: Pretrained, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "jobs.flax_mlm.predict", str(model.folder), str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "jobs.runtime.prediction", "flax_mlm"]
+    command += [str(model.folder), str(tmp_path / "cache")]
     asked = json.dumps({"inputs": ["a <mask>", "<mask> [1] <mask>"], "second": None})
     done = subprocess.run(
         command, input=asked, capture_output=True, text=True, cwd=ROOT, timeout=110, check=True
@@ -140,23 +140,19 @@ def test_as_a_program_it_reads_what_is_asked_and_has_an_answer_in_json_for_each_
             "--second: a model that fills masks takes no second text; leave it out",
         ),
         ({"inputs": ["<mask>"]}, "nowhere: No such file or directory"),
-        ({"inputs": [1]}, 'stdin: "inputs" must be a list of texts'),
-        ([], 'stdin: no JSON object with "inputs" and "second"'),
     ],
 )
 def test_a_request_that_cannot_be_answered_ends_with_2_and_the_reason_in_the_last_line(
-    asked: object,
+    asked: dict[str, object],
     said: str,
     model: Pretrained,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asked)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"second": None, **asked})))
+    export = str(model.folder) if "nowhere" not in said else "nowhere"
     with pytest.raises(SystemExit) as end:
-        main(
-            load,
-            [str(model.folder) if "nowhere" not in said else "nowhere", str(model.folder.parent / "cache")],
-        )
+        main("flax_mlm", export, str(model.folder.parent / "cache"))
     assert end.value.code == 2
     told = capsys.readouterr()
     assert said in told.err.splitlines()[-1] and told.err.startswith("error: ") and not told.out

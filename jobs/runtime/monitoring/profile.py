@@ -1,7 +1,7 @@
 """Traces some steps into the run's directory, by the framework's own profiler: those of `--profile`, and those that
 are requested while the run works (`fab profile`).
 
-What lies under profile/ each framework's module says (`jobs.runtime.<framework>.tracer`).
+What lies under profile/ `jobs.runtime.monitoring.tracers` says, which has the profilers.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_a_module_that_refuses_is_quoted_and_one_that_breaks_is_told_with_its_la
     monkeypatch.setattr(environments, "CHECKOUT", tmp_path)
     own = dataclasses.replace(jobs.find("flax_mlm"), name="own")
     asked = {"inputs": ["a"], "second": None}
-    module = tmp_path / "jobs/own/predict.py"
+    module = tmp_path / "jobs/runtime/prediction.py"
     module.parent.mkdir(parents=True)
     (tmp_path / "jobs/__init__.py").touch()
     module.write_text("import sys; print('noise\\nerror: no such folder', file=sys.stderr); sys.exit(2)")
@@ -146,7 +146,7 @@ def test_a_module_that_refuses_is_quoted_and_one_that_breaks_is_told_with_its_la
         "print(json.dumps({'answers': [sys.argv[1:], json.load(sys.stdin), os.environ['JAX_PLATFORMS']]}))"
     )
     answer: list[Any] = predicting.ask(own, "export", asked)
-    assert answer == [["export", str(tmp_path / "cache/tpu-stack")], asked, "cpu"]
+    assert answer == [["own", "export", str(tmp_path / "cache/tpu-stack")], asked, "cpu"]
     module.unlink()
-    with pytest.raises(HostError, match=r"export cannot be used: .*No module named jobs.own.predict"):
+    with pytest.raises(HostError, match=r"export cannot be used: .*No module named jobs.runtime.prediction"):
         predicting.ask(own, "export", asked)

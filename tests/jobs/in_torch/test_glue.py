@@ -17,10 +17,9 @@ import torch
 from torch.nn import functional
 
 from contracts.errors import RequestError
-from jobs.glue.batches import MULTIPLE, pack_batches
 from jobs.glue.data import read
 from jobs.glue.pretrained import prepare
-from jobs.glue.tokenizer import open_tokenizer
+from jobs.glue.training import pack
 from jobs.runtime.prediction import Request, answer
 from jobs.runtime.process import Run
 from jobs.torch_glue.attention import attend, make_plan
@@ -77,9 +76,9 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
 
 
 @pytest.mark.parametrize("kind", FIRST_STEPS)
-@pytest.mark.parametrize("multiple", [1, MULTIPLE])
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
 def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_alone(
-    rows: Path, tmp_path: Path, kind: str, multiple: int
+    rows: Path, tmp_path: Path, kind: str, device: str
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -92,14 +91,13 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
     )
     dataset = read(config)
     beginning = prepare(config, dataset, tmp_path, print)
-    tokenizer, pad_id = open_tokenizer(beginning.tokenizer), beginning.settings["pad_token_id"]
-    packing = pack_batches(config, dataset, tokenizer, pad_id, shares=1, multiple=multiple)
+    packing = pack(config, dataset, beginning, shares=1, device=device)
     transformers_tokenizer = AutoTokenizer.from_pretrained(beginning.tokenizer)
     separate, packed = build(beginning, 0), Encoder(build(beginning, 0))
     batch = packing.step(1)
     assert len(batch.blocks) > 1 and (batch.mask_GT == 0).any()
     arguments = packed.arguments(batch, torch.from_numpy)
-    if multiple > 1:  # as on other devices than a CPU
+    if device != "cpu":
         del arguments["plans"]
     logits_BC = packed(arguments, batch.blocks, None)
     texts = [dataset.train.texts_a[row] for row in batch.rows_GN[0]]
@@ -115,7 +113,7 @@ def test_packed_rows_have_the_logits_and_gradients_that_transformers_gives_each_
             torch.testing.assert_close(actual.grad, expected.grad, atol=1e-4, rtol=1e-4, msg=name)
     packed.compile(backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(packed(arguments, batch.blocks, None), logits_BC, atol=1e-5, rtol=1e-5)
-    if multiple > 1:
+    if device != "cpu":
         return
     # What is compiled is autograd's; what is not, is by hand.
     noise_N, gradients = draw(packed.train().numbers(batch.blocks)), []
@@ -236,6 +234,7 @@ from jobs.runtime.torch import distributed
 from jobs.torch_glue.attention import attend, make_plan
 from jobs.torch_glue.config import Config
 from jobs.glue.pretrained import prepare
+from jobs.glue.training import pack
 from jobs.glue.data import read
 from jobs.torch_glue.train import Task
 environment = contract.read(os.environ)
