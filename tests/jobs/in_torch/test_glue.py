@@ -231,10 +231,8 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime.monitoring.heartbeat import Heartbeat
 from jobs.runtime.process import Run
 from jobs.runtime.torch import distributed
-from jobs.torch_glue.attention import attend, make_plan
 from jobs.torch_glue.config import Config
 from jobs.glue.pretrained import prepare
-from jobs.glue.training import pack
 from jobs.glue.data import read
 from jobs.torch_glue.train import Task
 environment = contract.read(os.environ)
