@@ -259,6 +259,25 @@ def test_a_rank_that_comes_after_the_limit_of_jax_is_named_with_it_and_is_not_sa
     ), result(run)
 
 
+RAISES = """
+import jax
+from jax.experimental.multihost_utils import process_allgather
+jax.distributed.initialize()
+for step in range(100):
+    process_allgather(jax.numpy.asarray(float(step)))
+    if step == 3 and jax.process_index() == 1:
+        raise ValueError("a bad batch")
+"""
+
+
+def test_a_rank_of_jax_that_an_exception_ends_is_not_waited_for_as_jax_itself_would(lab: Lab) -> None:
+    """Its exit handler waits for the others, and they for it in the middle of a sum."""
+    run = lab.finish(launch(lab, ["python", "-c", RAISES]))
+    ended = result(run)
+    assert ended["error"].startswith("host 1: the command ended with exit code 1"), ended
+    assert "ValueError: a bad batch" in (run.directory.read_text("logs/0/host-1.log") or "")
+
+
 TORCH = """
 import os, sys
 import torch

@@ -24,6 +24,8 @@ import venv
 LIMIT_S = 120.0
 STAMP = "tpu-stack-layer.json"
 """`contracts.ranks.LAYER_STAMP`, which cannot be imported by the interpreter that runs this."""
+UNCAUGHT_EXCEPTIONS = "tpu_stack_uncaught_exceptions"
+"""The module of that file in a layer."""
 PIP = """\
 #!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
@@ -93,8 +95,12 @@ def make(layer: str, *dependencies: str) -> None:
     venv.EnvBuilder(symlinks=True).create(layer)
     scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
     own_packages = sysconfig.get_path("purelib", scheme, {"base": layer, "platbase": layer})
+    shutil.copy(
+        os.path.join(os.path.dirname(os.path.abspath(__file__)), "uncaught_exceptions.py"),
+        os.path.join(own_packages, f"{UNCAUGHT_EXCEPTIONS}.py"),
+    )
     with open(os.path.join(own_packages, "framework.pth"), "w", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in _path_lines(packages)))
+        file.write("".join(f"{line}\n" for line in [f"import {UNCAUGHT_EXCEPTIONS}", *_path_lines(packages)]))
     for place in dependencies:
         _copy_programs(os.path.join(place, "bin"), os.path.join(layer, "bin"))
     _make_programs(os.path.join(layer, "bin"))
