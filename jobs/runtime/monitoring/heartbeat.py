@@ -178,10 +178,11 @@ class Heartbeat:
 
     def _renew(self) -> None:
         period_s = BUCKET_PERIOD_S if self._directory.is_remote else DISK_PERIOD_S
+        is_written = True
         while not self._ended.is_set():
             self._changed.wait(period_s)
             self._changed.clear()
-            _try(lambda: self._write(unless_ended=True))
+            is_written = _try(lambda: self._write(unless_ended=True), complains=is_written)
             if self._directory.is_remote:
                 self._ended.wait(DISK_PERIOD_S)
 
@@ -238,7 +239,8 @@ def _overwrite(path: str, data: bytes) -> None:
         file.truncate()
 
 
-def _try(write: Callable[[], None]) -> None:
+def _try(write: Callable[[], None], *, complains: bool = True) -> bool:
+    """Return whether it was written. complains: of a failure, which is said once and not each second."""
     try:
         write()
     except Superseded as error:
@@ -246,7 +248,10 @@ def _try(write: Callable[[], None]) -> None:
         print(error, flush=True)
         os._exit(SUPERSEDED)
     except Exception as error:  # a bucket's library raises kinds of its own, and the thread has to go on
-        _complain(error)
+        if complains:
+            _complain(error)
+        return False
+    return True
 
 
 def _complain(error: Exception) -> None:
