@@ -66,15 +66,17 @@ STEPS_ON_ALL_SLICES = ("tiny 128", "base 128", "large 128", "keras_glue")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A step on a slice, or on several that train together."""
+    """A step on a slice, or on several that train together. hosts: as `Place` has them."""
 
     step: str
     accelerator: str
     slices: int = 1
+    hosts: int | None = None
 
     @property
     def place(self) -> Place:
-        return Place(accelerator=catalogue.accelerator(self.accelerator, "any"), slices=self.slices)
+        accelerator = catalogue.accelerator(self.accelerator, "any")
+        return Place(accelerator=accelerator, slices=self.slices, hosts=self.hosts)
 
     @property
     def name(self) -> str:
@@ -101,15 +103,16 @@ class Cell:
 CI = (
     Cell(step="tiny 128", accelerator="v5litepod-4"),
     Cell(step="tiny 128", accelerator="v5litepod-4", slices=2),
-    Cell(step="tiny 128 fsdp", accelerator="v6e-16"),
+    Cell(step="tiny 128 fsdp", accelerator="v6e-8", hosts=2),
     Cell(step="base 128 of 2 layers", accelerator="v5litepod-4"),
 )
-"""One host, two slices, parameters that are shared by four on each of four hosts, and wide products. As many as CI has
+"""One host, two slices, parameters that are shared by four on each of two hosts, and wide products. As many as CI has
 time for: `base` with all its layers takes longer, and has the same operations."""
 CELLS = tuple(
     dict.fromkeys(
         (
             *CI,
+            Cell(step="tiny 128 fsdp", accelerator="v6e-16"),
             *(Cell(step="base 512", accelerator=accelerator) for accelerator in ONE_HOST),
             Cell(step="base 128", accelerator="v5litepod-16", slices=2),
             *(

@@ -65,16 +65,17 @@ type Arguments = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a step is to run: one slice, or several that train together."""
+    """Where a step is to run: one slice, or several that train together. hosts: of a slice, where they are other than
+    the catalogue has them, such as two nodes of GKE with four chips of a v6e-8 each."""
 
     accelerator: Accelerator
     slices: int
+    hosts: int | None = None
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.slices} × {self.accelerator.type_name}" if self.slices > 1 else self.accelerator.type_name
-        )
+        name = self.accelerator.type_name + (f" of {self.hosts} hosts" if self.hosts else "")
+        return f"{self.slices} × {name}" if self.slices > 1 else name
 
     @property
     def devices(self) -> int:
@@ -90,7 +91,7 @@ class Place:
         """How libtpu calls it."""
         accelerator = self.accelerator
         return precompiled.topology(
-            accelerator.generation.name, accelerator.topology, accelerator.hosts, self.slices
+            accelerator.generation.name, accelerator.topology, self.hosts or accelerator.hosts, self.slices
         )
 
     @property

@@ -41,6 +41,8 @@ EVAL_SEED = 0x4D4C4D
 """Evaluations hide the same tokens whatever the run's own seed and mask share, so that runs can be compared."""
 CACHED_BYTES = 2**26
 """Of parameters: where they are more, passes over memory are what a CPU's optimizer takes time for."""
+KINDS_THAT_SUM_BY_SHAPE = ("TPU v6 lite",)
+"""Whose step takes the gradient's norm by `norm_by_shape`."""
 INIT_STREAM, MASK_STREAM, DROPOUT_STREAM = 0, 1, 2
 
 
@@ -225,24 +227,23 @@ def make_train_step(
     all hidden tokens of the global batch, whichever host holds them. A step whose loss or gradient is not finite
     changes neither parameters nor the optimizer's means, which it would destroy; the next one goes on from there.
     """
-    schedule = learning_rate(config)
+    schedule, device = learning_rate(config), mesh.devices.flat[0]
+    sums_by_shape = device.device_kind in KINDS_THAT_SUM_BY_SHAPE
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
     sharded_sums = _make_sums(graph, rule, config, mesh, params_specs)
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         summed, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
         gradient = mean_gradient(summed, hidden)
-        results = {
-            "loss": nats / hidden,
-            "grad_norm": optax.tree.norm(gradient),
-            "learning_rate": schedule(state["step"]),
-        }
-        is_finite = jnp.isfinite(results["loss"]) & jnp.isfinite(results["grad_norm"])
+        loss = nats / hidden
+        norm = norm_by_shape(summed) / jnp.maximum(hidden, 1) if sums_by_shape else optax.tree.norm(gradient)
+        results = {"loss": loss, "grad_norm": norm, "learning_rate": schedule(state["step"])}
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         with jax.named_scope("optimizer"):
-            if mesh.devices.flat[0].platform == "cpu":
-                after = updated_in_place(optimizer, summed, hidden, results["grad_norm"], is_finite, state)
+            if device.platform == "cpu":
+                after = updated_in_place(optimizer, summed, hidden, norm, is_finite, state)
             else:
-                after = updated(optimizer, gradient, is_finite, state)
+                after = updated(optimizer, gradient, norm, is_finite, state)
         return after, results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
@@ -394,12 +395,28 @@ def mean_gradient(summed: Any, hidden: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(hidden, 1), summed)
 
 
+def norm_by_shape(tree: Any) -> jax.Array:
+    """`optax.tree.norm`, in few sums: squares of leaves of one shape are added to each other before they are summed.
+    Each sum costs a TPU something besides its bytes."""
+    squares: dict[tuple[int, ...], jax.Array] = {}
+    for leaf in jax.tree.leaves(tree):
+        squares[leaf.shape] = squares.get(leaf.shape, 0) + leaf * leaf
+    return jnp.sqrt(functools.reduce(jnp.add, [square.sum() for square in squares.values()]))
+
+
 def updated(
-    optimizer: optax.GradientTransformation, gradient: Any, is_finite: jax.Array, before: State
+    optimizer: optax.GradientTransformationExtraArgs,
+    gradient: Any,
+    norm: jax.Array,
+    is_finite: jax.Array,
+    before: State,
 ) -> State:
-    """The state after a step, or as it was before. Counters go on in either case: the learning rate is the step's."""
+    """The state after a step, or as it was before. Counters go on in either case: the learning rate is the step's.
+
+    norm: of the gradient.
+    """
     params, opt_state = before["params"], before["opt_state"]
-    updates, opt_state_after = optimizer.update(gradient, opt_state, params)
+    updates, opt_state_after = optimizer.update(gradient, opt_state, params, norm=norm)
     after = {"params": optax.apply_updates(params, updates), "opt_state": opt_state_after}
     chosen = _applied_if(is_finite, after, {"params": params, "opt_state": opt_state})
     return {**chosen, "step": before["step"] + 1}

@@ -125,6 +125,14 @@ def test_every_cell_has_a_name_of_its_own_and_the_page_is_of_the_records() -> No
         assert tpu.with_table(page, name, table) == page
 
 
+def test_a_slice_of_a_cell_may_have_more_hosts_than_the_catalogue_gives_it() -> None:
+    places = [Cell(step="tiny 128", accelerator="v6e-8", hosts=hosts).place for hosts in (None, 2)]
+    assert [(place.name, place.topology["chips_per_host"]) for place in places] == [
+        ("v6e-8", [2, 4, 1]),
+        ("v6e-8 of 2 hosts", [2, 2, 1]),
+    ]
+
+
 def check(*options: str) -> None:
     words = [sys.executable, "-m", "bench.tpu", "--check", *options]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
