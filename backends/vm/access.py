@@ -165,15 +165,20 @@ class Access:
 
     def proxy_ended(self, code: int | None, last_words: str) -> HostError:
         command = " ".join((self.proxy_command or ())[:3])
-        return HostError(
-            host=self.name,
-            reason=f"{command} ended with exit code {code}" + (f": {last_words}" if last_words else ""),
-            remedy=(
+        remedy = "try the command by itself"
+        if command.startswith("gcloud") and "was not found" in last_words:
+            remedy = (
+                "if Google took it back, `fab recover RUN` asks for its slice again, or `pulumi up --refresh`"
+            )
+        elif command.startswith("gcloud"):
+            remedy = (
                 "`gcloud auth login`, if it is about that; else: is the host running (`pulumi up --refresh`), and have "
                 "you the role roles/iap.tunnelResourceAccessor?"
             )
-            if command.startswith("gcloud")
-            else "try the command by itself",
+        return HostError(
+            host=self.name,
+            reason=f"{command} ended with exit code {code}" + (f": {last_words}" if last_words else ""),
+            remedy=remedy,
         )
 
     def lost(self, while_: str) -> HostError:

@@ -441,7 +441,7 @@ def leftover_message(run_id: str, alive: list[int]) -> str:
         "just ended" if ticks is None else f"for {spoken(now_s - ticks / os.sysconf('SC_CLK_TCK'), units=1)}"
     )
     more = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
-    return f"{run_id} is still alive here: {described([first])}, {age}{more}"
+    return f"{run_id} is still alive here: pid {first}, {age}{more}"
 
 
 REACH_LIMIT_S = 3.0

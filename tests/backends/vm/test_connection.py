@@ -266,6 +266,23 @@ def test_a_programs_input_and_output_can_be_the_connection_and_it_ends_with_it(
     assert all_end([pid])
 
 
+@pytest.mark.parametrize(
+    ("last_words", "remedy"),
+    [
+        ("The resource 'projects/p/instances/w-0' was not found", "fab recover RUN"),
+        ("4033: 'not authorized'", "gcloud auth login"),
+    ],
+)
+def test_of_a_machine_that_is_not_there_recovering_it_is_the_remedy_and_no_login(
+    last_words: str, remedy: str
+) -> None:
+    tunnel = dataclasses.replace(NOBODY, proxy_command=("gcloud", "compute", "start-iap-tunnel", "w-0", "22"))
+    error = tunnel.proxy_ended(1, last_words)
+    assert last_words in error.reason
+    remedies = ("fab recover RUN", "gcloud auth login")
+    assert [name for name in remedies if name in error.remedy] == [remedy]
+
+
 def test_a_program_that_ends_or_is_not_installed_or_says_nothing_is_said_and_gone(
     hasty_ssh: Ssh, user_home: Path
 ) -> None:
