@@ -105,16 +105,14 @@ class Line:
         try:
             parsed = Parser(contexts=self._contexts, ignore_unknown=True).parse_argv([*self.tokens])
         except ParseError as error:
+            if error.context and (at := self._option_as_argument(error.context)) is not None:
+                return self._take(error.context, at)
             self._mistakes.append(self._without_value(error))
             return False
         self.calls = [*parsed]
         for call in parsed:
-            for argument in call.positional_args:
-                if OPTION.match(str(argument.value)):
-                    places = enumerate(self.tokens)
-                    return self._take(
-                        call, next(place for place, word in places if word.startswith(argument.value))
-                    )
+            if (at := self._option_as_argument(call)) is not None:
+                return self._take(call, at)
         if not parsed.unparsed:
             return False
         # The last words are as they were typed; the first may be a part of one, as 200 is of --steps=200.
@@ -122,6 +120,14 @@ class Line:
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         place = len(self.tokens) - same - (same < len(parsed.unparsed))
         return self._take(parsed[-1], place)
+
+    def _option_as_argument(self, call: ParserContext) -> int | None:
+        """Return the place of an option that Invoke's parser took for an argument of the command."""
+        values = [str(argument.value) for argument in call.positional_args]
+        option = next(filter(OPTION.match, values), None)
+        return next(
+            (place for place, word in enumerate(self.tokens) if option and word.startswith(option)), None
+        )
 
     def _take(self, call: ParserContext, place: int) -> bool:
         """Take out the word at a place, or move it to where it belongs; return whether to parse again."""

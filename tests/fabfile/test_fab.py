@@ -157,6 +157,8 @@ def test_a_mistake_is_told_with_its_value_and_remedy_and_exit_code_2(
         ("status -- ls", "-- ls: ", "`fab train`"),
         ("predict", "`fab predict` needs RUN", ""),
         ("put --force here", "`fab put` needs TARGET", ""),
+        ("put --nonsense", "`fab put` has no option --nonsense", "needs SOURCE"),
+        ("recover --stackk", "`fab recover` has no option --stackk", "--stack?"),
     ],
 )  # fmt: skip
 def test_a_slip_ends_with_2_and_says_what_was_meant(fab: Fab, typed: str, value: str, meant: str) -> None:
