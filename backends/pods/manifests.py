@@ -26,7 +26,7 @@ from backends.pods.pods import (
     job_name,
     label,
 )
-from contracts.errors import FAILED, INTERRUPTED, WRONG_REQUEST
+from contracts.errors import FAILED, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.host_interface import SECRETS_FILE
 from contracts.inventory import Cluster, Host, NodePool
 from contracts.run_directory import CODE, FOLDER
@@ -49,9 +49,13 @@ KEPT_S = 24 * 3600
 """How long an ended run's pods stay, for `kubectl logs` and to say why it ended where it could not; the run directory
 has its logs for ever."""
 PROBE_PERIOD_S = 60
-MOST_POD_STARTS = 1000
-"""How often each pod is started again. The policy ends a run, which its first pod asks before each attempt. This ends
-one whose pods cannot ask, as after its bucket was deleted: some four days later, by the cluster's own pauses."""
+MOST_POD_FAILURES = 140
+"""How often a pod of a Job may fail where the policy cannot be asked, as its bucket does not answer: about a day, by
+the cluster's pauses of up to ten minutes, as long as the policy bears outages. The first pod asks the policy before
+each attempt, and that ends all else; what is nobody's fault is not counted here."""
+MOST_RESTARTS = 1000
+"""The same of a JobSet, which makes no difference between failures and no pauses: half a day of tries to fetch the
+code."""
 AS_ROOT = {"runAsUser": 0, "runAsGroup": 0}
 """The device files of a TPU are root's, and only root may pin memory beyond the node's limit, as its driver does:
 https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. Of root's rights it has no other."""
@@ -237,7 +241,7 @@ def _job(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Man
             "suspend": _is_suspended(options),
             # Of each pod, as they fail together: a limit of the whole Job would count one lost peer once a pod, and
             # the pause before the next start doubles with each.
-            "backoffLimitPerIndex": MOST_POD_STARTS,
+            "backoffLimitPerIndex": MOST_POD_FAILURES,
             "maxFailedIndexes": 0,
             "ttlSecondsAfterFinished": KEPT_S,
         },
@@ -264,7 +268,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
                 "publishNotReadyAddresses": True,
             },
             "failurePolicy": {
-                "maxRestarts": MOST_POD_STARTS,
+                "maxRestarts": MOST_RESTARTS,
                 "restartStrategy": "BlockingRecreate",  # two processes of one rank would be two too many
                 "rules": [
                     {
@@ -290,7 +294,10 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 
 def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -> Manifest:
     nodes, has_several_slices = _nodes(plan), slice_count(plan) > 1
-    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    lost = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"action": "Ignore", "onExitCodes": _codes(CONTAINER, RESUME_ME, PEER_LOST)},
+    ]
     final = [
         {"action": "FailJob", "onExitCodes": _codes(CONTAINER, FAILED, WRONG_REQUEST, INTERRUPTED)},
         {"action": "FailJob", "onExitCodes": _codes(CODE_CONTAINER, WRONG_REQUEST)},
@@ -301,7 +308,7 @@ def _job_spec(plan: Plan, options: Options, name: str, labels: dict[str, str]) -
         "parallelism": nodes,
         "podReplacementPolicy": "Failed",  # two processes of one rank would be two too many
         # In a JobSet every failure has to end the Job, which is started again with the others.
-        "podFailurePolicy": {"rules": final if has_several_slices else [disrupted, *final]},
+        "podFailurePolicy": {"rules": final if has_several_slices else [*lost, *final]},
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan, options, name)},
     }
 

@@ -220,9 +220,9 @@ class Pod:
         except subprocess.TimeoutExpired:
             program.kill()
             program.wait()
-            raise Ended(PEER_LOST, f"the run directory did not answer within {limit_s:g} s") from None
+            raise Ended(UNAVAILABLE, f"the run directory did not answer within {limit_s:g} s") from None
         if program.returncode:
-            raise Ended(PEER_LOST, "the run directory cannot be read or written; the pod's log says why")
+            raise Ended(UNAVAILABLE, "the run directory cannot be read or written; the pod's log says why")
         answer: Json = json.loads(out)
         if "over" in answer:
             raise Over(answer["over"], answer["reason"])

@@ -70,7 +70,7 @@ def test_a_pod_that_waits_looks_whether_the_run_is_over_and_bears_that_nobody_kn
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting = Pod(TOLD, {"JOB_COMPLETION_INDEX": "0"})
-    said: list[Exception] = [pod.Ended(76, "the bucket is away"), pod.Over(1, "process 2 was done")]
+    said: list[Exception] = [pod.Ended(69, "the bucket is away"), pod.Over(1, "process 2 was done")]
     monkeypatch.setattr(waiting, "_program", lambda: None)
 
     def answer(*_: Any) -> None:

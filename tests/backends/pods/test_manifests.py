@@ -62,14 +62,16 @@ def test_a_run_on_one_host_is_this_job() -> None:
     }  # fmt: skip
     template = job["spec"].pop("template")
     for_good = {"containerName": "run", "operator": "In", "values": [1, 2, 130]}
+    not_counted = {"containerName": "run", "operator": "In", "values": [75, 76]}
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"action": "Ignore", "onExitCodes": not_counted},
         {"action": "FailJob", "onExitCodes": for_good},
         {"action": "FailJob", "onExitCodes": {"containerName": "code", "operator": "In", "values": [2]}},
     ]
     assert job["spec"] == {
         "completionMode": "Indexed", "completions": 1, "parallelism": 1, "podReplacementPolicy": "Failed",
-        "suspend": False, "backoffLimitPerIndex": 1000, "maxFailedIndexes": 0, "ttlSecondsAfterFinished": 24 * 3600,
+        "suspend": False, "backoffLimitPerIndex": 140, "maxFailedIndexes": 0, "ttlSecondsAfterFinished": 24 * 3600,
         "podFailurePolicy": {"rules": rules},
     }  # fmt: skip
     assert template["metadata"] == {"labels": labels}
