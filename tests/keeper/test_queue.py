@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -71,7 +70,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def fab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fab:
+def fab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fab]:
     monkeypatch.delenv("TPU_STACK", raising=False)
     for variable, folder in (("XDG_CACHE_HOME", "cache"), ("TPU_STACK_RUNS", "runs")):
         monkeypatch.setenv(variable, str(tmp_path / folder))
@@ -83,7 +82,10 @@ def fab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             run_fab([*words])
         return int(end.value.code or 0), "".join(capsys.readouterr())
 
-    return run
+    yield run
+    for described in (tmp_path / "runs").glob("*/run.json"):  # a test that failed may leave some at work
+        if not described.with_name("result.json").exists():
+            run("stop", described.parent.name, "--grace", "1")
 
 
 @pytest.fixture
@@ -284,11 +286,13 @@ def test_a_killed_worker_a_cancelled_run_and_a_restart(
         [Path(sys.executable).with_name("fab"), "queue", "work"], stdout=subprocess.DEVNULL
     )
     with worker:
-        deadline = time.monotonic() + 60.0
-        while states(store)["waits"] != "running":
-            assert time.monotonic() < deadline, states(store)
-            time.sleep(0.2)
-        worker.send_signal(signal.SIGKILL)
+        try:
+            deadline = time.monotonic() + 60.0
+            while states(store)["waits"] != "running":
+                assert time.monotonic() < deadline, states(store)
+                time.sleep(0.2)
+        finally:
+            worker.kill()
     # Its lease would be stale in a minute.
     store.documents.change("leases/local.json", lambda now: {**now, "token": ""})
     assert states(store) == {"fails": "waiting", "waits": "running", "never": "cancelled"}
