@@ -1,5 +1,6 @@
 """What a rank finds in its environment, by framework and platform; and the host's part of a command as one argument."""
 
+import dataclasses
 import json
 
 import pytest
@@ -108,6 +109,16 @@ def test_a_rank_finds_what_its_framework_s_own_launcher_would_have_set(
     assert found == {**host.variables(), **numbers, **TORCH, **rank, **own}
     told = process_environment.read(found)
     assert (told.process_id, told.local_rank, told.host, told.hosts) == (ranks.per_host + 1, 1, 1, 2)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_tensorflow_finds_a_cluster_from_two_ranks_on(hosts: int) -> None:
+    """With a TF_CONFIG of one worker a script that asks for it would train as part of a cluster."""
+    workers = tuple(f"10.0.0.{host + 1}" for host in range(hosts))
+    ranks = dataclasses.replace(TWO_EACH, hosts=workers, per_host=1, ports=((4000,),) * hosts)
+    changed = {"RUN_FRAMEWORK": "tensorflow", "RUN_NUM_PROCESSES": str(hosts), "RUN_PROCESS_ID": "0"}
+    host = process_environment.read({**HOST.variables(), **changed})
+    assert ("TF_CONFIG" in rank_variables(host, ranks, 0)) == (hosts == 2)
 
 
 def test_ranks_that_do_not_fill_hosts_are_refused() -> None:

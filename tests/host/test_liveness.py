@@ -144,6 +144,18 @@ def test_a_lost_host_is_to_blame_for_those_that_lost_it() -> None:
     assert verdict(made)["rank"] == 2
 
 
+@pytest.mark.parametrize(("end", "another", "steps"), [(7, 3, 7), (7, 9, 9), (0, 2, 5), (None, None, 0)])
+def test_the_steps_of_a_failed_run_are_the_most_that_a_host_has_told_at_its_end_or_before(
+    end: int | None, another: int | None, steps: int
+) -> None:
+    made = group()
+    if another is not None:
+        made.heard(1, 1.0, progress(0.0, step=5))
+        made.heard(2, 1.0, progress(0.0, step=another))
+    made.ended(1, report(step=end), 10.0)
+    assert verdict(made)["steps"] == steps
+
+
 def test_a_good_end_and_a_stop_that_was_asked_for_have_no_verdict() -> None:
     made = group()
     for rank in range(4):

@@ -66,6 +66,7 @@ def decide(
         (kept(failed_starts=policy.MOST_FAILED_STARTS), ended("preempted"), "end"),
         (kept(limits=Limits(attempts=0)), ended("preempted"), "end"),
         (kept(limits=Limits(deadline_s=NOW - 1)), ended("preempted"), "end"),
+        (kept(limits=Limits(deadline_s=NOW)), ended("preempted"), "start"),
         (kept(limits=Limits(max_usd=5.0)), ended("preempted", cost_usd=5.0), "end"),
         (kept(limits=Limits(max_usd=5.0)), ended("preempted", cost_usd=5.0, max_usd=6.0), "start"),
         (kept(limits=Limits(restarts=0)), ended("failed"), "end"),
