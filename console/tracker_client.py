@@ -128,6 +128,9 @@ class Wandb:
         return self._run is not None
 
     def begin(self, run: Mapping[str, Any]) -> Json:
+        if self._run is not None and os.environ.get("WANDB_MODE") == "offline":
+            self._run.finish()  # another attempt, which repeats steps: a new folder, with its values of them
+            self._run, self._steps = None, {}
         if self._run is None:
             self._run_id = run["run_id"]
             self._start(run)

@@ -346,6 +346,49 @@ def records(path: Path) -> Iterator[bytes]:
             parts.clear()
 
 
+def in_folder(wandb: Path, folder: Path) -> list[Mapping[str, Any]]:
+    """The lines of metrics and the artifacts that a folder for `wandb sync` has."""
+    (log,) = folder.glob("*.wandb")
+    read = (
+        "import json, sys; from wandb.proto.wandb_internal_pb2 import Record\n"
+        "for line in sys.stdin:\n"
+        "    record = Record.FromString(bytes.fromhex(line))\n"
+        "    if record.HasField('history'):\n"
+        "        print(json.dumps({i.key or i.nested_key[0]: json.loads(i.value_json) for i in record.history.item}))\n"
+        "    if record.HasField('artifact'): print(json.dumps({'artifact': record.artifact.name}))\n"
+    )
+    hexes = "".join(f"{each.hex()}\n" for each in records(log))
+    said = subprocess.run([wandb, "-c", read], input=hexes, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in said.splitlines()]
+
+
+@pytest.mark.slow  # its environment has to be made first
+def test_without_a_key_wandb_has_of_a_step_that_a_resumed_run_repeats_the_later_value(
+    wandb: Path,
+    quick: Callable[[Path], Target],
+    write_run: WriteRun,
+    runs_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, now_s = quick(wandb), time.time()
+    monkeypatch.setenv("NETRC", "/nowhere")
+
+    def beat(attempt: int) -> dict[str, Any]:
+        return {"attempt": attempt, "state": "stepping", "step": 1, "time": time.time()}
+
+    run = write_run(attempts=attempts(1), beats=[beat(0)], metrics=lines([10, 20, 30], now_s))
+    with following(target, run, "wandb") as mirror:
+        until(lambda: mirror._record.get("step") == 30)
+        later = [{**line, "loss": 9.0} for line in lines([30, 40], now_s + 100)]
+        run = write_run(attempts=attempts(2), beats=[beat(1)], metrics=lines([10, 20], now_s) + later)
+        until(lambda: mirror._record.get("step") == 40)
+        run.directory.write_json("result.json", {"outcome": "done", "attempt": 1, "steps": 40, "time": 1.0})
+    assert mirror.is_complete
+    (folder,) = (runs_dir / "wandb" / "wandb").glob("offline-run-*")
+    history = [line for line in in_folder(wandb, folder) if "loss" in line]
+    assert [(line["_step"], line["loss"]) for line in history] == [*STEPS[:2], (30, 9.0), (40, 9.0)]
+
+
 @pytest.mark.nightly
 def test_without_a_key_a_run_is_one_folder_for_wandb_sync_and_with_one_that_nobody_takes_it_is_kept_secret(
     wandb: Path,
@@ -366,18 +409,7 @@ def test_without_a_key_a_run_is_one_folder_for_wandb_sync_and_with_one_that_nobo
     (folder,) = (runs_dir / "wandb" / "wandb").glob("offline-run-*")
     assert (folder / "files" / "report.html").read_text() == "the report"
     assert not (folder / "files" / "report.html").is_symlink()
-    (log,) = folder.glob("*.wandb")
-    read = (
-        "import json, sys; from wandb.proto.wandb_internal_pb2 import Record\n"
-        "for line in sys.stdin:\n"
-        "    record = Record.FromString(bytes.fromhex(line))\n"
-        "    if record.HasField('history'):\n"
-        "        print(json.dumps({i.key or i.nested_key[0]: json.loads(i.value_json) for i in record.history.item}))\n"
-        "    if record.HasField('artifact'): print(json.dumps({'artifact': record.artifact.name}))\n"
-    )
-    hexes = "".join(f"{each.hex()}\n" for each in records(log))
-    said = subprocess.run([wandb, "-c", read], input=hexes, capture_output=True, text=True, check=True).stdout
-    found: list[Mapping[str, Any]] = [json.loads(line) for line in said.splitlines()]
+    found = in_folder(wandb, folder)
     history = [line for line in found if "loss" in line]
     assert [(line["_step"], line["loss"]) for line in history] == STEPS
     assert [line["_step"] for line in history if line.get("eval_loss") == 0.5] == [20]
