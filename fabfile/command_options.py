@@ -130,6 +130,12 @@ def read[T](cls: type[T], typed: Mapping[str, Any], after: Sequence[str] = ()) -
     Raises:
         RequestError: with every value that is wrong.
     """
+    # Such as of a shell's variable that is not set: what is done without the option is not what was asked for.
+    empty = [long(name) for name, _ in declared(cls) if typed.get(name) == "" and name != "args"]
+    if empty:
+        raise RequestError(
+            "\n".join(f"{name}: its value is empty; give one, or leave it out" for name in empty)
+        )
     mistakes: list[str] = []
     values = _read(cls, typed, after, (), mistakes)
     if mistakes:

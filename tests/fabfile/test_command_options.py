@@ -86,7 +86,7 @@ def test_a_class_has_its_groups_options_and_what_was_typed_becomes_its_value() -
         "lines": "lines",
     }.items()
     assert "slice" not in dict(declared(Sample))
-    given = typed("x", "--lines", "0", "--send", "a", "--send=b", "--max-usd=", "-t", "dev", "--all")
+    given = typed("x", "--lines", "0", "--send", "a", "--send=b", "-t", "dev", "--all")
     assert read(Sample, given, ["w"]) == Sample(
         run="x",
         all=True,

@@ -167,6 +167,14 @@ def test_a_slip_ends_with_2_and_says_what_was_meant(fab: Fab, typed: str, value:
     assert done.err.startswith(f"error: {value}") and meant in done.err
 
 
+@pytest.mark.parametrize("typed", [("rm", ""), ("stop", ""), ("stop", "--run="), ("put", "a", "")])
+def test_an_empty_value_is_refused_and_never_taken_for_the_default(fab: Fab, typed: tuple[str, ...]) -> None:
+    """As where a shell's variable is not set: `fab stop "$RUN"` would stop whatever runs."""
+    done = fab(*typed)
+    assert (done.code, "its value is empty; give one" in done.err) == (2, True), done.err
+    assert fab("train", "--job", "jax_hello", "--dry-run", "--args", "").code == 0
+
+
 @pytest.mark.parametrize(
     "typed",
     ["help recover", "recover --help", "-h recover", "runs recover latest --stack dev -h"],
