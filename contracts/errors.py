@@ -1,6 +1,7 @@
 """The exceptions whose message is all that a user needs to see, and the exit codes that tell a program the same."""
 
 import contextlib
+import errno
 from collections.abc import Collection, Iterator
 
 DONE = 0
@@ -69,6 +70,20 @@ def exit_code_for(error: RequestError) -> int:
 def first_line(error: BaseException, limit: int = 300) -> str:
     """Return an error of a library in one line: its type, and at most `limit` characters of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:limit]}"
+
+
+def os_error_reason(error: OSError) -> str:
+    place = f"{error.filename2 or error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"
+
+
+def remedy_for(error: OSError) -> str:
+    """Return what to do about an error of a file."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space on that disk"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "use a directory that this user may write, or change its owner"
+    return "see to that file on this host"
 
 
 def is_rate_limit(text: str) -> bool:

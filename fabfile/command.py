@@ -24,6 +24,8 @@ from contracts.errors import (
     WRONG_REQUEST,
     RequestError,
     exit_code_for,
+    os_error_reason,
+    remedy_for,
 )
 from fabfile.command_options import Positionals, declared, declared_positionals, read
 from fabfile.selector import opened
@@ -158,8 +160,8 @@ def exit_code(carry_out: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # the reader of our output went away
         return DONE
     except OSError as error:
-        prefix = f"{error.filename}: " if error.filename else ""
-        return _complain(f"error: {prefix}{error.strerror or error}", FAILED)
+        remedy = f" → {remedy_for(error)}" if error.filename else ""
+        return _complain(f"error: {os_error_reason(error)}{remedy}", FAILED)
     except Exception as error:
         from launch.hosts import HostError, HostsError  # a command without hosts has none of these
 

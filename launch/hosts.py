@@ -15,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from contracts.errors import os_error_reason, remedy_for
 from launch.output import printable
 
 
@@ -38,7 +39,11 @@ class HostError(Exception):
     @classmethod
     def from_error(cls, host: str, error: Exception) -> HostError:
         """Return an error as one of this host, safe for a terminal."""
-        reason, remedy = (error.reason, error.remedy) if isinstance(error, HostError) else (str(error), "")
+        reason, remedy = str(error), ""
+        if isinstance(error, HostError):
+            reason, remedy = error.reason, error.remedy
+        elif isinstance(error, OSError) and error.filename:
+            reason, remedy = os_error_reason(error), remedy_for(error)
         return cls(host=host, reason=printable(reason), remedy=printable(remedy))
 
 

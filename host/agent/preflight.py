@@ -19,6 +19,7 @@ import time
 
 from contracts import atomic
 from contracts.durations import spoken
+from contracts.errors import remedy_for
 from contracts.host_interface import DEVICE_GLOBS
 
 from .attempt_process import plain_environment
@@ -26,7 +27,7 @@ from .containers import docker_command
 from .containers.image_pull import check_docker
 from .host_facts import host_facts
 from .proc import controlled, described, holders, parse_listeners, start_ticks, wait_until
-from .protocol import Failed, check, remedy_for
+from .protocol import Failed, check
 from .storage.host_files import tail
 from .storage.staged_bundles import is_present
 

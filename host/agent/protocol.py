@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
 import re
 import signal
+
+from contracts.errors import os_error_reason, remedy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,19 +220,6 @@ def shown(value: object) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def os_error_reason(error: OSError) -> str:
-    place = f"{error.filename}: " if error.filename else ""
-    return f"{place}{error.strerror or error}"
-
-
-def remedy_for(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space on that disk"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "use a directory that this user may write, or change its owner"
-    return "see to that file on this host"
 
 
 ONE_PROCESS = "run_id:name attempt:count process_id:count"

@@ -12,11 +12,12 @@ import sys
 import time
 
 from contracts import atomic
+from contracts.errors import remedy_for
 from contracts.host_interface import SECRETS_FILE
 
 from .attempt_process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
 from .proc import parse_stat, start_ticks, wait_until
-from .protocol import Failed, Refused, remedy_for
+from .protocol import Failed, Refused
 from .storage.host_files import last_lines, read_json
 
 TYPE_CHECKING = False

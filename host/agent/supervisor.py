@@ -15,7 +15,7 @@ import time
 
 from contracts import atomic, run_directory
 from contracts.causes import cause, lines_before
-from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST
+from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST, os_error_reason, remedy_for
 from contracts.run_directory import first_failure, own_failures
 
 from .attempt_process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
@@ -23,7 +23,7 @@ from .containers.docker_command import look_back
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
 from .proc import NO_MEMORY, oom_kills, wait_until
-from .protocol import Failed, Refused, is_number, os_error_reason, remedy_for
+from .protocol import Failed, Refused, is_number
 from .stack_traces import hang_dump
 from .start import spawn
 from .storage.host_files import last_lines, note, read_json, tried

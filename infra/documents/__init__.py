@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contracts import atomic
-from contracts.errors import RequestError, Unreachable, is_rate_limit
+from contracts.errors import RequestError, Unreachable, is_rate_limit, remedy_for
 from contracts.files import is_url
 
 GOOGLE = "https://storage.googleapis.com"
@@ -291,7 +291,9 @@ class _Folder:
 
 def _disk_error(error: OSError, action: str) -> DocumentsError:
     is_refused = isinstance(error, PermissionError | FileExistsError | NotADirectoryError | IsADirectoryError)
-    return (DocumentsError if is_refused else OutageError)(f"{action}: {error.strerror}")
+    return (DocumentsError if is_refused else OutageError)(
+        f"{action}: {error.strerror} → {remedy_for(error)}"
+    )
 
 
 # --- in a bucket ----------------------------------------------------------------------------------------------------

@@ -67,3 +67,9 @@ def test_hosts_are_asked_all_at_once_in_their_order_and_one_hosts_error_hides_no
         "  w-0: reason 0 → mend it",
         "  w-2: reason 2 → mend it",
     ]
+
+
+def test_an_error_of_a_file_is_said_with_its_path_and_what_to_do() -> None:
+    error = OSError(28, "No space left on device", "/from", None, "/there/.x.part")
+    said = "w-3: /there/.x.part: No space left on device → free some space on that disk"
+    assert str(HostError.from_error("w-3", error)) == said

@@ -8,11 +8,12 @@ import re
 import stat
 
 from contracts import atomic
+from contracts.errors import remedy_for
 from contracts.host_interface import DEVICE_GLOBS, SET_BY_IMAGE, VFIO_CONTAINER
 
 from ..attempt_process import Process
 from ..proc import user_name, wait_until
-from ..protocol import Failed, remedy_for
+from ..protocol import Failed
 from ..storage.host_files import last_lines, note
 from . import docker_command
 from .docker_command import MARKER, NO_SUCH_CONTAINER, Container, container_name, recorded_container
