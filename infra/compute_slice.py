@@ -17,6 +17,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 
 from contracts.aliases import Json
 from infra.queued_resource import OUTPUTS, QueuedResourceProvider, SliceArgs, changes_between, input_props
+from infra.slice_apis import plugin
 
 REPLACING = (
     "project", "zone", "slice_id", "owner", "accelerator_type", "generation", "topology", "machine_type", "hosts",
@@ -85,7 +86,7 @@ class ComputeSlice(Resource, module="tpu_stack", name="ComputeSlice"):
         super().__init__(ComputeSliceProvider(), name, input_props(args) | dict.fromkeys(OUTPUTS), opts)
 
 
-class SliceRemainsProvider(ComputeSliceProvider):
+class SliceRemainsProvider(QueuedResourceProvider):
     """Makes nothing, and deletes what there is of a slice when Pulumi's state no longer has it."""
 
     def diff(self, _id: str, _olds: Json, _news: Json) -> DiffResult:
@@ -93,7 +94,7 @@ class SliceRemainsProvider(ComputeSliceProvider):
         return DiffResult(changes=any(_olds.get(name) != _news.get(name) for name in names))
 
     def create(self, props: Json) -> CreateResult:
-        return CreateResult(str(props["slice_id"]), props)
+        return CreateResult(str(props.get("slice_id") or props["queued_resource_id"]), props)
 
     def read(self, id_: str, props: Json) -> ReadResult:
         return ReadResult(id_, props)
@@ -101,14 +102,20 @@ class SliceRemainsProvider(ComputeSliceProvider):
     def update(self, _id: str, _olds: Json, _news: Json) -> UpdateResult:
         return UpdateResult(_news)
 
+    def delete(self, _id: str, _props: Json) -> None:
+        """Where a zone cannot be asked, this is said at once: hardly ever is there anything."""
+        with plugin.plain_errors():
+            self._lifecycle(_props).require_reachable(_props)
+        super().delete(_id, _props)
+
 
 class SliceRemains(Resource, module="tpu_stack", name="SliceRemains"):
-    """What a slice may leave that is in no state: an interrupted `pulumi up` has asked for it, or the keeper has made
-    it again after a refresh had dropped it.
+    """What a slice of either API may leave that is in no state: an interrupted `pulumi up` has asked for it, or the
+    keeper has made it again after a refresh had dropped it.
 
     The slice depends on it, so it is deleted after the slice, and also where the state has no slice; and before what
     a slice is made from, which cannot be deleted while something uses it.
     """
 
-    def __init__(self, name: str, args: ComputeSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+    def __init__(self, name: str, args: SliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(SliceRemainsProvider(), name, input_props(args), opts)

@@ -133,16 +133,18 @@ class TpuSlice(pulumi.ComponentResource):
     ) -> QueuedResource | ComputeSlice:
         """Make what waits for capacity, and keep its inputs."""
         name = self._args.slice_config.name
-        opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         if self._args.slice_config.on_compute:
             compute_args = dataclasses.replace(self._compute_args, owner=owner)
-            self.inputs = pulumi.Output.from_input(input_props(compute_args))
-            remains = SliceRemains(name, compute_args, opts)
-            opts = pulumi.ResourceOptions(parent=self, depends_on=[*after, remains])
-            return ComputeSlice(name, compute_args, opts)
+            return ComputeSlice(name, compute_args, self._after_remains(name, compute_args, after))
         queued_args = _asked_for(self._args, owner, self)
-        self.inputs = pulumi.Output.from_input(input_props(queued_args))
-        return QueuedResource(name, queued_args, opts)
+        return QueuedResource(name, queued_args, self._after_remains(name, queued_args, after))
+
+    def _after_remains(
+        self, name: str, slice_args: SliceArgs, after: Sequence[pulumi.Resource]
+    ) -> pulumi.ResourceOptions:
+        self.inputs = pulumi.Output.from_input(input_props(slice_args))
+        remains = SliceRemains(name, slice_args, pulumi.ResourceOptions(parent=self, depends_on=after))
+        return pulumi.ResourceOptions(parent=self, depends_on=[*after, remains])
 
 
 def _kind(slice_config: SliceConfig) -> str:

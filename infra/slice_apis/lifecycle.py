@@ -440,8 +440,13 @@ class Lifecycle[S: Spec]:
         for remaining in self._api.leftovers(project, owner, unreachable):
             self._backoff.say(f"{remaining.name}: left by an interrupted `pulumi up`; it is deleted")
             self.remove(remaining)
-        if unknown := sorted(unreachable if zones is None else unreachable & {*zones}):
-            raise CloudTpuError(f"Google could not say what it holds in {', '.join(unknown)}", "UNAVAILABLE")
+        _require_none(unreachable if zones is None else unreachable & {*zones})
+
+    def require_reachable(self, props: Props) -> None:
+        """Raises CloudTpuError: a zone of the slice cannot be asked now, which is not waited for here."""
+        spec = self._api.spec(props)
+        unreachable = self._api.listing(spec.project).unreachable
+        _require_none({*unreachable} & {each.zone for each in spec.per_zone})
 
     def remove(self, thing: Removable) -> None:
         """Delete, and try again where the API refuses, until the thing is gone or not ours."""
@@ -470,3 +475,9 @@ class Lifecycle[S: Spec]:
             elif asked_at is None:
                 asked_at = now  # someone else is deleting it
             self._backoff.pause(LOOK_AGAIN_S)
+
+
+def _require_none(unreachable: Collection[str]) -> None:
+    if unreachable:
+        zones = ", ".join(sorted(unreachable))
+        raise CloudTpuError(f"Google could not say what it holds in {zones}", "UNAVAILABLE")

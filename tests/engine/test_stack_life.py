@@ -128,7 +128,7 @@ def test_a_slice_is_refused_previewed_made_kept_relabelled_lost_replaced_and_des
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if ACCESS_TOKEN.encode() in path.read_bytes()] == []
     ours = [each for each in engine.resources() if each["type"].startswith("pulumi-python:")]
-    assert len(ours) == 2
+    assert len(ours) == 3
     for each in ours:  # the state holds no code
         assert len(json.dumps(each["inputs"]["__provider"])) < 200, each["type"]
 
@@ -139,7 +139,7 @@ def test_a_slice_is_refused_previewed_made_kept_relabelled_lost_replaced_and_des
 
     engine.configure(configuration(slices=[a_slice(labels={"team": "nlp"})]))
     labelled = engine.up()
-    assert labelled.ok and done(labelled, "update") == ["main"], labelled.text
+    assert labelled.ok and done(labelled, "update") == ["main", "main"], labelled.text
     assert created(api) == 1
     (node,) = api.control.alive()["nodes"]
     assert node["labels"]["team"] == "nlp"
@@ -217,8 +217,10 @@ def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(engine: Engin
     interrupted.interrupt()
     assert not interrupted.report().ok
     assert alive(api) == ([NAME], [])
+    engine.configure(configuration(slices=[]))
+    report = engine.up()  # its slice is configured no more
+    assert report.ok and alive(api) == ([], []), report.text
     assert engine.destroy().ok
-    assert alive(api) == ([], [])
 
 
 def test_a_slice_with_several_zones_is_kept_in_one_whatever_was_interrupted_and_goes_where_there_is_room(
