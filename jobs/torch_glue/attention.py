@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,17 +85,6 @@ def _places(indices: Array, are_real: Array) -> Array:
     return inverse
 
 
-def attend(
-    source_XK: torch.Tensor, unseen_P: torch.Tensor, kept_P: torch.Tensor | None, plan: Plan
-) -> torch.Tensor:
-    """Of each query's vector, in the source's order: the values by softmax of q k / √K.
-
-    unseen_P: float32, added to each score. kept_P: what each share is multiplied by, 0 where it is dropped.
-    """
-    mixed_XK: torch.Tensor = _attend(source_XK, unseen_P, kept_P, plan.indices, plan.sizes)[0]
-    return mixed_XK
-
-
 def forward(
     source_XK: torch.Tensor,
     unseen_P: torch.Tensor,
@@ -103,7 +92,11 @@ def forward(
     indices: list[torch.Tensor],
     sizes: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The result of `attend`; and for the backward pass the layout, with q / √K, and the shares."""
+    """Of each query's vector, in the source's order, the values by softmax of q k / √K; and for the backward pass the
+    layout, with q / √K, and the shares.
+
+    unseen_P: float32, added to each score. kept_P: what each share is multiplied by, 0 where it is dropped.
+    """
     gather, _, outputs, places, _ = indices
     laid_out_LK = source_XK.index_select(0, gather)
     laid_out_LK[: len(outputs)] *= laid_out_LK.shape[1] ** -0.5
@@ -181,32 +174,3 @@ def _vectors(flat_LK: torch.Tensor, sizes: list[int], size_index: int) -> Tensor
     counts = list(zip(sizes[::3], sizes[size_index::3], strict=True))
     parts = flat_LK.split([*map(math.prod, counts)])
     return [part.view(*count, -1) for part, count in zip(parts, counts, strict=True)]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    _, _, kept_P, indices, ctx.sizes = inputs
-    ctx.save_for_backward(*output[1:], kept_P, *indices)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, gradient_XK: torch.Tensor, *_: None) -> tuple[Any, ...]:
-    laid_out_LK, shares_P, kept_P, *indices = ctx.saved_tensors
-    d_source = _attend_backward(gradient_XK, laid_out_LK, shares_P, kept_P, indices, ctx.sizes)
-    return d_source, None, None, [None] * len(indices), None
-
-
-_attend = torch.library.custom_op("tpu_stack::attend", forward, mutates_args=())
-_attend_backward = torch.library.custom_op("tpu_stack::attend_backward", backward, mutates_args=())
-_attend.register_autograd(_backward, setup_context=_save)
-_attend.register_fake(
-    lambda source_XK, unseen_P, _, indices, __: (
-        source_XK.new_empty(len(indices[3]), source_XK.shape[1]),
-        source_XK.new_empty(len(indices[0]), source_XK.shape[1]),
-        torch.empty_like(unseen_P),
-    )
-)
-_attend_backward.register_fake(
-    lambda gradient_XK, _, __, ___, indices, ____: gradient_XK.new_empty(
-        len(indices[1]), gradient_XK.shape[1]
-    )
-)

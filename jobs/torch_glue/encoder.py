@@ -2,8 +2,8 @@
 
 Beside transformers' own way through the model: products are of all rows' tokens at once, attention is of each block of
 rows of one length, and the last layer is computed at the rows' first tokens only, which are all that the head reads. On
-a CPU, attention (`attention`) and dropout are written by hand: torch's dropout draws each number apart, which took more
-time than the products of a layer (docs/benchmarks.md).
+a CPU, layers with GELU (`layer`) and dropout are written by hand: torch's dropout draws each number apart, which took
+more time than the products of a layer (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -140,9 +140,6 @@ class Rows:
             unseen_U = functional.pad(unseen_T, (0, 1), value=-math.inf)
             self.unseen = [unseen_U.index_select(0, plan.keys) for plan in plans]
 
-    def first_tokens(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return x_TD.index_select(0, self.begins_N)
-
 
 def _layer(layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noise) -> torch.Tensor:
     """A layer over all tokens, or the last one at the first token of each row."""
@@ -152,21 +149,13 @@ def _layer(layer: Any, is_last: bool, x_TD: torch.Tensor, rows: Rows, noise: Noi
         return _layer_by_hand(layer, is_last, x_TD, rows, noise, rows.plans[is_last])
     maps = heads.query, heads.key, heads.value
     if is_last:
-        qkv_TX = functional.linear(x_TD, *_joined(maps[1:]))
-        x_TD = rows.first_tokens(x_TD)
-        q_MD, (k_TD, v_TD) = heads.query(x_TD), qkv_TX.chunk(2, 1)
+        k_TD, v_TD = functional.linear(x_TD, *_joined(maps[1:])).chunk(2, 1)
+        x_TD = x_TD.index_select(0, rows.begins_N)
+        q_MD = heads.query(x_TD)
     else:
-        q_MD, k_TD, v_TD = (qkv_TX := functional.linear(x_TD, *_joined(maps))).chunk(3, 1)
+        q_MD, k_TD, v_TD = functional.linear(x_TD, *_joined(maps)).chunk(3, 1)
     dropout = heads.dropout.p if layer.training else 0.0
-    if rows.plans is None:
-        seen_MD = attend(q_MD, k_TD, v_TD, rows, heads.attention_head_size, dropout)
-    else:
-        plan = rows.plans[is_last]
-        vectors_XK = qkv_TX.view(-1, heads.attention_head_size)
-        if is_last:
-            vectors_XK = torch.cat([q_MD.view(-1, heads.attention_head_size), vectors_XK])
-        kept_P = noise.keep(len(plan.keys), dropout, q_MD.dtype) if dropout else None
-        seen_MD = attention.attend(vectors_XK, rows.unseen[is_last], kept_P, plan).view_as(q_MD)
+    seen_MD = attend(q_MD, k_TD, v_TD, rows, heads.attention_head_size, dropout)
     x_MD = out.LayerNorm(noise.drop(out.dense(seen_MD), rate, layer.training) + x_TD)
     inner_MF = layer.intermediate(x_MD)
     output_MD: torch.Tensor = layer.output.LayerNorm(

@@ -24,9 +24,6 @@ from jobs.runtime.torch.state import State
 from jobs.torch_glue import encoder, model
 from jobs.torch_glue.config import Config
 
-COMPILED_FROM_STEPS = 5_000
-"""On a CPU compiling takes as long as some hundred steps, and makes each a little faster."""
-
 
 def train(run: Run, config: Config) -> Final:
     """Train to the end; returns the final metrics of result.json.
@@ -113,7 +110,7 @@ class Task:
         reason = self.device.why_not_compiled()
         if self.config.compile == "yes" and reason is not None:
             raise RequestError(f"--compile yes: {reason} on this host; install one, or leave --compile out")
-        pays = self.device.type != "cpu" or self.steps >= COMPILED_FROM_STEPS
+        pays = self.device.type != "cpu"  # whose layers are written by hand
         return reason is None and (self.config.compile == "yes" or (self.config.compile == "auto" and pays))
 
     def warm_up(self) -> None:
