@@ -80,6 +80,8 @@ class Task(Protocol):
     parameters: their number. dtype_name: of activations.
     """
 
+    dataset: Dataset
+    beginning: Beginning
     batches: PackedBatches
     steps: int
     peak_rate: float
@@ -94,8 +96,6 @@ class Task(Protocol):
 def begin(
     run: Run,
     config: Options,
-    dataset: Dataset,
-    beginning: Beginning,
     task: Task,
     checkpoints: Checkpoints,
     *,
@@ -111,7 +111,7 @@ def begin(
     """
     batches = task.batches
     decided |= {"steps": task.steps, "eval_every": eval_every, "learning_rate": task.peak_rate}
-    decided |= {"dtype": task.dtype_name, "padded_to": batches.lengths, "labels": list(dataset.labels)}
+    decided |= {"dtype": task.dtype_name, "padded_to": batches.lengths, "labels": list(task.dataset.labels)}
     run.decide({**vars(config), **decided})
     run.say(f"{task.parameters:,} parameters on {devices}; {batches.described()}")
     loop = Loop(
@@ -131,23 +131,23 @@ def begin(
         tracer=tracer,
         wait=wait,
         read=task.numbers,
-        notes={"began_from": beginning.fingerprint},
+        notes={"began_from": task.beginning.fingerprint},
     )
     if notes := loop.resume():
-        require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
+        require_unchanged(config.init_from, notes["began_from"], task.beginning.fingerprint)
     return loop
 
 
-def conclude(run: Run, config: Options, loop: Loop, dataset: Dataset, batches: PackedBatches) -> Final:
+def conclude(run: Run, config: Options, loop: Loop, task: Task) -> Final:
     """Finish the loop; returns the final metrics of result.json. Warns of a model that is no better than chance."""
     final = loop.finish(best=config.best)
-    warning = no_better_than_chance(dataset, final)
+    warning = no_better_than_chance(task.dataset, final)
     if warning is not None:
         run.warn(warning)
     return {
         **final,
-        "baseline": dataset.baseline,
+        "baseline": task.dataset.baseline,
         "best_step": loop.best_step,
         "exported_step": loop.exported_step,
-        "padding": round(batches.padding, 4),
+        "padding": round(task.batches.padding, 4),
     }

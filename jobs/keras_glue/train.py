@@ -55,8 +55,6 @@ def train(run: Run, config: Config) -> Final:
     loop = training.begin(
         run,
         config,
-        dataset,
-        beginning,
         task,
         Checkpoints(run, task, keep_last=config.keep_checkpoints),
         eval_every=task.eval_every,
@@ -70,7 +68,7 @@ def train(run: Run, config: Config) -> Final:
     if not loop.is_over:
         task.fit(loop)
 
-    final = training.conclude(run, config, loop, dataset, task.batches)
+    final = training.conclude(run, config, loop, task)
     if run.environment.is_first:
         export.write(run.directory, task.model, beginning)
         predictions.write_predictions(run.directory, dataset, task.logits_NC)
@@ -176,7 +174,8 @@ class Task:
         devices: Sequence[jax.Device],
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self.config, self.dataset, self.settings, self.tick = config, dataset, beginning.settings, tick
+        self.config, self.dataset, self.beginning, self.tick = config, dataset, beginning, tick
+        self.settings = beginning.settings
         platform = devices[0].platform
         self.batches = training.pack(config, dataset, beginning, shares=len(devices), device=platform)
         steps = config.steps_per_execution

@@ -33,17 +33,6 @@ SIZES = (1, 4, 8, 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """inputs: texts, questions, or paths of pictures.
-
-    second: the second text of a pair, or what the questions are about.
-    """
-
-    inputs: tuple[str, ...]
-    second: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Guess:
     """probability: None where the model has none to give."""
 
@@ -141,19 +130,19 @@ def lengths(longest: int) -> tuple[int, ...]:
     return (*steps[:-1], longest)
 
 
-def answer(predictor: Predictor, request: Request) -> list[Answer]:
-    """Answer all inputs.
+def answer(predictor: Predictor, inputs: Sequence[str], second: str | None = None) -> list[Answer]:
+    """Answer all inputs: texts, questions, or paths of pictures.
+
+    second: the second text of a pair, or what the questions are about.
 
     Raises:
         RequestError: some cannot be answered; all that is wrong with them.
     """
     encoded: list[Encoded] = []
     wrong: list[str] = []
-    for value in request.inputs:
+    for value in inputs:
         try:
-            encoded.append(
-                predictor.encode(_read(value) if predictor.takes == PICTURE else value, request.second)
-            )
+            encoded.append(predictor.encode(_read(value) if predictor.takes == PICTURE else value, second))
         except RequestError as error:
             wrong.append(f"{value}: {error}" if predictor.takes == PICTURE else str(error))
     if wrong:
@@ -169,7 +158,7 @@ def answer(predictor: Predictor, request: Request) -> list[Answer]:
         for index, output in zip(batch, computed, strict=True):
             outputs[index] = output
     answers = []
-    for name, encoding in zip(request.inputs, encoded, strict=True):
+    for name, encoding in zip(inputs, encoded, strict=True):
         own, outputs = outputs[: len(encoding.rows)], outputs[len(encoding.rows) :]
         answers += [dataclasses.replace(result, input=name) for result in encoding.answers(own)]
     return answers
@@ -186,10 +175,9 @@ def main(job: str, export: str, cache_dir: str) -> NoReturn:
     """Read the request, answer it on this machine's CPU, and exit."""
     os.environ |= ON_CPU
     asked = json.load(sys.stdin)
-    request = Request(inputs=tuple(asked["inputs"]), second=asked["second"])
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
-            answers = answer(load(job, Path(export), Path(cache_dir)), request)
+            answers = answer(load(job, Path(export), Path(cache_dir)), asked["inputs"], asked["second"])
     except RequestError as error:
         message = " ".join(str(error).removeprefix("--init-from ").split("\n"))
         print(f"error: {message}", file=sys.stderr)

@@ -38,7 +38,6 @@ from contracts.errors import (
 )
 from contracts.process_environment import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from contracts.run_records import Unread
 from jobs.runtime import option_rules, preemption
 from jobs.runtime.monitoring import sampler
 from jobs.runtime.monitoring.heartbeat import Heartbeat
@@ -270,22 +269,11 @@ def finish(run: Run, outcome: str, final: Final) -> None:
                 "warnings": list(run.heartbeat.warnings),
             },
         )
-        from jobs.runtime.report.render import read_hosts, render
+        from jobs.runtime.report.render import read_and_render
 
-        described = run.directory.read_json(run_directory.RUN) or {"run_id": run.environment.run_id}
-        settings = run.directory.read_json(run_directory.SETTINGS) or {}
-        names = (run_directory.heartbeat(index) for index in range(run.environment.hosts))
         # All are at the same end, and say so themselves in a moment.
         ended = {"state": outcome, "message": None, **({"step": final["steps"]} if "steps" in final else {})}
-        beats = [{**beat, **ended} for beat in map(run.directory.read_json, names) if beat is not None]
-        samples = run.directory.read_text(run_directory.SAMPLES)
-        described = {**described, "settings": settings}
-        hosts = read_hosts(run.directory, run.environment.hosts)
-        unread = Unread()
-        metrics, _ = run.directory.read_new_metrics(0, unread)
-        page = render(
-            described, metrics, result, beats, samples_file=samples, hosts=hosts, unread=unread.texts()
-        )
+        page = read_and_render(run.directory.url, ended=ended, result=result, hosts=run.environment.hosts)
         _write_text(run.directory, run_directory.REPORT, page)
         _write_text(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")

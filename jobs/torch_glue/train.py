@@ -44,8 +44,6 @@ def train(run: Run, config: Config) -> Final:
     loop = training.begin(
         run,
         config,
-        dataset,
-        beginning,
         task,
         Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints),
         eval_every=config.eval_every or task.batches.steps_per_epoch,
@@ -61,7 +59,7 @@ def train(run: Run, config: Config) -> Final:
             batch = task.batches.step(step).share(distributed.rank(), distributed.size())
         loop.record(task.take_step(step, batch))
 
-    final = training.conclude(run, config, loop, dataset, task.batches)
+    final = training.conclude(run, config, loop, task)
     weights = state.weights()
     if run.environment.is_first:
         model.export(run.directory, task.model, weights, beginning)
@@ -78,7 +76,7 @@ class Task:
     """One process's part of a training: the rows, the model and its optimizer, a step and an evaluation."""
 
     def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: Beginning) -> None:
-        self.run, self.config, self.dataset = run, config, dataset
+        self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
         self.device = distributed.device()
         self.batches = training.pack(
             config, dataset, beginning, shares=distributed.size(), device=self.device.type

@@ -16,7 +16,7 @@ from jobs.glue.data import Dataset, Rows
 from jobs.glue.predictions import write_predictions
 from jobs.glue.pretrained import KEY
 from jobs.glue.tokenizer import open_tokenizer, train_tokenizer
-from jobs.runtime.prediction import Answer, Request, answer
+from jobs.runtime.prediction import Answer, answer
 
 VOCABULARY = ("one", "two", "three", "four")
 CONFIG: dict[str, Any] = {
@@ -50,7 +50,7 @@ def logits(batch: Batch) -> np.ndarray[Any, Any]:
 
 
 def ask(export: Path, *inputs: str, second: str | None = None) -> list[Answer]:
-    return answer(Classifier(export, logits), Request(inputs=inputs, second=second))
+    return answer(Classifier(export, logits), inputs, second)
 
 
 def test_each_text_has_its_own_answer_however_many_there_are_with_all_classes_the_best_first(

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from contracts.errors import RequestError
 from jobs.keras_glue.config import Config, problems
 from jobs.keras_glue.data import problems as data_problems
-from jobs.runtime.prediction import Request, answer
+from jobs.runtime.prediction import answer
 from jobs.runtime.process import Run
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, STEPS, write_folder, write_rows
 from tests.jobs.groups import environment_of, run_in
@@ -117,7 +117,7 @@ def test_an_export_says_in_keras_and_in_predict_what_the_run_has_predicted(
     trained(run, make_config(models, steps_per_execution=2, eval_every=2, checkpoint_every=2, log_every=2))
     export = Path(run.directory.path("export"))
     lines = [json.loads(line) for line in (run.directory.read_text("predictions.jsonl") or "").splitlines()]
-    answers = answer(load(export, export), Request(inputs=tuple(line["texts"][0] for line in lines)))
+    answers = answer(load(export, export), [line["texts"][0] for line in lines])
     for line, message in zip(lines, answers, strict=True):
         assert message.best[0].text == line["prediction"]
         actual = {guess.text: guess.probability for guess in message.best}

@@ -262,7 +262,7 @@ def _answer(path: Path) -> dict[str, str]:
 
 def test_what_rank_0_recorded_is_there_however_the_loop_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     group = SimpleNamespace(start=lambda _: None, leave=lambda: None)
-    monkeypatch.setattr(process, "_group", lambda _: group)
+    monkeypatch.setattr(process, "framework_module", lambda _: group)
     monkeypatch.setattr("jobs.runtime.monitoring.sampler.start", lambda _: None)
     monkeypatch.setattr(preemption.watch, "claim", lambda: None)
     monkeypatch.setattr(preemption.watch, "_flushes", [])

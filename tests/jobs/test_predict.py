@@ -31,7 +31,7 @@ from jobs.flax_mlm.predict import (
 )
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
 from jobs.runtime.jax.distributed import Devices
-from jobs.runtime.prediction import Answer, Request, answer, main
+from jobs.runtime.prediction import Answer, answer, main
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -69,7 +69,7 @@ def filler(model: Pretrained, tmp_path_factory: pytest.TempPathFactory) -> MaskF
 
 
 def ask(filler: MaskFiller, *texts: str) -> list[Answer]:
-    return answer(filler, Request(inputs=texts))
+    return answer(filler, texts)
 
 
 def test_each_mask_has_its_five_best_tokens_with_the_probabilities_of_the_models_softmax(

@@ -261,8 +261,8 @@ def test_a_run_directory_is_read_with_a_torn_last_line_and_the_failed_hosts_log(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(FileNotFoundError, match=r"run\.json: there is no such file"):
-        read_and_render(tmp_path / "logs")
-    text = text_of(content(read_and_render(tmp_path)))
+        read_and_render(str(tmp_path / "logs"))
+    text = text_of(content(read_and_render(str(tmp_path))))
     assert "Loss 7.250 nats at step 2" in text
     assert "told by host 1" in text and "line 99" in text and "line 59 " not in text
 

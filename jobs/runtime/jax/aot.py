@@ -54,11 +54,11 @@ class TrainStep:
 
     traced: jax.stages.Traced
     arguments: Any
-    parameters: Any
-    optimizer: Any
-    unit: str
-    per_step: int
-    steps: int | None
+    parameters: Any = ()
+    optimizer: Any = ()
+    unit: str = "steps"
+    per_step: int = 1
+    steps: int | None = None
     model_operations: int | None = None
 
 
@@ -226,16 +226,8 @@ def script_step(path: str, options: Sequence[str], devices: Sequence[jax.Device]
         traced = parts["step"].trace(*parts["arguments"])
     except Exception as error:
         raise RequestError(f"{path}: {HOOK}: {first_line(error)}") from None
-    return TrainStep(
-        traced=traced,
-        arguments=parts["arguments"],
-        parameters=parts.get("parameters", ()),
-        optimizer=parts.get("optimizer", ()),
-        unit=parts.get("unit", "steps"),
-        per_step=parts.get("per_step", 1),
-        steps=parts.get("steps"),
-        model_operations=parts.get("model_operations"),
-    )
+    del parts["step"]
+    return TrainStep(traced=traced, **parts)
 
 
 def _compile(

@@ -12,7 +12,6 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from contracts import goodput, run_records
@@ -111,30 +110,38 @@ def about(run: Json, result: Json, heartbeats: Sequence[Json | None]) -> list[Se
     ]
 
 
-def read_and_render(run_dir: str | Path) -> str:
-    """The page of the run in this directory (a path, or a URL such as gs://… as text).
+def read_and_render(
+    run_dir: str, *, result: Json | None = None, ended: Json | None = None, hosts: int | None = None
+) -> str:
+    """The page of the run in this directory, a path or a URL.
+
+    result, ended, hosts: where a process makes it at its end: the content of result.json, what all heartbeats will say,
+    and the number of hosts; run.json may be missing then, as in a run by hand.
 
     Raises:
         FileNotFoundError: there is no run.json, so this is no run's directory.
         RequestError: it is none that this version can go by.
     """
-    directory = RunDirectory(str(run_dir), files_of(str(run_dir)))
-    unread = Unread()
-    run, settings, result = directory.read_objects([RUN, SETTINGS, RESULT], unread)
-    if run is not None and (mistake := run_records.mistake(run, None)) is not None:
-        raise RequestError(mistake)
-    if run is None:
+    directory, unread = RunDirectory(run_dir, files_of(run_dir)), Unread()
+    run, settings, written_result = directory.read_objects([RUN, SETTINGS, RESULT], unread)
+    mistake = None if run is None else run_records.mistake(run, None)
+    if result is not None and (run is None or mistake is not None):
+        run = {"run_id": run_dir.rpartition("/")[2], "hosts": [], "attempts": []}
+    elif run is None:
         raise FileNotFoundError(
             f"{directory.path(RUN)}: there is no such file, or it holds no JSON object; a run's directory "
             "has one from before its start; give the directory of a run"
         )
+    elif mistake is not None:
+        raise RequestError(mistake)
     run = {**run, "settings": settings or {}}
-    result, problem = run_records.result(result or {}, RESULT)
-    hosts = max(len(run["hosts"]), *(attempt["processes"] for attempt in run["attempts"]))
+    result, problem = (result, None) if result else run_records.result(written_result or {}, RESULT)
+    if hosts is None:
+        hosts = max(len(run["hosts"]), *(attempt["processes"] for attempt in run["attempts"]))
     names = [heartbeat(index) for index in range(hosts)]
     beats = zip(names, directory.read_objects(names, unread), strict=True)
     checked = [run_records.heartbeat(beat, name) for name, beat in beats if beat is not None]
-    heartbeats = [beat for beat, _ in checked if beat is not None]
+    heartbeats = [{**beat, **(ended or {})} for beat, _ in checked if beat is not None]
     for wrong in (problem, *(wrong for _, wrong in checked)):
         if wrong is not None:
             unread.add(wrong)
@@ -149,15 +156,10 @@ def read_and_render(run_dir: str | Path) -> str:
             texts.append(None)
     written, samples_file = texts
     metrics, _ = directory.read_new_metrics(0, unread)
-    sampled = read_hosts(directory, hosts, unread)
+    documents = directory.read_objects([host_samples(index) for index in range(hosts)], unread)
+    sampled = [host for document in documents if (host := read(document)) is not None]
     log_tail = (written or "").splitlines()
     return render(run, metrics, result, heartbeats, log_tail, samples_file, sampled, unread.texts())
-
-
-def read_hosts(directory: RunDirectory, count: int, unread: Unread | None = None) -> list[HostSamples]:
-    """The samples of a run's hosts. unread: collects what cannot be read."""
-    documents = directory.read_objects([host_samples(index) for index in range(count)], unread)
-    return [host for document in documents if (host := read(document)) is not None]
 
 
 def _curves(run: Json, metrics: Sequence[Json], latest: Mapping[str, float]) -> Json:
@@ -429,7 +431,7 @@ def _attempts_table(run: Json, result: Json) -> list[Section]:
 
 def _hoststable(run: Json, heartbeats: Sequence[Json]) -> list[Section]:
     """One row a host, with the last heartbeat of its process."""
-    beats = {beat["rank"]: beat for beat in heartbeats if "rank" in beat}
+    beats = {beat["rank"]: beat for beat in heartbeats if beat.get("rank") is not None}
     hosts = dict(enumerate(run.get("hosts") or ()))
     lines = []
     for rank in sorted({*hosts, *beats}):

@@ -163,7 +163,7 @@ def test_nothing_that_a_run_says_becomes_markup_on_any_page(
             content = json.loads((run / name).read_text())
             (run / name).write_text(json.dumps({**content, field: HOSTILE, "warnings": [HOSTILE]}))
         (run / "samples.json").write_text(json.dumps({"pictures": [{"png": HOSTILE, "truth": HOSTILE}]}))
-        (run / "report.html").write_text(read_and_render(run))
+        (run / "report.html").write_text(read_and_render(str(run)))
     (folder / "<b>no run").mkdir()
     base = serve(folder)
     both = "&".join(f"run=here/{run_id(number)}" for number in range(2))

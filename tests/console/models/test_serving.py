@@ -18,7 +18,7 @@ from console.models import serving as serving
 from console.models.serving import Options
 from console.summary import summary
 from contracts.errors import RequestError
-from jobs.runtime.prediction import Request, answer
+from jobs.runtime.prediction import answer
 from launch import jobs, runs
 from launch.jobs import CHECKOUT
 from tests.jobs.samples import write_export
@@ -82,7 +82,7 @@ def test_a_server_answers_as_the_export_does_leads_who_comes_later_to_it_and_end
     curl = f"{command.rpartition(' -d ')[0]} -s -d '{asked}'"
     told = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=30, check=True).stdout
     found = [[each["probability"] for each in one["best"]] for one in json.loads(told)["answers"]]
-    expected = answer(load(export, tmp_path / "cache"), Request(inputs=tuple(TEXTS)))
+    expected = answer(load(export, tmp_path / "cache"), TEXTS)
     assert len(found) == 3
     for mine, its in zip(found, expected, strict=True):
         assert mine == pytest.approx([guess.probability for guess in its.best], abs=1e-4)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from PIL import Image
 
 from contracts.errors import RequestError
-from jobs.runtime.prediction import Request, answer
+from jobs.runtime.prediction import answer
 from jobs.runtime.process import Run
 from jobs.tf_images import data, shards
 from jobs.tf_images.config import Config
@@ -100,11 +100,11 @@ def test_a_run_learns_goes_on_exactly_from_any_checkpoint_and_its_export_answers
     }
     pictures = sorted(folder.glob("*/*"))[::30]
     predictor = load(export, Path())
-    found = answer(predictor, Request(inputs=tuple(map(str, pictures))))
+    found = answer(predictor, [*map(str, pictures)])
     right = [each.best[0].text == path.parent.name for each, path in zip(found, pictures, strict=True)]
     assert sum(right) >= len(right) - 1
     with pytest.raises(RequestError, match="nothing.png: cannot be read as a picture"):
-        answer(predictor, Request(inputs=("nothing.png",)))
+        answer(predictor, ["nothing.png"])
 
     samples = whole.directory.read_json("samples.json")
     assert samples is not None

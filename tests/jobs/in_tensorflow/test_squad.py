@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from contracts.errors import RequestError
 from jobs.glue.tokenizer import open_tokenizer
-from jobs.runtime.prediction import Request, answer
+from jobs.runtime.prediction import answer
 from jobs.runtime.process import Run
 from jobs.tf_squad import data, model, predict, windows
 from jobs.tf_squad.config import Config
@@ -110,7 +110,7 @@ def test_an_export_answers_as_the_run_did_in_each_of_its_forms(
     surest, *_, vaguest = sorted(held_out, key=lambda each: odds[each.id])
     predictor = predict.load(export, export)
     for each in (surest, vaguest):
-        (found,) = answer(predictor, Request(inputs=(each.question,), second=each.text))
+        (found,) = answer(predictor, [each.question], each.text)
         assert found.best[0].text == (said[each.id] or predict.NO_ANSWER)
     assert predict.NO_ANSWER in [best.text for best in found.best]
     cut = windows.encode(held_out, open_tokenizer(export), config)
@@ -122,7 +122,7 @@ def test_an_export_answers_as_the_run_did_in_each_of_its_forms(
     for found, name in zip(network(ids_BS), ("start_logits", "end_logits"), strict=True):
         np.testing.assert_allclose(served[name], found, atol=1e-5)
     with pytest.raises(RequestError, match="--second"):
-        answer(predictor, Request(inputs=("Where?",)))
+        answer(predictor, ["Where?"])
     begun = make_run("begun", job="tf_squad")
     other = dataclasses.replace(config, init_from=str(export), steps=1, learning_rate=1e-9)
     assert train(begun, other)["eval_loss"] == pytest.approx(lines_of(whole)[-1]["eval_loss"], abs=1e-4)

@@ -20,7 +20,7 @@ from contracts.errors import RequestError
 from jobs.glue.data import read
 from jobs.glue.pretrained import prepare
 from jobs.glue.training import pack
-from jobs.runtime.prediction import Request, answer
+from jobs.runtime.prediction import answer
 from jobs.runtime.process import Run
 from jobs.torch_glue.attention import backward, forward, make_plan
 from jobs.torch_glue.config import Config
@@ -150,7 +150,9 @@ def test_attention_by_hand_has_the_outputs_and_gradients_of_torch_for_each_row(i
     if is_last:
         queries = qkv_THK[begins, :heads].reshape(-1, width)
         source_XK = torch.cat([queries, qkv_THK[:, heads:].reshape(-1, width)])
-    outputs_XK, *residuals = forward(source_XK.detach(), unseen_P, kept_P, plan.indices, plan.sizes)
+    outputs_XK, laid_out_LK, shares_P = forward(
+        source_XK.detach(), unseen_P, kept_P, plan.indices, plan.sizes
+    )
     shapes = zip(plan.sizes[::3], plan.sizes[1::3], plan.sizes[2::3], strict=True)
     pairs = [shape for count, *shape in shapes for _ in range(count // heads)]
     expected = []
@@ -163,7 +165,7 @@ def test_attention_by_hand_has_the_outputs_and_gradients_of_torch_for_each_row(i
         expected.append(((shares_HMS * kept_HMS) @ v_HSK).transpose(0, 1).reshape(-1, width))
     torch.testing.assert_close(outputs_XK, torch.cat(expected))
     weights_XK = torch.randn_like(outputs_XK)
-    d_source_XK = backward(weights_XK, *residuals, kept_P, plan.indices, plan.sizes)
+    d_source_XK = backward(weights_XK, laid_out_LK, shares_P, kept_P, plan.indices, plan.sizes)
     (actual,) = torch.autograd.grad(source_XK, qkv_THK, d_source_XK)
     torch.testing.assert_close(actual, torch.autograd.grad(torch.cat(expected), qkv_THK, weights_XK)[0])
 
@@ -198,14 +200,14 @@ def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicte
         np.testing.assert_allclose(
             torch.softmax(logits, 0).numpy(), list(line["probabilities"].values()), atol=1e-5
         )
-    request = Request(inputs=tuple(line["texts"][0] for line in lines))
+    texts = [line["texts"][0] for line in lines]
     predictor = load(Path(folder), Path())
-    for line, actual in zip(lines, answer(predictor, request), strict=True):
+    for line, actual in zip(lines, answer(predictor, texts), strict=True):
         assert {guess.text: guess.probability for guess in actual.best} == pytest.approx(
             line["probabilities"], abs=1e-5
         )
     with pytest.raises(RequestError, match="single texts takes no second text"):
-        answer(predictor, Request(inputs=("a",), second="b"))
+        answer(predictor, ["a"], "b")
 
 
 ONE_STEP = """
