@@ -94,7 +94,9 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(first: Run, outc
     first.warn("it is cold")
     first.decide({"learning_rate": 0.003})
     for rank in (0, 1):
-        directory.write_json(f"heartbeats/host-{rank}.json", {"rank": rank, "state": "saving", "step": 6, "time": 1.8e9})
+        directory.write_json(
+            f"heartbeats/host-{rank}.json", {"rank": rank, "state": "saving", "step": 6, "time": 1.8e9}
+        )
     process.finish(first, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5})
     text = directory.read_text("result.json")
     assert text is not None
