@@ -294,6 +294,18 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return str(request.param)
 
 
+def temporary_bytes(function: Callable[..., Any], argument: Any) -> int:
+    """What the compiled function needs beside its argument and its result. It is traced anew each time."""
+    planned: Any = jax.jit(lambda argument: function(argument)).lower(argument).compile().memory_analysis()
+    return int(planned.temp_size_in_bytes)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every activation counts as large."""
+    monkeypatch.setattr(custom_gradients, "CACHED_BYTES", 0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(1, 1, 5), (9, 64, 128), (152, 64, 128)], ids=str)
 def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
@@ -329,6 +341,20 @@ def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
             np.testing.assert_allclose(np.asarray(mine, np.float64), its, atol=spread, err_msg=platform)
     assert found(ops.linear)[2].dtype == jnp.float32
     assert found(lambda x, kernel_IO, bias_O: ops.logits(x, kernel_IO.T, bias_O))[0].dtype == jnp.float32
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_biass_gradient_in_bfloat16_is_the_sum_and_no_copy_in_float32_is_made() -> None:
+    gradient = jnp.asarray(np.random.default_rng(0).standard_normal((256, 96)), jnp.bfloat16)
+
+    def of_bias(gradient: jax.Array) -> jax.Array:
+        pull: Any = jax.vjp(custom_gradients.linear, gradient, jnp.eye(96), jnp.zeros(96))[1]
+        found: jax.Array = pull(gradient)[2]
+        return found
+
+    expected = np.asarray(gradient, np.float64).sum(0)
+    np.testing.assert_allclose(jax.jit(of_bias)(gradient), expected, atol=1e-4)
+    assert temporary_bytes(of_bias, gradient) < 4 * gradient.size
 
 
 def test_operations_are_chosen_by_the_platform_of_the_mesh_not_by_that_of_this_process() -> None:
@@ -449,6 +475,7 @@ def test_a_model_and_its_gradients_are_the_same_by_the_operations_of_every_platf
     monkeypatch.setattr(attention_kernel, "attention", lambda *inputs: kernel(*inputs, True))
 
     def loss_and_gradients(backend: str, kind: str) -> list[np.ndarray]:
+        monkeypatch.setattr(custom_gradients, "CACHED_BYTES", 0 if kind == "cpu, large" else 2**40)
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
         monkeypatch.setattr(custom_gradients, "device_kind", lambda: kind)
         dims = dimensions(max_positions=length, width=128, dropout=0.1, document_start=0)
@@ -473,12 +500,32 @@ def test_a_model_and_its_gradients_are_the_same_by_the_operations_of_every_platf
     plain = loss_and_gradients("another", "another")
     for backend, kind in (
         ("cpu", "cpu"),
+        ("cpu", "cpu, large"),
         ("tpu", "TPU v5 lite"),
         *(("tpu", kind) for kind in sorted(by_hand)),
     ):
         for found, expected in zip(loss_and_gradients(backend, kind), plain, strict=True):
             largest = max(np.abs(expected).max(), 1e-3 * max(np.abs(leaf).max() for leaf in plain))
             np.testing.assert_allclose(found, expected, atol=spread * largest, err_msg=kind)
+
+
+def test_of_large_activations_a_cpu_keeps_only_what_the_backward_pass_computes_the_others_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dims = dimensions(max_positions=64, width=32, ff_width=128, layers=4)
+    graph, params = nnx.split(Mlm(dims, jnp.dtype("bfloat16"), nnx.Rngs(0)))
+    tokens_BS, positions_BM = some_tokens(8, 64), jnp.zeros((8, 1), jnp.int32)
+
+    def bytes_kept(cached_bytes: int) -> int:
+        monkeypatch.setattr(custom_gradients, "CACHED_BYTES", cached_bytes)
+
+        def loss(params: Any) -> jax.Array:
+            merged = nnx.merge(graph, params)
+            return merged.cross_entropy(tokens_BS, positions_BM, positions_BM, jnp.ones((8, 1)))
+
+        return temporary_bytes(jax.grad(loss), params)
+
+    assert bytes_kept(0) < 0.8 * bytes_kept(2**40)
 
 
 def test_dropout_keeps_the_mean_and_what_is_dropped_has_no_pattern_within_a_row_nor_between_rows() -> None:

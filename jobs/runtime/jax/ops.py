@@ -19,6 +19,7 @@ from jobs.runtime.jax.custom_gradients import (
     LAYER_NORM_EPSILON,
     NEVER,
     device_kind,
+    leaves_caches,
     platform,
     wide_type,
     widened,
@@ -92,7 +93,13 @@ def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, _kept: jnp.d
     """Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450).
 
     _kept: the dtype in which the twin that is written by hand gives its result and keeps values for the backward pass.
+    On a CPU, of a large x nothing else is kept.
     """
+    norm = jax.checkpoint(_layer_norm) if leaves_caches(x) else _layer_norm
+    return norm(x, scale_D, bias_D)
+
+
+def _layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
     centred = widened(x) - widened(x).mean(-1, keepdims=True)
     normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
     return (normal * scale_D + bias_D).astype(x.dtype)
