@@ -15,6 +15,7 @@ a program was compiled for.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import jax
+from filelock import FileLock
 from jax.experimental import serialize_executable
 
 from contracts.errors import first_line
@@ -104,12 +106,13 @@ class Executables:
         lowered = function.lower(*arguments)
         facts = program_facts(lowered, self._devices)
         path = self._path(facts)
-        if not path.exists():
-            self._copy_here(path, facts)
-        compiled = self._load(path, lowered)
-        if compiled is None:
-            compiled = compile_for(self._devices, lowered)
-            self._keep(facts, compiled)
+        with _one_compiles(path, self._devices[0].platform):
+            if not path.exists():
+                self._copy_here(path, facts)
+            compiled = self._load(path, lowered)
+            if compiled is None:
+                compiled = compile_for(self._devices, lowered)
+                self._keep(facts, compiled)
         _return_free_memory()
         return compiled
 
@@ -203,6 +206,21 @@ class Executables:
             print(f"a compiled program is not kept for later runs: {first_line(error)}", flush=True)
 
 
+@contextlib.contextmanager
+def _one_compiles(path: Path, platform: str) -> Iterator[None]:
+    """Hold the lock under which one process of this host compiles a program and the others then load it. Not on GPUs:
+    there the processes of a group choose kernels together while they compile."""
+    lock = FileLock(f"{path}.lock")
+    if platform != "gpu" and not path.exists():
+        with contextlib.suppress(OSError):  # where nothing can be kept, each process compiles
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _return_free_memory() -> None:
     """Return to the system what was freed and glibc keeps: after a large model's step was compiled, some 0.4 GiB, and
     after its first call, for what the drawing of its state took, 0.3. Other C libraries have no malloc_trim."""
@@ -240,10 +258,12 @@ def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) ->
     """All that the compiler's result depends on, and the arguments' structure: those that are unused are no part of
     the text.
 
-    A TPU's program is the same on every host of its slice. A CPU's depends on the processor, its size and the process.
+    A TPU's program is the same on every host of its slice, a CPU's on every host with as many such processors. A GPU's
+    is its process's own.
     """
     client = devices[0].client
     text = lowered.as_text()
+    process = None if client.platform == "cpu" else jax.process_index()
     return {
         "name": text.partition("@")[2].partition(" ")[0],
         "program": hashlib.sha256(f"{lowered.in_tree}\n{text}".encode()).hexdigest(),
@@ -257,7 +277,7 @@ def program_facts(lowered: jax.stages.Lowered, devices: Sequence[jax.Device]) ->
         "options": compiler_options(devices),
         "host": None
         if client.platform == "tpu"
-        else [processor.kind(), len(os.sched_getaffinity(0)), jax.process_index()],
+        else [processor.kind(), len(os.sched_getaffinity(0)), process],
     }
 
 
