@@ -108,6 +108,7 @@ def launcher(path: Path, module: str, *arguments: Path) -> None:
 
 # Made by dynamic providers.
 IDENTITY = ("pulumi-python:dynamic:StackIdentity", "owner")
+REMAINS = ("pulumi-python:dynamic:SliceRemains", "main")
 QUEUED = ("pulumi-python:dynamic:QueuedResource", "main")
 OBJECTS = ("pulumi-python:dynamic:StackObjects", "objects")
 SPECIFICATION = ("gcp:storage:BucketObject", "specification")
@@ -219,7 +220,7 @@ def test_a_stack_is_previewed_made_kept_changed_and_destroyed(shell: Shell, api:
         assert shell.type(f"pulumi config set {line}").code == 0
     changed = shell.type("pulumi up --yes")
     assert changed.code == 0, changed.text
-    assert changed.resources("updated") == {QUEUED, OBJECTS, SPECIFICATION}
+    assert changed.resources("updated") == {QUEUED, REMAINS, OBJECTS, SPECIFICATION}
     assert api.control.alive()["nodes"][0]["labels"]["team"] == "nlp"
 
     destroy = shell.type("pulumi destroy --yes")

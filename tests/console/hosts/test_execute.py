@@ -82,7 +82,7 @@ def test_words_arrive_as_themselves_on_every_host_and_its_exit_code_is_told(
     )
     assert execute.run(target_of(Gone(), Gone()), ["echo"], grouped=False, timeout_s=60) == 2
     assert execute.run(target_of(LocalTransport()), ["/no/such"], grouped=False, timeout_s=60) == 2
-    assert "No such file or directory: '/no/such'" in capsys.readouterr().err
+    assert "/no/such: No such file or directory" in capsys.readouterr().err
 
 
 LOST = HostError(host="h", reason="connection lost")
