@@ -215,7 +215,7 @@ def cross_entropy(logits_BMV: jax.Array, masked: Masked) -> tuple[jax.Array, jax
 
 def make_train_step(
     graph: nnx.GraphDef[Mlm],
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
     rule: MaskRule,
     config: Config,
     mesh: Mesh,
@@ -227,6 +227,7 @@ def make_train_step(
     all hidden tokens of the global batch, whichever host holds them. A step whose loss or gradient is not finite
     changes neither parameters nor the optimizer's means, which it would destroy; the next one goes on from there.
     """
+    told_norm = optax.with_extra_args_support(optimizer)
     schedule, device = learning_rate(config), mesh.devices.flat[0]
     sums_by_shape = device.device_kind in KINDS_THAT_SUM_BY_SHAPE
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
@@ -241,9 +242,9 @@ def make_train_step(
         is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         with jax.named_scope("optimizer"):
             if device.platform == "cpu":
-                after = updated_in_place(optimizer, summed, hidden, norm, is_finite, state)
+                after = updated_in_place(told_norm, summed, hidden, norm, is_finite, state)
             else:
-                after = updated(optimizer, gradient, norm, is_finite, state)
+                after = updated(told_norm, gradient, norm, is_finite, state)
         return after, results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh)))
@@ -442,9 +443,7 @@ def updated_in_place(
 
     def update(numbers: tuple[jax.Array, jax.Array], opt_state: Any) -> Any:
         hidden, norm = numbers
-        return optax.with_extra_args_support(optimizer).update(
-            mean_gradient(summed, hidden), opt_state, params, norm=norm
-        )
+        return optimizer.update(mean_gradient(summed, hidden), opt_state, params, norm=norm)
 
     is_large = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > CACHED_BYTES
     numbers = [(hidden, norm)] * 3

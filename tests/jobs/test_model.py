@@ -303,7 +303,7 @@ def temporary_bytes(function: Callable[..., Any], argument: Any) -> int:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every activation counts as large."""
-    monkeypatch.setattr(custom_gradients, "CACHED_BYTES", 0)
+    monkeypatch.setattr(custom_gradients, "CACHED_ACTIVATION_BYTES", 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -475,7 +475,7 @@ def test_a_model_and_its_gradients_are_the_same_by_the_operations_of_every_platf
     monkeypatch.setattr(attention_kernel, "attention", lambda *inputs: kernel(*inputs, True))
 
     def loss_and_gradients(backend: str, kind: str) -> list[np.ndarray]:
-        monkeypatch.setattr(custom_gradients, "CACHED_BYTES", 0 if kind == "cpu, large" else 2**40)
+        monkeypatch.setattr(custom_gradients, "CACHED_ACTIVATION_BYTES", 0 if kind == "cpu, large" else 2**40)
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
         monkeypatch.setattr(custom_gradients, "device_kind", lambda: kind)
         dims = dimensions(max_positions=length, width=128, dropout=0.1, document_start=0)
@@ -520,7 +520,7 @@ def test_of_large_activations_a_cpu_keeps_only_what_the_backward_pass_computes_t
     tokens_BS, positions_BM = some_tokens(8, 64), jnp.zeros((8, 1), jnp.int32)
 
     def bytes_kept(cached_bytes: int) -> int:
-        monkeypatch.setattr(custom_gradients, "CACHED_BYTES", cached_bytes)
+        monkeypatch.setattr(custom_gradients, "CACHED_ACTIVATION_BYTES", cached_bytes)
 
         def loss(params: Any) -> jax.Array:
             merged = nnx.merge(graph, params)

@@ -226,8 +226,7 @@ def script_step(path: str, options: Sequence[str], devices: Sequence[jax.Device]
         traced = parts["step"].trace(*parts["arguments"])
     except Exception as error:
         raise RequestError(f"{path}: {HOOK}: {first_line(error)}") from None
-    del parts["step"]
-    return TrainStep(traced=traced, **parts)
+    return TrainStep(traced=traced, **{name: part for name, part in parts.items() if name != "step"})
 
 
 def _compile(

@@ -32,7 +32,7 @@ KINDS_THAT_SUM_SHARES = ("TPU v6 lite",)
 KINDS_THAT_KEEP_SLOPES = ("TPU v6 lite",)
 """A v6e. Its matrix units are done with the gradient's product before GELU's slope is computed beside it, and the
 forward product leaves time for that. On a v5e it costs more than it saves (docs/benchmarks.md)."""
-CACHED_BYTES = 2**21
+CACHED_ACTIVATION_BYTES = 2**21
 """An activation of more bytes has left a CPU's caches by the time that the backward pass comes to it."""
 MOST_NATS = 60.0
 """Sums of exponentials of such numbers are far from what bfloat16 and float32 can hold, 3e38."""
@@ -75,8 +75,8 @@ def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def leaves_caches(x: jax.Array) -> bool:
-    """Whether this is an activation on a CPU of more than CACHED_BYTES."""
-    return platform() == "cpu" and x.nbytes > CACHED_BYTES
+    """Whether this is an activation on a CPU of more than CACHED_ACTIVATION_BYTES."""
+    return platform() == "cpu" and x.nbytes > CACHED_ACTIVATION_BYTES
 
 
 def _recomputed_from[Kept](kept: Kept, gradient: jax.Array) -> tuple[Kept, jax.Array]:
