@@ -30,7 +30,7 @@ from launch.hosts import (
 )
 from launch.output import counted
 from launch.runs import Look, Run
-from launch.targets import Capabilities, Environments, Plan, PodOptions, Require, Target
+from launch.targets import Capabilities, Environments, Plan, PodOptions, Require, Sleep, Target
 
 PULL_ATTEMPTS = 5
 PULL_LIMIT_S = 3600.0
@@ -70,23 +70,31 @@ class HostBackend:
     agents: tuple[Agent, ...]
     transports: tuple[Transport, ...]
     agents_for: Callable[[Mapping[str, Any]], tuple[Agent, ...]]
-    restore: Callable[[Say], None]
+    restore: Callable[[Say, Sleep], None]
     deploy: Callable[[Target], bool]
     hold: Callable[[], AbstractContextManager[Require]]
     terminal: Callable[[Target, int | None, Sequence[str]], int]
 
-    def ensure(self, target: Target, reopen: Callable[[], Target], say: Say) -> Target:
+    def ensure(
+        self, target: Target, reopen: Callable[[], Target], say: Say, sleep: Sleep = time.sleep
+    ) -> Target:
         silent = self.status().errors
         if not silent:
             return target
         for error in silent:
             say(f"no answer from {error}")
-        self.restore(say)
-        return self.prepare(reopen, say)
+        self.restore(say, sleep)
+        return self.prepare(reopen, say, sleep=sleep)
 
-    def prepare(self, reopen: Callable[[], Target], say: Say, require: Require = lambda: None) -> Target:
+    def prepare(
+        self,
+        reopen: Callable[[], Target],
+        say: Say,
+        require: Require = lambda: None,
+        sleep: Sleep = time.sleep,
+    ) -> Target:
         fresh = reopen()
-        _wait_for_hosts(fresh, require, say)
+        _wait_for_hosts(fresh, require, say, sleep)
         say(f"{fresh.slice.name}: all hosts answer ({len(fresh.hosts)})")
         if not self.deploy(fresh):
             raise RequestError(
@@ -166,7 +174,7 @@ class HostBackend:
         return self.transports[index].forward(LOOPBACK, port)
 
 
-def _wait_for_hosts(target: Target, require: Require, say: Say) -> None:
+def _wait_for_hosts(target: Target, require: Require, say: Say, sleep: Sleep) -> None:
     """Wait until the SSH servers of hosts answer. Raises RequestError: some do not within BOOT_LIMIT_S."""
     deadline = time.monotonic() + BOOT_LIMIT_S
     required_s, is_told = time.monotonic(), False
@@ -189,7 +197,7 @@ def _wait_for_hosts(target: Target, require: Require, say: Say) -> None:
                 + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
                 f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"
             )
-        time.sleep(BOOT_POLL_S)
+        sleep(BOOT_POLL_S)
 
 
 class HostLauncher:

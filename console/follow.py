@@ -21,7 +21,6 @@ from console.summary import exit_code, summary
 from contracts import run_directory, run_records
 from contracts.aliases import Say
 from contracts.errors import DONE, RequestError
-from contracts.files import is_url
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.monitoring.metric_definitions import Metrics, finite
@@ -90,6 +89,7 @@ def train(
         request,
         job=request.job or (old.described["job"] if old else ""),
         resume=old,
+        overruled=launching.stop_asked(old) if old else None,
         restarts=restarts if target.capabilities.restarts_runs else None,
         track=tracking.selected(track, os.environ, old.described.get("track", ()) if old else None),
     )
@@ -151,9 +151,16 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
     target = open_target(None)
-    if target.platform == "tpu" and is_url(target.runs_url) and target.backend.status().errors:
-        _compile_meanwhile(resuming(runs.find(target.runs, name)), target, say(console))
-    target = target.backend.ensure(target, lambda: open_target(None), say(console))
+    before = _readable(target, name)
+    stops = launching.StopWatch(before, launching.stop_asked(before) if before else None)
+    if before is not None and target.platform == "tpu" and target.backend.status().errors:
+        _compile_meanwhile(resuming(before), target, say(console))
+    try:
+        target = target.backend.ensure(target, lambda: open_target(None), say(console), stops.sleep)
+    except launching.StopAsked:
+        assert before is not None
+        request = resuming(before, stops.overruled)  # whose launch ends it
+        return _carry_out(console, request, target, open_target, 0, detach=detach, is_recovery=True)
     run = runs.find(target.runs, name)
     target = open_target(run) if target.capabilities.hosts_follow_run else target
     decision = launching.decide(target.run_state(run), run)
@@ -161,7 +168,17 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
     say(console)(f"{run.run_id}: {decision.reason}{elsewhere}")
     if decision.do != "start":
         return DONE
-    return _carry_out(console, resuming(run), target, open_target, 0, detach=detach, is_recovery=True)
+    overruled = stops.overruled if before else launching.stop_asked(run)
+    request = resuming(run, overruled)
+    return _carry_out(console, request, target, open_target, 0, detach=detach, is_recovery=True)
+
+
+def _readable(target: Target, name: str) -> Run | None:
+    """Return the run; None where its directory is on hosts that do not answer."""
+    try:
+        return runs.find(target.runs, name)
+    except HostError:
+        return None
 
 
 def _carry_out(
@@ -214,14 +231,15 @@ def _carry_out(
         left = _left(desired.limits.restarts or 0)
         for line in [*summary(run, state)[:2], f"{action.reason}; {left}"]:
             say(console)(line)
-        if action.do == "wait":
-            time.sleep(max(0.0, desired.not_before_s - time.time()))
-            desired = policy.begin_attempt(desired, observed, PRESENT, time.time())
-        if launching.stop_asked(run) is None:  # else the launch ends it, and no slice is made for that
+        stops = launching.StopWatch(run)
+        with contextlib.suppress(launching.StopAsked):  # the launch ends it, and no slice is made for that
+            stops.sleep(desired.not_before_s - time.time() if action.do == "wait" else 0.0)
+            if action.do == "wait":
+                desired = policy.begin_attempt(desired, observed, PRESENT, time.time())
             if not is_there:
                 _compile_meanwhile(resuming(run), target, say(console))
-            target = target.backend.ensure(target, lambda: open_target(None), say(console))
-        request = dataclasses.replace(resuming(runs.find(target.runs, run.run_id)), is_restart=True)
+            target = target.backend.ensure(target, lambda: open_target(None), say(console), stops.sleep)
+        request = resuming(runs.find(target.runs, run.run_id))
         is_recovery = True
 
 

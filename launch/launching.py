@@ -95,7 +95,6 @@ def launch(
         target.make_environment(plan.framework, say)
     only = exclusive_launch(run_id) if request.resume else contextlib.nullcontext()
     with only, (hold or target.backend.hold)() as require, _unless_superseded(run_id):
-        overruled = None if request.is_restart or request.resume is None else stop_asked(request.resume)
         attempt, before = _next_attempt(request.resume, target)
         plan = dataclasses.replace(plan, attempt=attempt)
         check_references(plan.secrets, os.environ)
@@ -108,7 +107,7 @@ def launch(
         if planned.precompiled is not None:
             precompiled.begin_upload(planned.precompiled, say)
         began_s = time.monotonic()
-        _require_wanted(request, overruled, directory)
+        _require_wanted(request, directory)
         plan = planned.launcher.prepare(plan, planned.bundles, say, now_s)
         require()  # a resumed run may be somebody else's by now, and its record too
         directory = fencing.take(directory, attempt, launch=attempt)
@@ -129,7 +128,7 @@ def launch(
         _keep_bundles(plan, planned.bundles, directory)
         directory.write_json(run_directory.RUN, described)
         require()
-        _require_wanted(request, overruled, directory)
+        _require_wanted(request, directory)
         run = Run(directory=directory, described=described, result=None, heartbeats=())
         _start_and_join(plan, planned.launcher, run, say)
         # Of a command of the user's own nobody knows whether its processes form a group.
@@ -231,13 +230,13 @@ def _finalized(directory: RunDirectory, outcome: str, error: str, exit_code: int
     return dataclasses.replace(run, directory=directory.unfenced())
 
 
-def _require_wanted(request: Request, overruled: Mapping[str, Any] | None, directory: RunDirectory) -> None:
+def _require_wanted(request: Request, directory: RunDirectory) -> None:
     """Make sure that nobody has asked for a stop of the run that is resumed, but for one that is overruled.
 
     Raises:
         LaunchFailed: somebody has, which is on record as the end of the latest attempt in `directory`.
     """
-    if request.resume is not None and stop_asked(request.resume) not in (None, overruled):
+    if request.resume is not None and stop_asked(request.resume) not in (None, request.overruled):
         directory.remove(run_directory.RESULT)
         raise LaunchFailed(_finalized(directory, "stopped", "`fab stop` was told to stop it before it began"))
 
@@ -584,6 +583,40 @@ def stop_asked(run: Run) -> dict[str, Any] | None:
     """Return what `fab stop` has written of a run of which nothing ran, after its latest attempt had begun."""
     stop = run.directory.read_json(run_directory.STOP)
     return stop if stop is not None and stop["attempt"] >= run.attempt else None
+
+
+class StopAsked(Exception):
+    """`fab stop` was told to stop the run that is about to be started again."""
+
+
+STOP_LOOK_S = 5.0
+"""Between two looks for a `fab stop`, each of which is billed where the run is in a bucket."""
+
+
+@dataclasses.dataclass
+class StopWatch:
+    """Sleeps while a run cannot be started again yet, and wakes when somebody asks for a stop of it.
+
+    run: None: its directory cannot be read, and so nobody can ask. overruled: as `Request` has it.
+    """
+
+    run: Run | None
+    overruled: Mapping[str, Any] | None = None
+    _next_look_s: float = float("-inf")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, and look every STOP_LOOK_S, as often as this is called. Raises StopAsked."""
+        until = time.monotonic() + seconds
+        while True:
+            if self.run is not None and time.monotonic() >= self._next_look_s:
+                with contextlib.suppress(HostError, RequestError, OSError):  # nobody knows: it is wanted
+                    if stop_asked(self.run) not in (None, self.overruled):
+                        raise StopAsked
+                self._next_look_s = time.monotonic() + STOP_LOOK_S
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return
+            time.sleep(min(left_s, STOP_LOOK_S))
 
 
 def ask_to_stop(run: Run) -> None:

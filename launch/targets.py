@@ -7,6 +7,7 @@ does not ask which of them it has.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Require = Callable[[], object]
 """Raises once what it stands for is no longer so."""
+Sleep = Callable[[float], None]
+"""Takes seconds."""
 
 LOCAL = "local"
 OWN_FRAMEWORK = "jax"
@@ -450,20 +453,29 @@ class Backend(Protocol):
     @property
     def environments(self) -> Environments | None: ...
 
-    def ensure(self, target: Target, reopen: Callable[[], Target], say: Say) -> Target:
+    def ensure(
+        self, target: Target, reopen: Callable[[], Target], say: Say, sleep: Sleep = time.sleep
+    ) -> Target:
         """Return the target with all its hosts: unchanged if they all answer, else once its slice was made again.
 
-        reopen: returns it as it is then.
+        reopen: returns it as it is then. sleep: between two looks; what it raises ends the waiting, and what was asked
+        for stays.
 
         Raises:
             RequestError, HostError: hosts do not answer and nothing can make them again, or they cannot be prepared.
         """
         ...
 
-    def prepare(self, reopen: Callable[[], Target], say: Say, require: Require = lambda: None) -> Target:
+    def prepare(
+        self,
+        reopen: Callable[[], Target],
+        say: Say,
+        require: Require = lambda: None,
+        sleep: Sleep = time.sleep,
+    ) -> Target:
         """Return a target whose slice is new, once all its hosts answer and can run something.
 
-        require: raises, now and then, when the slice is lost while its hosts are waited for.
+        require: raises, now and then, when the slice is lost while its hosts are waited for. sleep: as of `ensure`.
 
         Raises:
             RequestError: some do not answer, or cannot be prepared.

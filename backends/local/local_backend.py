@@ -22,7 +22,7 @@ from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.storage.cache import user_cache_dir
 from launch.hosts import Agent
 from launch.jobs import CHECKOUT
-from launch.targets import LOCAL, Capabilities, Target
+from launch.targets import LOCAL, Capabilities, Sleep, Target
 
 RUNS = "TPU_STACK_RUNS"
 """Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
@@ -78,7 +78,7 @@ class MachineEnvironments:
         environments.ensure(framework, say)
 
 
-def _refuse_to_restore(_say: Say) -> None:
+def _refuse_to_restore(_say: Say, _sleep: Sleep) -> None:
     raise RequestError("this machine's agent does not answer; the reason is above")
 
 

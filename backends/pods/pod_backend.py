@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from launch.targets import (
     Environments,
     PodOptions,
     Require,
+    Sleep,
     Target,
     TargetRequest,
 )
@@ -66,13 +68,25 @@ class PodBackend:
     capabilities = CAPABILITIES
     environments: Environments | None = None
 
-    def ensure(self, target: Target, reopen: Callable[[], Target], say: Say) -> Target:  # noqa: ARG002
+    def ensure(
+        self,
+        target: Target,
+        reopen: Callable[[], Target],  # noqa: ARG002
+        say: Say,  # noqa: ARG002
+        sleep: Sleep = time.sleep,  # noqa: ARG002
+    ) -> Target:
         """Return the target: its nodes are the cluster's, which brings them back. Raises HostError: it is away."""
         for error in self.status().errors:
             raise error
         return target
 
-    def prepare(self, reopen: Callable[[], Target], say: Say, require: Require = lambda: None) -> Target:  # noqa: ARG002
+    def prepare(
+        self,
+        reopen: Callable[[], Target],
+        say: Say,  # noqa: ARG002
+        require: Require = lambda: None,  # noqa: ARG002
+        sleep: Sleep = time.sleep,  # noqa: ARG002
+    ) -> Target:
         return reopen()  # pods are made from an image
 
     def launcher(self, target: Target, options: PodOptions, before: Run | None) -> PodLauncher:

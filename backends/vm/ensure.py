@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import json
 import shlex
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,13 +30,15 @@ from infra.slice_apis.slice_api import state_kind
 from infra.slice_apis.workers import are_complete, inventory_hosts
 from launch import inventories
 from launch.jobs import CHECKOUT
-from launch.targets import Require
+from launch.launching import StopAsked
+from launch.targets import Require, Sleep
 
 Properties = Mapping[str, Any]
 """Of a slice, as `infra.queued_resource.QueuedResourceArgs` or `infra.compute_slice.ComputeSliceArgs` has them."""
 
 PULUMI_LIMIT_S = 13 * 3600.0
 """Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
+PULUMI_POLL_S = 1.0
 
 
 class UnpublishedError(CloudTpuError):
@@ -58,9 +62,12 @@ def exclusive(control_url: str | None, slice_name: str) -> Iterator[Require]:
 
 
 @contextlib.contextmanager
-def _held(documents: Documents, slice_name: str, **patience: Any) -> Iterator[Lease]:
+def _held(
+    documents: Documents, slice_name: str, sleep: Sleep = time.sleep, **patience: Any
+) -> Iterator[Lease]:
     try:
-        with lease.held(Lease(documents, slice_name, lease.myself("`fab`")), **patience) as mine:
+        ours = Lease(documents, slice_name, lease.myself("`fab`"), sleep=sleep)
+        with lease.held(ours, **patience) as mine:
             yield mine
     except (lease.LeaseHeldError, lease.LeaseLostError) as error:
         raise RequestError(f"{error}; try again once that is done") from None
@@ -152,11 +159,14 @@ def record(documents: Documents, fresh: Slice) -> None:
 # --- by a person, for one run ---------------------------------------------------------------------------------------
 
 
-def restore(control_url: str | None, pulumi_stack: str | None, recorded: Slice, say: Say) -> None:
+def restore(
+    control_url: str | None, pulumi_stack: str | None, recorded: Slice, say: Say, sleep: Sleep
+) -> None:
     """Make a slice again that has lost hosts, and no other one of its stack. It waits as long as `pulumi up` would.
 
     By its specification, under its lease; a slice that has none (a direct one, or of a stack without a bucket) by
-    Pulumi, which is told to look at that slice only. pulumi_stack: None: Pulumi did not make it.
+    Pulumi, which is told to look at that slice only. pulumi_stack: None: Pulumi did not make it. sleep: as
+    `launch.targets.Backend.ensure` has it.
 
     Raises:
         RequestError: it cannot be made again, or waits for capacity.
@@ -166,9 +176,9 @@ def restore(control_url: str | None, pulumi_stack: str | None, recorded: Slice, 
         documents = Documents(control_url)
         properties = _specified(documents, recorded.name)
     if documents is not None and properties is not None:
-        _restore_specified(documents, recorded, say)
+        _restore_specified(documents, recorded, say, sleep)
     elif pulumi_stack is not None:
-        _restore_by_pulumi(pulumi_stack, recorded.name, say)
+        _restore_by_pulumi(pulumi_stack, recorded.name, say, sleep)
     else:
         raise RequestError(
             f"the slice {recorded.name} has lost hosts, and Pulumi did not make it; bring them back, then "
@@ -182,9 +192,9 @@ def _specified(documents: Documents, slice_name: str) -> Properties | None:
     return properties
 
 
-def _restore_specified(documents: Documents, recorded: Slice, say: Say) -> None:
-    backoff = Backoff(say=say)
-    with _held(documents, recorded.name, patience_s=lease.PATIENCE_S, waiting=say) as mine:
+def _restore_specified(documents: Documents, recorded: Slice, say: Say, sleep: Sleep) -> None:
+    backoff = Backoff(say=say, sleep=sleep)
+    with _held(documents, recorded.name, sleep, patience_s=lease.PATIENCE_S, waiting=say) as mine:
         properties = _specified(documents, recorded.name)
         if mine.removed or properties is None:
             raise RequestError(f"the slice {recorded.name} was removed by Pulumi; `pulumi up` makes it again")
@@ -199,7 +209,7 @@ def _restore_specified(documents: Documents, recorded: Slice, say: Say) -> None:
         except CloudTpuError as error:
             kind = Unreachable if error.status == "UNAVAILABLE" else RequestError
             raise kind(f"the slice {recorded.name} is not made again: {error}") from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopAsked):
             say(f"what was asked for {recorded.name} stays in the queue: `fab recover` goes on with it")
             raise
         if restored is None:
@@ -211,7 +221,7 @@ def _restore_specified(documents: Documents, recorded: Slice, say: Say) -> None:
     say(f"the slice {recorded.name} is ACTIVE in {restored.zone}; its hosts are recorded in {documents.url}")
 
 
-def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:
+def _restore_by_pulumi(stack: str, slice_name: str, say: Say, sleep: Sleep) -> None:
     exported = inventories.ask(["stack", "export"], stack, otherwise="then `fab recover` again")
     urns = slice_urns(exported, slice_name)
     if not urns:
@@ -222,7 +232,7 @@ def _restore_by_pulumi(stack: str, slice_name: str, say: Say) -> None:
     targets = [word for urn in urns for word in ("--target", urn)]
     command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", stack, *targets]
     say(f"the slice {slice_name} is not whole: {shlex.join(command)}")
-    _run_pulumi(command)
+    _run_pulumi(command, sleep)
 
 
 def slice_urns(exported: str, slice_name: str) -> tuple[str, ...]:
@@ -241,24 +251,31 @@ def slice_urns(exported: str, slice_name: str) -> tuple[str, ...]:
     return tuple(urn for urn in urns if urn.endswith(ends))
 
 
-def _run_pulumi(command: Sequence[str]) -> None:
+def _run_pulumi(command: Sequence[str], sleep: Sleep) -> None:
     """Run Pulumi, whose output goes to the terminal as it comes.
 
     Ctrl-C reaches Pulumi too, which ends what it has begun and writes it to its state; that is waited for. A second
-    one ends both.
+    one ends both. Where `sleep` raises, Pulumi is sent the same signal.
     """
     try:
         process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
     with process:
+        deadline = time.monotonic() + PULUMI_LIMIT_S
         try:
-            process.wait(PULUMI_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise RequestError(
-                f"`pulumi up` did not end within {spoken(PULUMI_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
-            ) from None
+            while not _has_ended(process):
+                if time.monotonic() > deadline:
+                    process.kill()
+                    raise RequestError(
+                        f"`pulumi up` did not end within {spoken(PULUMI_LIMIT_S)}; `pulumi cancel`, then see what it "
+                        "waits for"
+                    )
+                sleep(0.0)
+        except StopAsked:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
         except KeyboardInterrupt:
             process.wait()
             raise
@@ -266,3 +283,9 @@ def _run_pulumi(command: Sequence[str]) -> None:
         raise RequestError(
             f"`{shlex.join(command)}` failed (exit code {process.returncode}); its last lines say why"
         )
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PULUMI_POLL_S)
+    return process.returncode is not None

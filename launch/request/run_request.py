@@ -57,8 +57,8 @@ class Request:
     `backends.pods.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
     it was when it was submitted; job, command and arguments are then not read. precompiled: the note of its step, where
     another machine has compiled it; None: as this machine has it. env: the user's own variables; a resumed run has
-    those that it began with, and these. secrets: the same of what only the run's ranks may show. is_restart: it is
-    resumed because its attempt ended, so that a `fab stop` since that attempt began is not overruled.
+    those that it began with, and these. secrets: the same of what only the run's ranks may show. overruled: what
+    `launch.launching.stop_asked` returned when somebody asked for the run to be resumed; a later stop ends it.
     """
 
     job: str
@@ -83,17 +83,18 @@ class Request:
     precompiled: Note | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secrets: Mapping[str, Secret] = dataclasses.field(default_factory=dict)
-    is_restart: bool = False
+    overruled: Mapping[str, Any] | None = None
 
 
-def resuming(run: Run) -> Request:
-    """Return the request that resumes a run as it began."""
+def resuming(run: Run, overruled: Mapping[str, Any] | None = None) -> Request:
+    """Return the request that resumes a run as it began. overruled: as `Request` has it."""
     return Request(
         job=run.described["job"],
         arguments=(),
         name=None,
         track=tuple(run.described.get("track", ())),
         resume=run,
+        overruled=overruled,
         hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
         heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
     )

@@ -224,7 +224,7 @@ def target(agent: Agent, deployed: list[Target] | None = None) -> Target:
             deployed.append(target)
         return True
 
-    backend = ssh_backend([agent], restore=lambda say: say("local is made again"), deploy=deploy)
+    backend = ssh_backend([agent], restore=lambda say, _sleep: say("local is made again"), deploy=deploy)
     return dataclasses.replace(here, name="dev", backend=backend, pulumi_stack="dev", agents=(agent,))
 
 

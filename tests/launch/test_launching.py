@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -23,17 +24,19 @@ from contracts.errors import INTERRUPTED, RequestError
 from contracts.run_directory import FOLDER, RunDirectory
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import jobs, launching, runs, targets
+from launch import jobs, launching, policy, runs, targets
 from launch.code.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError
 from launch.launching import NotJoined, run_record
 from launch.request import run_request
 from launch.request.run_request import Planned, Request, work_out
 from launch.runs import AtWorkError, Run
-from launch.targets import Container, Plan, Target
+from launch.targets import Container, Plan, Sleep, Target
 from tests.launch.slices import MakeAgent, WriteRun, here, make_plan, make_slice, make_target
 
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
+LONG_S = 60.0
+"""Nobody waits so long here."""
 TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3"
 
 
@@ -206,7 +209,9 @@ def test_two_that_resume_one_run_at_once_do_not_both_start_it(
 
 
 def again(run: Run) -> Request:
-    return Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
+    arguments = tuple(run.described["args"])
+    overruled = launching.stop_asked(run)
+    return Request(job="flax_mlm", arguments=arguments, name=None, resume=run, overruled=overruled)
 
 
 def resume(run: Run, **how: Any) -> None:
@@ -287,7 +292,10 @@ def test_a_stop_that_comes_while_a_resumed_run_s_code_is_staged_is_not_lost(
 
 
 @pytest.mark.usefixtures("prepared")
-@pytest.mark.parametrize("moment", ["after its attempt ended", "while its code is staged"])
+@pytest.mark.parametrize(
+    "moment",
+    ["after its attempt ended", "in the pause", "while its slice is waited for", "while its code is staged"],
+)
 def test_a_run_that_is_told_to_stop_before_it_is_started_again_by_itself_ends_as_stopped(
     earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -297,33 +305,73 @@ def test_a_run_that_is_told_to_stop_before_it_is_started_again_by_itself_ends_as
 
     def fails(plan: Plan, _launcher: Any, run: Run, _say: Any) -> None:
         started.append(plan.attempt)
+        run.directory.write_text(f"checkpoints/{plan.attempt}/state/_METADATA", "")
         run.directory.write_json("result.json", {"outcome": "failed", "attempt": plan.attempt})
 
     def stop() -> None:
         assert status.stop(here("2"), run.run_id, grace_s=1) == 0
 
     def notify(_: Run, event: str, __: Any) -> None:
-        if event == "failed":
+        if event == "failed" and moment == "after its attempt ended":
             stop()
+        elif event == "failed" and len(started) == 2:
+            threading.Timer(0.3, stop).start()
+
+    def ensure(_: Any, target: Target, __: Any, ___: Any, sleep: Sleep) -> Target:
+        if moment == "after its attempt ended":
+            pytest.fail("a slice is made for it")
+        if moment == "while its slice is waited for":
+            stop()
+            sleep(LONG_S)
+        return target
 
     def stage(_: Any, plan: Plan, *__: Any) -> Plan:
-        if started:
+        if started and moment == "while its code is staged":
             stop()
         return plan
 
     monkeypatch.setattr(launching, "_start_and_join", fails)
-    if moment == "after its attempt ended":
-        monkeypatch.setattr(follow, "_notify", notify)
-        monkeypatch.setattr(
-            host_backend.HostBackend, "ensure", lambda *_: pytest.fail("a slice is made for it")
-        )
-    else:
-        monkeypatch.setattr(host_backend.HostLauncher, "prepare", stage)
+    monkeypatch.setattr(follow, "_notify", notify)
+    monkeypatch.setattr(host_backend.HostBackend, "ensure", ensure)
+    monkeypatch.setattr(host_backend.HostLauncher, "prepare", stage)
+    monkeypatch.setattr(launching, "STOP_LOOK_S", 0.1)
+    monkeypatch.setattr(policy, "FIRST_PAUSE_S", LONG_S)
+    began_s = time.monotonic()
     assert train(job=None, resume=run.run_id, detach=False, restarts=3) == INTERRUPTED
+    assert time.monotonic() - began_s < LONG_S
     ended = runs.find(here("2").runs, run.run_id)
-    assert started == [1]
+    assert started == ([1, 2] if moment == "in the pause" else [1])
     assert ended.result is not None and ended.result["outcome"] == "stopped"
     assert here("2").run_state(ended) == "stopped"
+
+
+@pytest.mark.usefixtures("prepared")
+def test_a_stop_while_fab_recover_waits_for_the_slice_ends_it_and_an_earlier_one_does_not(
+    earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = earlier()
+    launching.ask_to_stop(run)
+    waits: list[bool] = [True, False]
+
+    def ensure(_: Any, target: Target, __: Any, ___: Any, sleep: Sleep) -> Target:
+        sleep(0.0)
+        if waits.pop(0):
+            assert status.stop(here("2"), run.run_id, grace_s=1) == 0
+            sleep(LONG_S)
+        return target
+
+    started: list[int] = []
+    monkeypatch.setattr(host_backend.HostBackend, "ensure", ensure)
+    monkeypatch.setattr(launching, "STOP_LOOK_S", 0.1)
+    monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan.attempt))
+
+    def recover() -> int:
+        return follow.go_on(lambda _: here("2"), run.run_id, detach=True)
+
+    assert recover() == INTERRUPTED
+    ended = runs.find(here("2").runs, run.run_id)
+    assert ended.result is not None and (ended.result["outcome"], started) == ("stopped", [])
+    assert recover() == 0 and started == [1]
 
 
 def test_a_launcher_that_is_overtaken_by_another_one_says_so_and_leaves_the_run_to_it(

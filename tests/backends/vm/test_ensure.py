@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from contracts.inventory import Slice, slices_from_json
 from infra.documents import Documents
 from infra.documents.lease import Lease
 from launch import inventories
-from launch.targets import Target, TargetRequest
+from launch.launching import StopAsked
+from launch.targets import Sleep, Target, TargetRequest
 from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import PARENT, POOL, Cloud, wanted_props
 from tests.launch.slices import NFS, Program, make_host, make_inventory, make_slice
@@ -76,11 +78,12 @@ class Stack:
         self.cloud.create(queued_resource_id="tpu-a", **of_a)
         self.cloud.create(queued_resource_id="tpu-b", labels={"team": "old"})
 
-    def restore(self, slice_name: str = "a") -> None:
+    def restore(self, slice_name: str = "a", sleep: Sleep | None = None) -> None:
         known = make_slice(
             (), name=slice_name, zone="us-central1-a", origin=f"queued-resource tpu-{slice_name}"
         )
-        ensure.restore(self.control.url, self.pulumi_stack, known, self.said.append)
+        sleep = sleep or self.cloud.session.backoff.sleep
+        ensure.restore(self.control.url, self.pulumi_stack, known, self.said.append, sleep)
 
     def recorded(self) -> dict[str, Slice]:
         found = self.control.read("inventory.json").value
@@ -94,7 +97,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
         cloud = Cloud(api, clock)
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", f"{api.url}/v2/")
         backoff = cloud.session.backoff
-        monkeypatch.setattr(ensure, "Backoff", lambda say: dataclasses.replace(backoff, say=say))
+        monkeypatch.setattr(ensure, "Backoff", lambda **how: dataclasses.replace(backoff, **how))
         yield Stack(cloud, Documents(str(tmp_path / "control")))
         cloud.client.close()
 
@@ -139,6 +142,26 @@ def test_a_slice_that_waits_for_capacity_or_was_removed_by_pulumi_is_told_so(sta
         stack.restore("b")
 
 
+def test_a_stop_while_a_slice_waits_for_capacity_leaves_its_request_in_the_queue(stack: Stack) -> None:
+    stack.up(wait_s=600)
+    stack.cloud.control.preempt(f"{PARENT}/queuedResources/tpu-a")
+    stack.cloud.control.set_capacity(POOL, 0)
+    stack.cloud.control.advance(60)
+    asked: list[str | None] = []
+
+    def sleep(seconds: float) -> None:
+        if (state := stack.cloud.state("tpu-a")) == "WAITING_FOR_RESOURCES":
+            asked.append(state)
+            raise StopAsked
+        stack.cloud.session.backoff.sleep(seconds)
+
+    with pytest.raises(StopAsked):
+        stack.restore(sleep=sleep)
+    assert [*asked, stack.cloud.state("tpu-a")] == ["WAITING_FOR_RESOURCES"] * 2
+    assert stack.said[-1] == "what was asked for a stays in the queue: `fab recover` goes on with it"
+    assert stack.control.read("leases/a.json").value["token"] == ""
+
+
 # --- by Pulumi ------------------------------------------------------------------------------------------------------
 
 PREFIX = "urn:pulumi:dev::tpu-stack::tpu-stack:slices:TpuSlice"
@@ -168,7 +191,7 @@ def test_a_slice_without_a_specification_is_made_again_by_pulumi_which_looks_at_
     said: list[str] = []
 
     def restore(name: str, pulumi_stack: str | None = "dev", control_url: str | None = None) -> None:
-        ensure.restore(control_url, pulumi_stack, make_slice((), name=name), said.append)
+        ensure.restore(control_url, pulumi_stack, make_slice((), name=name), said.append, time.sleep)
 
     restore("a")
     urns = f"--target {PREFIX}$gcp:tpu/v2Vm:V2Vm::a --target {PREFIX}$pulumi-python:tpu_stack:NodeWorkers::a"
@@ -188,14 +211,27 @@ def test_a_slice_without_a_specification_is_made_again_by_pulumi_which_looks_at_
         restore("a")
 
 
-def test_ctrl_c_waits_until_pulumi_has_ended_what_it_has_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["Ctrl-C", "fab stop"])
+def test_an_interrupted_pulumi_is_waited_for_until_it_has_ended_what_it_has_begun(
+    tmp_path: Path, how: str
+) -> None:
     """A Pulumi that is killed forgets what it asked for just now."""
     pulumi = tmp_path / "pulumi"
     pulumi.write_text(
         "#!/bin/sh\ntrap 'sleep 1; echo written; exit 1' INT\necho begun\nwhile :; do sleep 0.1; done\n"
     )
     pulumi.chmod(0o755)
-    program = "from backends.vm.ensure import _run_pulumi; _run_pulumi(['pulumi', 'up'])"
+    watch = tmp_path / "stop"
+    program = f"""if True:
+        import os
+        from backends.vm.ensure import _run_pulumi
+        from launch.launching import StopAsked
+
+        def sleep(_):
+            if os.path.exists({str(watch)!r}):
+                raise StopAsked
+
+        _run_pulumi(["pulumi", "up"], sleep)"""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
@@ -206,6 +242,9 @@ def test_ctrl_c_waits_until_pulumi_has_ended_what_it_has_begun(tmp_path: Path) -
     )
     with process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
-        os.killpg(process.pid, signal.SIGINT)
+        if how == "fab stop":
+            watch.touch()
+        else:
+            os.killpg(process.pid, signal.SIGINT)
         assert process.communicate(timeout=20)[0] == "written\n"
     assert process.returncode != 0
