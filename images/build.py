@@ -26,7 +26,18 @@ from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.host_interface import DEVICE_GLOBS, VFIO_CONTAINER
 from images import local_images
-from images.docker_client import ImageError, asking, buildkit, clean, command_environment, connect, shown
+from images.docker_client import (
+    ImageError,
+    ImageUnreachable,
+    asking,
+    away_line,
+    buildkit,
+    clean,
+    command_environment,
+    connect,
+    exit_code_of,
+    shown,
+)
 from images.local_images import BuildResult
 from images.recipe import (
     BASE_FILE,
@@ -102,7 +113,7 @@ class Builder:
                 return image.read_text().strip()
         with asking(f"building {recipe.tag}"):
             root = str(self.client.info().get("DockerRootDir"))
-        raise ImageError(failure(recipe.tag, output, root))
+        raise failure(recipe.tag, output, root)
 
     def prove(self, recipe: Recipe, image: str) -> None:
         """Test an image and name it. One that fails is kept under a name that says so, until one of its kind passes.
@@ -132,7 +143,7 @@ class Builder:
 
 
 def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[str, str]) -> int:
-    """Build what is not there, show what there is then; 1 where an image failed, after all were tried.
+    """Build what is not there, show what there is then, and return the exit code: of what failed, after all were tried.
 
     Raises:
         RequestError: no such framework or platform, no Docker, or none with BuildKit; nothing was built.
@@ -154,7 +165,7 @@ def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[
         commit = git_commit(CHECKOUT)
         revision = None if commit is None else f"{commit.hash}-dirty" if commit.is_dirty else commit.hash
         results: list[BuildResult] = []
-        failed: list[str] = []
+        failed: list[ImageError] = []
         for recipe in recipes:
             builder = Builder(
                 client=client, command=command, environ=environ, say=_naming(tell, recipe.framework)
@@ -162,13 +173,13 @@ def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[
             try:
                 results.append(builder.make(recipe, revision))
             except ImageError as error:
-                failed.append(str(error))
+                failed.append(error)
         if results:
             layers = {result.image.id: local_images.layers(client, result.image.id) for result in results}
             console.print(local_images.table_of_built(results, layers))
-    for text in failed:
-        tell(f"\nerror: {text}")
-    return 1 if failed else 0
+    for trouble in failed:
+        tell(f"\nerror: {trouble}")
+    return exit_code_of(failed)
 
 
 def _naming(tell: Say, name: str) -> Say:
@@ -202,21 +213,28 @@ def build_command(
     return [command, "build", "--iidfile", str(image), *label_arguments, *build_arguments, "-"]
 
 
-def failure(tag: str, output: str, docker_root: str) -> str:
+def failure(tag: str, output: str, docker_root: str) -> ImageError:
     """Return why `tag` was not built, and the remedy; Docker has shown its own output. Pure."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     reason = lines[-1] if lines else "Docker ended the build without a word"
     output_lower = output.lower()
     if NO_SPACE in output_lower:
-        return (
+        return ImageError(
             f"{tag} was not built: the disk that Docker keeps images on ({docker_root}) is full; `fab images --prune` "
             "removes old images of ours, `docker builder prune` the cache of builds, `docker system df` shows what "
             "else there is"
         )
-    return f"{tag} was not built: {reason}\n{_remedy(output_lower)}"
+    if "hash" in output_lower and "mismatch" in output_lower:
+        return ImageError(
+            f"{tag} was not built: {reason}\nA package of the index has another hash than the lock: `make lock` renews "
+            "the locks; look at what it changes"
+        )
+    away = away_line(output)
+    kind = ImageUnreachable if away else ImageError
+    return kind(f"{tag} was not built: {away or reason}\n{_remedy(output_lower, is_away=away is not None)}")
 
 
-def _remedy(output: str) -> str:
+def _remedy(output: str, *, is_away: bool) -> str:
     base_errors = (
         "manifest unknown",
         "pull access denied",
@@ -228,12 +246,7 @@ def _remedy(output: str) -> str:
             "The base image comes from a registry; where that cannot be reached, name another base with Python 3.12 in"
             " TPU_STACK_BASE_IMAGE (`python -m tools.stand_in_base` makes one for tests)"
         )
-    if "hash" in output and "mismatch" in output:
-        return (
-            "A package of the index has another hash than the lock: `make lock` renews the locks; look at what it"
-            " changes"
-        )
-    if "no solution found" in output or "not found in the package registry" in output:
+    if not is_away and ("no solution found" in output or "not found in the package registry" in output):
         return "The index has no such version as the lock names: `make lock` renews the locks"
     return (
         "The build fetches Debian packages and Python wheels; behind a proxy or with a mirror set HTTPS_PROXY,"

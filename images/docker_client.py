@@ -9,14 +9,14 @@ import shutil
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import docker
 import docker.errors
 import requests
 import urllib3.exceptions
 
-from contracts.errors import RequestError
+from contracts.errors import DONE, FAILED, UNAVAILABLE, RequestError, Unreachable
 
 ANSWER_LIMIT_S = 60
 END_LIMIT_S = 20
@@ -33,51 +33,85 @@ NO_NEWS = "Error while fetching server API version: "
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
+AWAY = (
+    *("no such host", "connection refused", "connection reset", "connection timed out", "i/o timeout"),
+    *("no route to host", "network is unreachable", "tls handshake timeout", "context deadline exceeded"),
+    *("bad gateway", "service unavailable", "gateway timeout", "toomanyrequests"),
+    *("temporary failure resolving", "could not connect to", "failed to establish a new connection"),
+    *("dns error", "error sending request", "read timed out", "cannot connect to the docker daemon"),
+)
+"""What Docker, apt, pip and uv say of a server that does not answer, in lower case."""
+
+
 class ImageError(Exception):
     """Something about one image failed although the request was right; the message says what, why, and what to do."""
+
+    exit_code = FAILED
+
+
+class ImageUnreachable(ImageError):
+    """A registry or an index of packages did not answer: the same request may succeed later."""
+
+    exit_code = UNAVAILABLE
+
+
+def exit_code_of(errors: Iterable[ImageError]) -> int:
+    """Return the exit code of a command that has tried several images; what is no outage counts first."""
+    return min((error.exit_code for error in errors), default=DONE)
+
+
+def away_line(output: str) -> str | None:
+    """Return the last line of an output that says that a server does not answer; None: none does. Pure."""
+    lines = (line.strip() for line in reversed(output.splitlines()))
+    return next((line for line in lines if any(words in line.lower() for words in AWAY)), None)
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
     """Return a client that has been answered.
 
     Raises:
-        RequestError: Docker is not there, does not run, or is not for this user; each with what to do.
+        Unreachable: it does not run.
+        RequestError: Docker is not there, or is not for this user; each with what to do.
     """
     try:
         client = docker.from_env(timeout=ANSWER_LIMIT_S, environment=dict(environ))
     except (docker.errors.DockerException, requests.RequestException, ValueError) as error:
-        raise RequestError(unreachable(error, environ)) from None
+        raise connection_error(error, environ) from None
     try:
         client.ping()
     except (docker.errors.DockerException, requests.RequestException) as error:
         client.close()
-        raise RequestError(unreachable(error, environ)) from None
+        raise connection_error(error, environ) from None
     return client
 
 
-def unreachable(error: Exception, environ: Mapping[str, str], platform: str = sys.platform) -> str:
-    """Return why Docker does not answer, and how to get an answer. Pure."""
+def connection_error(
+    error: Exception, environ: Mapping[str, str], platform: str = sys.platform
+) -> RequestError:
+    """Return why Docker does not answer, and how to get an answer."""
     address = environ.get("DOCKER_HOST") or SOCKET
     message = short(error)
     start = "open Docker Desktop" if platform == "darwin" else "sudo systemctl start docker"
     if "PermissionError" in message or "Permission denied" in message:
-        return (
+        return RequestError(
             f"Docker at {address} is not for this user; `sudo usermod --append --groups docker $USER`, "
             "then log in again"
         )
     if "DOCKER_HOST" in environ:
-        return (
+        return Unreachable(
             f"Docker does not answer at {address}, which $DOCKER_HOST names ({message}); start it there, "
             "or unset DOCKER_HOST"
         )
-    if "Connection refused" in message:
-        return f"Docker is installed but does not run: nobody answers at {address}; {start}"
+    if "Connection refused" in message or shutil.which("docker", path=environ.get("PATH", "")) is not None:
+        return Unreachable(f"Docker is installed but does not run: nobody answers at {address}; {start}")
     get = (
         "brew install --cask docker, then open Docker Desktop"
         if platform == "darwin"
         else "sudo apt-get install docker.io (Debian, Ubuntu), others https://docs.docker.com/engine/install"
     )
-    return f"there is no Docker at {address}, and images are built with it: {get}; where it is installed: {start}"
+    return RequestError(
+        f"there is no Docker at {address}, and images are built with it: {get}; where it is installed: {start}"
+    )
 
 
 def buildkit(client: docker.DockerClient, environ: Mapping[str, str]) -> str:
@@ -147,7 +181,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def asking(action: str) -> Iterator[None]:
-    """Turn Docker's errors during `action` into a RequestError that names it."""
+    """Turn Docker's errors during `action` into a RequestError that names it, Unreachable where something is away."""
     try:
         yield
     except docker.errors.DockerException as error:
@@ -156,14 +190,15 @@ def asking(action: str) -> Iterator[None]:
                 f"{action}: Docker's configuration (~/.docker/config.json) asks {program} for passwords, and that "
                 f"fails: {short(error)}; install it, or take its entry out of that file"
             ) from None
-        raise RequestError(f"{action}: {short(error)}") from None
+        kind = Unreachable if away_line(str(error)) else RequestError
+        raise kind(f"{action}: {short(error)}") from None
     except (requests.Timeout, urllib3.exceptions.TimeoutError):
-        raise RequestError(
+        raise Unreachable(
             f"{action}: Docker has said nothing for too long; is its disk full, or the machine?"
         ) from None
     # Of an answer that is read piece by piece urllib3's own errors come through.
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        raise RequestError(
+        raise Unreachable(
             f"{action}: the connection to Docker broke ({short(error)}); is it still running?"
         ) from None
 

@@ -18,7 +18,17 @@ import docker.auth
 
 from contracts.errors import RequestError
 from images import local_images
-from images.docker_client import ImageError, asking, buildkit, command_environment, connect, shown
+from images.docker_client import (
+    ImageError,
+    ImageUnreachable,
+    asking,
+    away_line,
+    buildkit,
+    command_environment,
+    connect,
+    exit_code_of,
+    shown,
+)
 from images.local_images import Image
 from images.recipe import Recipe, chosen, image_platform, read
 from launch import inventories
@@ -57,7 +67,7 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
         raise RequestError("--stack: say to which stack's repository; `pulumi stack ls` lists them")
     names, on = chosen("--framework", framework), image_platform(platform)
     tell = say(terminal())
-    failed: list[str] = []
+    failed: list[ImageError] = []
     pushed: dict[str, str] = {}
     with contextlib.closing(connect(environ)) as client:
         command = buildkit(client, environ)
@@ -72,14 +82,14 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
                 pushed[name] = reference
                 tell(f"{name}  pushed")
             except ImageError as error:
-                failed.append(str(error))
+                failed.append(error)
     for name, reference in pushed.items():
         tell(f"{reference_key(name)}: {reference}")
     if pushed:
         tell(f"Now `pulumi up --stack {stack}`: then hosts pull {'this' if len(pushed) == 1 else 'these'}.")
-    for text in failed:
-        tell(f"error: {text}")
-    return 1 if failed else 0
+    for trouble in failed:
+        tell(f"error: {trouble}")
+    return exit_code_of(failed)
 
 
 def built(client: docker.DockerClient, recipes: list[Recipe], *, all_of_them: bool) -> list[Recipe]:
@@ -126,7 +136,8 @@ def send(
         _untag(client, reference)
         lines = output.split("\n")
         problem = next((line.strip() for line in reversed(lines) if line.strip()), "it gave no digest")
-        raise ImageError(explained(problem, reference, stack))
+        kind = ImageUnreachable if away_line(problem) else ImageError
+        raise kind(explained(problem, reference, stack))
     return f"{name}@{digest[1]}"
 
 

@@ -1,6 +1,7 @@
 """Images are built by this machine's BuildKit: tried before they are named, and nothing is left of what failed."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,9 +14,10 @@ from typing import Any
 import docker
 import pytest
 
+from contracts.errors import FAILED, UNAVAILABLE
 from images import build, local_images
 from images.build import Builder, build_command, failure
-from images.docker_client import ImageError, buildkit
+from images.docker_client import ImageError, buildkit, exit_code_of
 from images.local_images import BuildResult
 from images.recipe import Recipe
 from launch.jobs import CHECKOUT
@@ -68,20 +70,34 @@ def test_an_image_is_tried_as_a_job_runs_and_with_the_tpu_where_there_is_one() -
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("said", "words", "code"),
     [
-        ("write /x: no space left on device\n", r"\(/data\) is full; `fab images --prune`"),
-        ("ERROR: failed to solve: x: pull access denied\n", "TPU_STACK_BASE_IMAGE"),
+        ("write /x: no space left on device\n", r"\(/data\) is full; `fab images --prune`", FAILED),
+        ("ERROR: failed to solve: x: pull access denied\n", "TPU_STACK_BASE_IMAGE", FAILED),
         (
-            "#2 [internal] load metadata for x\nHash mismatch for x\nexit code: 1\n",
+            "#2 [internal] load metadata for x\nConnection refused\nHash mismatch for x\nexit code: 1\n",
             "exit code: 1\n.*`make lock`",
+            FAILED,
         ),
-        ("", "without a word\n.*HTTPS_PROXY"),
+        ("", "without a word\n.*HTTPS_PROXY", FAILED),
+        (
+            "#3 ERROR: lookup r.example: no such host\n > [internal] load metadata for r.example/python\n",
+            "no such host\n.*TPU_STACK_BASE_IMAGE",
+            UNAVAILABLE,
+        ),
+        (
+            "Retrying: [Errno 111] Connection refused\nCould not find a version of uv\nexit code: 1\n",
+            "Connection refused\n.*PIP_INDEX_URL",
+            UNAVAILABLE,
+        ),
+        ("E: Temporary failure resolving 'd.example'\nexit code: 100\n", "HTTPS_PROXY", UNAVAILABLE),
     ],
 )
-def test_a_failure_says_what_to_do(said: str, words: str) -> None:
-    with pytest.raises(ImageError, match=f"tpu-stack/one:cpu-1 was not built: (?s:.*){words}"):
-        raise ImageError(failure("tpu-stack/one:cpu-1", said, "/data"))
+def test_a_failure_says_what_to_do_and_whether_a_server_was_away(said: str, words: str, code: int) -> None:
+    error = failure("tpu-stack/one:cpu-1", said, "/data")
+    assert re.match(f"tpu-stack/one:cpu-1 was not built: (?s:.*){words}", str(error)), str(error)
+    assert error.exit_code == code
+    assert exit_code_of([error, ImageError()]) == FAILED and exit_code_of([]) == 0
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import RequestError
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST, RequestError, Unreachable, exit_code_for
 from images import docker_client
 
 
@@ -25,8 +25,17 @@ from images import docker_client
 def test_why_docker_does_not_answer_is_told_with_how_to_get_an_answer(
     error: Exception, platform: str, words: str
 ) -> None:
-    said = docker_client.unreachable(error, {}, platform)
-    assert words in said and "/var/run/docker.sock" in said
+    refusal = docker_client.connection_error(error, {}, platform)
+    assert words in str(refusal) and "/var/run/docker.sock" in str(refusal)
+    assert exit_code_for(refusal) == (UNAVAILABLE if words == "does not run" else WRONG_REQUEST)
+
+
+def test_a_docker_that_is_installed_and_does_not_run_is_an_outage_though_its_socket_is_gone(
+    tmp_path: Path,
+) -> None:
+    environ = {"PATH": docker_of(tmp_path / "bin", "28.2.2", buildx=False)}
+    refusal = docker_client.connection_error(FileNotFoundError("No such file or directory"), environ, "linux")
+    assert "does not run" in str(refusal) and isinstance(refusal, Unreachable)
 
 
 # docker-py leaves the socket that it could not connect to the garbage collector.
@@ -37,7 +46,7 @@ def test_a_socket_that_nobody_answers_on_is_an_error_and_no_traceback(tmp_path: 
     if listens:  # and is closed: the file stays
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(str(path))
-    with pytest.raises(RequestError, match="Docker does not answer at unix://.*DOCKER_HOST names"):
+    with pytest.raises(Unreachable, match="Docker does not answer at unix://.*DOCKER_HOST names"):
         docker_client.connect({**os.environ, "DOCKER_HOST": f"unix://{path}"})
     gc.collect()
 
