@@ -156,9 +156,11 @@ def read_file(path: Path) -> Sequence[GrantLine]:
     """Read the grant of a stack's configuration. Raises RequestError: there is none, or a wrong one."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason
         raise RequestError(
-            f"--grant {path}: cannot be read as a stack's configuration ({error}); name one such as Pulumi.dev.yaml"
+            f"--grant {path}: cannot be read as a stack's configuration ({reason}); name one such as Pulumi.dev.yaml"
         ) from None
     config = settings.get("config") if isinstance(settings, dict) else None
     value = config.get(KEY) if isinstance(config, dict) else None

@@ -210,8 +210,10 @@ def from_json(text: str) -> Inventory:
     """
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise InventoryError(f"inventory: not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InventoryError(
+            f"inventory: not JSON: {error}; `pulumi stack output inventory` prints one"
+        ) from None
     version = value.get("version") if isinstance(value, dict) else None
     if version != VERSION:
         raise InventoryError(

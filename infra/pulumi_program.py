@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from infra.stack import declare_stack
 
 LOGS = {"warning": pulumi.log.warn, "note": pulumi.log.info}
 SDK = "pulumi_gcp"
+OUR_KEYS = f"{reader.NAMESPACE}:"
 ENGINES_OWN = "pulumi:"
 
 
@@ -64,32 +65,44 @@ def configuration() -> Config:
     """
     # pulumi.Config answers for a key that one names; only the map below it knows which keys there are.
     everything = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
-    prefix = f"{reader.NAMESPACE}:"
-    values = {key.removeprefix(prefix): everything[key] for key in everything if key.startswith(prefix)}
-    secrets = [key for key in values if pulumi.runtime.is_config_secret(prefix + key)]
-    provider = {
-        key: None if pulumi.runtime.is_config_secret(key) else everything[key]
-        for key in everything
-        if key.startswith(reader.PROVIDER)
-    }
-    other_keys = [key for key in everything if not key.startswith((prefix, reader.PROVIDER, ENGINES_OWN))]
+    secrets = [key for key in everything if pulumi.runtime.is_config_secret(key)]
     unread = _unread_of_the_file()
     try:
-        config = reader.read(
-            values,
-            project=pulumi.Config("gcp").get("project"),
-            stack=pulumi.get_stack(),
-            secrets=secrets,
-            provider=provider,
-            other_keys=other_keys,
+        config = read_configuration(
+            everything, secrets, project=pulumi.Config("gcp").get("project"), stack=pulumi.get_stack()
         )
     except ConfigError as error:
         raise ConfigError((*unread, *error.problems)) from None
     if unread:
         raise ConfigError(unread)
-    for key in other_keys:
-        pulumi.log.warn(f"{key}: nothing reads it here; the keys are {prefix}… and {reader.PROVIDER}…")
+    for key in _other_keys(everything):
+        pulumi.log.warn(f"{key}: nothing reads it here; the keys are {OUR_KEYS}… and {reader.PROVIDER}…")
     return config
+
+
+def read_configuration(
+    everything: Mapping[str, Any], secrets: Collection[str], *, project: str | None, stack: str
+) -> Config:
+    """Read all keys of a stack, with their namespaces; of secrets only that they are. Raises ConfigError. Pure."""
+    ours = {
+        key.removeprefix(OUR_KEYS): value for key, value in everything.items() if key.startswith(OUR_KEYS)
+    }
+    return reader.read(
+        ours,
+        project=project,
+        stack=stack,
+        secrets=[key.removeprefix(OUR_KEYS) for key in secrets if key.startswith(OUR_KEYS)],
+        provider={
+            key: None if key in secrets else value
+            for key, value in everything.items()
+            if key.startswith(reader.PROVIDER)
+        },
+        other_keys=_other_keys(everything),
+    )
+
+
+def _other_keys(everything: Iterable[str]) -> list[str]:
+    return [key for key in everything if not key.startswith((OUR_KEYS, reader.PROVIDER, ENGINES_OWN))]
 
 
 def _unread_of_the_file() -> tuple[str, ...]:

@@ -49,9 +49,13 @@ def is_file(stack: str) -> bool:
 
 def read_file(path: Path) -> Inventory:
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(path.read_text(encoding="utf-8"), f"--stack {path}")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--stack {path}: {getattr(error, 'strerror', None) or error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise RequestError(
+            f"--stack {path}: {reason}; name a file with an inventory, as `pulumi stack output inventory` prints it, "
+            "or a stack"
+        ) from None
 
 
 def parse(text: str, source: str) -> Inventory:

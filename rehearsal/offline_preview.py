@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from infra.config import settings_file
+from infra.config import ConfigError, settings_file
 from rehearsal.compute_api import ComputeApi
 from rehearsal.engine import ROOT, Engine, Program, Report, Step
 from rehearsal.tpu_api import TpuApi
@@ -102,6 +102,31 @@ def remarks(report: Report) -> list[str]:
     return list(report.lines)
 
 
+def mistakes(path: Path) -> list[str]:
+    """Return what is wrong with the file, as far as that can be told without the engine. Raises PreviewError."""
+    from infra import pulumi_program
+
+    try:
+        text = read_settings(path).decode()
+        values, secrets = settings_file.without_engine(text)
+    except UnicodeDecodeError:
+        return ["is no text in UTF-8; name a settings file, Pulumi.NAME.yaml"]
+    except RecursionError:
+        return []  # the engine's to judge
+    except yaml.YAMLError as error:
+        return settings_file.refused(read_settings(path).decode()) or [
+            f"is not YAML: {' '.join(str(error).split())}; mend that line"
+        ]
+    problems = [*settings_file.refused(text), *settings_file.unread(text)]
+    try:
+        project = values.get("gcp:project")
+        project = project if isinstance(project, str) else None
+        pulumi_program.read_configuration(values, secrets, project=project, stack=stack_name(path))
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
 def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_file: Path) -> int:
     """Prints it and returns the exit code. Raises PreviewError."""
     print(f"previewing {path} with Pulumi {cli.version} …", flush=True)
@@ -148,7 +173,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         read_settings(path)
         from infra.pulumi_program import declare  # only now, because loading pulumi_gcp takes its time
 
-        cli = pulumi_cli.find_or_build(environ, lambda line: print(line, file=sys.stderr, flush=True))
+        cli = pulumi_cli.find(environ, _say)
+        if cli is None and (problems := mistakes(path)):  # told before the minutes that building it takes
+            for problem in problems:
+                print(f"error: {path}: {problem}")
+            return 2
+        cli = cli or pulumi_cli.build(environ, _say)
         return preview(path, program=declare, cli=cli, project_file=ROOT / "Pulumi.yaml")
     except (PreviewError, pulumi_cli.PulumiCliError) as problem:
         print(f"preview: {problem}", file=sys.stderr)
@@ -156,6 +186,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         print("\npreview: interrupted", file=sys.stderr)
         return 130
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _short(type_token: str) -> str:

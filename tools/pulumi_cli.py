@@ -65,9 +65,16 @@ class PulumiCli:
 
 def find_or_build(environ: Mapping[str, str], say: Say) -> PulumiCli:
     """The command line of this machine; it takes some minutes when it has to be built. Raises PulumiCliError."""
-    command = on_path(environ, say) or built(environ)
-    if command is not None:
-        return command
+    return find(environ, say) or build(environ, say)
+
+
+def find(environ: Mapping[str, str], say: Say) -> PulumiCli | None:
+    """The command line of this machine; None where it has to be built."""
+    return on_path(environ, say) or built(environ)
+
+
+def build(environ: Mapping[str, str], say: Say) -> PulumiCli:
+    """Build it, once by whichever process is first. Raises PulumiCliError."""
     home = cache_home(environ)
     home.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(f"{home}.lock", timeout=0)

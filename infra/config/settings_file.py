@@ -1,4 +1,5 @@
-"""Finds what the engine ignores in a stack's settings file, Pulumi.STACK.yaml, or refuses without naming the key. Pure.
+"""Finds what the engine ignores in a stack's settings file, Pulumi.STACK.yaml, or refuses without naming the key, and
+reads its keys where there is no engine yet. Pure.
 
 The engine reads only the first document, and in it only `config` and its own keys. It ignores everything else
 silently, and gives the program only what it has read.
@@ -7,8 +8,10 @@ silently, and gives the program only what it has read.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
@@ -50,7 +53,7 @@ def _hidden(config: yaml.MappingNode) -> Iterator[str]:
             continue
         written = str(key.value)
         # https://www.pulumi.com/docs/iac/concepts/config/: a key without a namespace is the project's own.
-        short = written.replace(":config:", ":", 1) if ":" in written else f"{PROJECT}:{written}"
+        short = _full_name(written)
         line, first_key = lines.setdefault(short, (_line(key), written))
         if first_key != written:
             yield f"line {_line(key)}: {written}: is the same key as {first_key} in line {line}; remove one"
@@ -100,6 +103,43 @@ def _not_finite(node: yaml.Node, path: str, visited: set[int]) -> Iterator[tuple
         with contextlib.suppress(ValueError):
             if not math.isfinite(yaml.SafeLoader("").construct_yaml_float(node)):
                 yield path, node.value
+
+
+def without_engine(text: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys below `config` with their namespaces, much as the engine reads them, and which are secrets.
+
+    Raises:
+        yaml.YAMLError: it is no YAML.
+    """
+    loader = yaml.SafeLoader(text)
+    root = loader.get_node() if loader.check_node() else None
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    config = [
+        (_full_name(str(key.value)), value)
+        for name, below in entries
+        if name.value == CONFIG and isinstance(below, yaml.MappingNode)
+        for key, value in below.value
+    ]
+    values = {key: _plain(value) for key, value in config}
+    secrets = [key for key, value in values.items() if isinstance(value, dict) and [*value] == ["secure"]]
+    return values, secrets
+
+
+def _full_name(key: str) -> str:
+    return key.replace(":config:", ":", 1) if ":" in key else f"{PROJECT}:{key}"
+
+
+def _plain(node: yaml.Node) -> Any:
+    """Return a value; only what JSON has too is more than a text, as yes, 1:30 and dates are texts to the engine."""
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(value) for value in node.value]
+    if _is_null(node):
+        return None
+    with contextlib.suppress(ValueError):
+        return node.value if node.style else json.loads(node.value.lower())
+    return node.value
 
 
 def _is_null(node: yaml.Node) -> bool:

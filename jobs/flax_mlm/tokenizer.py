@@ -193,7 +193,8 @@ def _read(path: Path) -> tuple[bytes, dict[str, int]]:
         return content, Tokenizer.from_buffer(content).get_vocab()
     except Exception as error:  # the library raises nothing narrower
         raise RequestError(
-            f"--tokenizer {path}: not a tokenizer.json as Hugging Face's tokenizers writes it ({error})"
+            f"--tokenizer {path}: not a tokenizer.json as Hugging Face's tokenizers writes it ({error}); name one, "
+            "or leave it out to train one"
         ) from None
 
 

@@ -100,6 +100,7 @@ class Watch:
         self._rank, self._size = 0, 1
         self._step_now: Callable[[], int] = lambda: 0
         self._leave: Callable[[int], object] = lambda _step: None
+        self._told: Callable[[], object] = lambda: None
 
     # --- called by the process ---
 
@@ -120,13 +121,20 @@ class Watch:
             self.listen()
 
     def start(
-        self, *, rank: int, size: int, step_now: Callable[[], int], leave: Callable[[int], object]
+        self,
+        *,
+        rank: int,
+        size: int,
+        step_now: Callable[[], int],
+        leave: Callable[[int], object],
+        told: Callable[[], object] = lambda: None,
     ) -> None:
         """Watch from now on.
 
         step_now: the last step that was reported. leave: ends the process, given the step that it is saved after.
+        told: called once a stop is noticed.
         """
-        self._rank, self._size, self._step_now, self._leave = rank, size, step_now, leave
+        self._rank, self._size, self._step_now, self._leave, self._told = rank, size, step_now, leave, told
         threading.Thread(target=self._watch, name="preemption", daemon=True).start()
 
     def formed(self, board: Board) -> None:
@@ -239,6 +247,7 @@ class Watch:
     def _watch(self) -> None:
         if not self._is_told():
             return
+        self._told()
         board = self._board_in_time()
         if board is not None:
             self._decided(self._agree(board))

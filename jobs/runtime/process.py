@@ -132,11 +132,41 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
         size=environment.num_processes,
         step_now=lambda: run.heartbeat.last_step,
         leave=functools.partial(_leave, run),
+        told=drop_unread_output,
     )
     code = _carry_out(run, config, train)
     if stacks is not None:
         stacks.close()
     _exit(code)
+
+
+class _Output:
+    """A standard stream whose reader may be gone: what is written then is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._unless_unread(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_unread(self._stream.flush)
+
+    def _unless_unread(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def drop_unread_output() -> None:
+    """Let a process that was told to stop end as such, though whoever read its output may have been told so too."""
+    sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
 
 
 def fenced_directory(environment: ProcessEnvironment) -> RunDirectory:

@@ -184,6 +184,7 @@ def check(plan: Plan) -> None:
         raise RequestError("\n".join(mistakes))
 
 
+_FILE_RULE = "name a text file of lines NAME=VALUE or NAME"
 _NAME_RULE = "a name has letters, digits and _, and begins with no digit"
 
 
@@ -217,10 +218,10 @@ def _lines(option: str, file: str, mistakes: list[str]) -> Iterator[tuple[str, s
         with Path(file).expanduser().open(encoding="utf-8") as stream:
             bindings = list(parse_stream(stream))
     except OSError as error:
-        mistakes.append(f"{option} {file}: cannot be read: {error.strerror}")
+        mistakes.append(f"{option} {file}: cannot be read: {error.strerror}; {_FILE_RULE}")
         return
     except UnicodeDecodeError:
-        mistakes.append(f"{option} {file}: is not UTF-8")
+        mistakes.append(f"{option} {file}: is not UTF-8; {_FILE_RULE}")
         return
     for binding in bindings:
         place = f"{option} {file}, line {binding.original.line}"

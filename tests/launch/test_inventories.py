@@ -56,6 +56,26 @@ def test_a_pulumi_that_does_not_answer_or_is_not_there_is_said_to_be_so(
     assert "--stack dev: `pulumi` is not on PATH" in refused()
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xba\x00", "is not UTF-8"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (None, "Is a directory"),
+    ],
+)
+def test_a_file_that_is_no_inventory_is_refused_with_where_one_comes_from(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    path = tmp_path / "inventory.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(RequestError) as error:
+        inventories.read(str(path))
+    said = str(error.value)
+    assert said.startswith(f"--stack {path}: ") and why in said and "`pulumi stack output inventory`" in said
+
+
 def test_of_two_entries_of_a_slice_the_newer_counts_and_of_equally_old_ones_that_with_hosts() -> None:
     ours = make_slice([make_host(0)], created="2026-11-20T10:00:00.5Z")
     whole = make_inventory(ours)

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from rehearsal import offline_preview
+from rehearsal.engine import ROOT
 from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, stack_name
+from tools import pulumi_cli
 
 
 def written(folder: Path, text: str) -> Path:
@@ -84,3 +86,57 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
     for content in (b"\xff\xfe\x00", b"config: &a {b: *a}\n", b"config: " + b"[" * 2000 + b"]" * 2000):
         (tmp_path / "Pulumi.dev.yaml").write_bytes(content)
         assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == content
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("config: [\n", ["is not YAML: while parsing", "line 2, column 1"]),
+        ("config:\n\ta: 1\n", ["line 2: has a tab before its text"]),
+        (
+            "config:\n  gcp:project: my-project\n  tpu-stack:slices:\n    - {name: a, accelerator: v6e-12}\nconfg: 1\n",
+            ['tpu-stack:slices[0].accelerator: "v6e-12"', "confg: nothing reads it; did you mean config:?"],
+        ),
+        (
+            "config:\n  gcp:project: {secure: a}\n  keeper: {secure: b}\n",
+            ["tpu-stack:keeper: is kept as a secret"],
+        ),
+        (b"\xff\xfe\x00", ["is no text in UTF-8"]),
+    ],
+)
+def test_a_mistake_is_told_before_pulumi_is_built(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | bytes,
+    words: list[str],
+) -> None:
+    (path := tmp_path / "Pulumi.dev.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
+    monkeypatch.setattr(pulumi_cli, "build", lambda *_: pytest.fail("it is built"))
+    nothing = {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
+    assert offline_preview.main([str(path)], nothing) == 2
+    said = capsys.readouterr().out
+    assert [part for part in words if f"error: {path}: " not in said or part not in said] == [], said
+
+
+def test_a_configuration_without_a_mistake_has_pulumi_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever YAML 1.1 takes for something else: on, and dates."""
+
+    class BuiltError(Exception):
+        pass
+
+    def build(*_: object) -> None:
+        raise BuiltError
+
+    monkeypatch.setattr(pulumi_cli, "build", build)
+    labels = "{a: on, b: 2026-13-45}"
+    one = f"{{name: a, accelerator: v5litepod-4, zone: us-west4-a, labels: {labels}}}"
+    for text in (
+        (ROOT / "Pulumi.example.yaml").read_text(),
+        f"config:\n  gcp:project: my-project\n  tpu-stack:slices: [{one}]\n",
+    ):
+        path = written(tmp_path, text)
+        with pytest.raises(BuiltError):
+            offline_preview.main([str(path)], {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)})

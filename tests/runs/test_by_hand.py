@@ -18,6 +18,7 @@ from launch.code import precompiled
 from tests.processes import run_program
 from tests.runs.lab import CHECKOUT, Lab
 from tests.servers import free_port
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -50,6 +51,29 @@ def test_a_job_started_by_hand_without_an_agent_trains_and_writes_its_result(
     assert (result["outcome"], result["steps"]) == ("done", 6)
     assert json.loads((run_dir / "heartbeats" / "host-0.json").read_text())["state"] == "done"
     assert (run_dir / "export" / "model.safetensors").exists()
+
+
+def test_a_job_whose_reader_is_gone_when_it_is_told_to_stop_ends_as_preempted_and_quietly(
+    tmp_path: Path,
+) -> None:
+    """As where SIGTERM goes to both ends of a pipe."""
+    told = environment("read", tmp_path / "run", tmp_path / "cache", job="jax_hello", processes=1)
+    argv = [sys.executable, "-m", "jobs.jax_hello", "--steps", "10000000"]
+    with subprocess.Popen(
+        argv,
+        cwd=CHECKOUT,
+        env={**told, "RUN_PROCESS_ID": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), 120)
+        process.terminate()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (75, "")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["outcome"] == "preempted"
 
 
 COMPILER = """

@@ -80,8 +80,12 @@ def read_config(source: str, folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads((folder / CONFIG).read_bytes())
         settings.keys()
-    except (ValueError, AttributeError) as error:
-        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
+    except (ValueError, AttributeError, RecursionError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise RequestError(
+            f"--init-from {source}: its {CONFIG} is no JSON object ({reason}); name a folder that transformers has "
+            "saved"
+        ) from None
     return dict(settings)
 
 

@@ -71,7 +71,7 @@ def test_all_that_is_no_variable_is_refused_at_once(tmp_path: Path) -> None:
     beginnings = [
         f"--env-file {files[0]}, line 1: is neither",
         f"--env-file {files[0]}, line 2: is neither",
-        f"--env-file {files[1]}: is not UTF-8",
+        f"--env-file {files[1]}: is not UTF-8; name a text file of lines NAME=VALUE or NAME",
         f"--env-file {files[2]}: cannot be read: No such file",
         "--env 1A: a name has",
         "--env : a name has",
