@@ -197,7 +197,8 @@ class Pod:
         if self._must_stop.is_set():
             raise Ended(128 + signal.SIGTERM, f"told to stop while it waited for {awaited}")
         if time.monotonic() > self._began + self._gather_limit_s:
-            raise Ended(PEER_LOST, f"{awaited} did not come within {self._gather_limit_s:.0f} s")
+            # No loss of a peer, which is not counted: the pods that wait keep their nodes, and nothing else ends that.
+            raise Ended(UNAVAILABLE, f"{awaited} did not come within {self._gather_limit_s:.0f} s")
 
     def _look(self, channels: list[Channel], missing: list[int]) -> None:
         """End this pod and tell the others if the run is over. If that is not known now, keep waiting."""

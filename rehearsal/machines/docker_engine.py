@@ -17,7 +17,9 @@ from docker.models.containers import Container
 
 # Everything of a rehearsal carries it; its value is the rehearsal's name.
 LABEL = "tpu-stack.rehearsal"
-ANSWER_LIMIT_S = 60
+ANSWER_LIMIT_S = 300
+"""Docker removes a host with the gigabytes of its own images before it answers, and makes no other one meanwhile: on a
+busy machine that took over a minute."""
 LOOK_AGAIN_S = 0.05
 BANNER_LIMIT_S = 2.0
 LAST_LINES = 15

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from contracts.errors import UNAVAILABLE
 from contracts.process_environment import ProcessEnvironment
 from host.agent import pod
 from host.agent.pod import Pod, exit_code, is_alive, pod_start_request
@@ -95,8 +96,9 @@ def test_a_pod_waits_for_the_others_until_the_run_has_to_begin(
     monkeypatch.setattr(time, "monotonic", lambda: now + limit_s - 60)
     waiting._check("pod 1")
     monkeypatch.setattr(time, "monotonic", lambda: now + limit_s + 60)
-    with pytest.raises(pod.Ended, match=r"pod 1 did not come within \d+ s"):
+    with pytest.raises(pod.Ended, match=r"pod 1 did not come within \d+ s") as ended:
         waiting._check("pod 1")
+    assert ended.value.code == UNAVAILABLE  # which the Job counts
 
 
 def test_each_pod_makes_the_request_of_process_0_its_own() -> None:

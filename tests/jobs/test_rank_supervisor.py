@@ -22,6 +22,7 @@ from contracts.ranks import FROM_LOG, Ranks, Spec
 from contracts.run_directory import RunDirectory
 from jobs.runtime.ranks.rank_supervisor import event_files
 from tests.jobs.groups import free_address
+from tests.processes import run_program
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -380,3 +381,43 @@ def test_the_ranks_of_a_job_are_told_to_stop_and_asked_for_their_stacks(start: S
     host.process.send_signal(signal.SIGTERM)
     assert host.ended()[0] == 75
     assert sorted(path.name for path in (host.run / "heartbeats").glob("*.json")) == ["host-0.json"]
+
+
+ENDS = """
+import atexit, contextlib, sys, time, types
+jax = sys.modules["jax"] = types.ModuleType("jax")
+jax.distributed = types.SimpleNamespace(is_initialized=lambda: True)
+from jobs.runtime.ranks import uncaught_exceptions
+uncaught_exceptions.LIMIT_S = 0.1
+atexit.register(lambda: (time.sleep(1), print("its own end", flush=True)))
+
+def end():
+    try:
+        sys.exit(STATUS)
+    finally:
+        time.sleep(0)
+
+HOW
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "code", "is_waited_for"),
+    [
+        ("end()", 3, 3, False),
+        ("end()", "'no data'", 1, False),
+        ("try: end()\nexcept SystemExit: raise", 3, 3, False),
+        ("end()", 0, 0, True),
+        ("end()", None, 0, True),
+        ("try: end()\nexcept SystemExit as error: kept = error", 3, 0, True),
+        ("with contextlib.suppress(SystemExit): end()", 3, 0, True),
+        ("import threading; threading.Thread(target=end).start()", 3, 0, True),
+        ("raise ValueError", None, 1, False),
+    ],
+)
+def test_the_exit_handlers_of_a_rank_of_jax_are_waited_for_unless_it_has_failed(
+    how: str, status: object, code: int, is_waited_for: bool
+) -> None:
+    program = ENDS.replace("STATUS", str(status)).replace("HOW", how)
+    done = run_program([sys.executable, "-c", program], dict(os.environ), cwd=ROOT)
+    assert (done.returncode, "its own end" in done.stdout) == (code, is_waited_for), done

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from launch.targets import HANG_FLOOR_S, Secret
 from tests.launch.code.package_index import add_wheel
 from tests.runs.lab import Lab, losses, result
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "jax"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -259,23 +261,34 @@ def test_a_rank_that_comes_after_the_limit_of_jax_is_named_with_it_and_is_not_sa
     ), result(run)
 
 
-RAISES = """
+FAILS = """
 import jax
 from jax.experimental.multihost_utils import process_allgather
 jax.distributed.initialize()
 for step in range(100):
     process_allgather(jax.numpy.asarray(float(step)))
     if step == 3 and jax.process_index() == 1:
-        raise ValueError("a bad batch")
+        END
 """
 
 
-def test_a_rank_of_jax_that_an_exception_ends_is_not_waited_for_as_jax_itself_would(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        ('raise ValueError("a bad batch")', 1, "ValueError: a bad batch"),
+        ("import sys; sys.exit(3)", 3, "sys.exit has ended this rank"),
+    ],
+)
+def test_a_rank_of_jax_that_has_failed_is_not_waited_for_as_jax_itself_would(
+    lab: Lab, end: str, code: int, says: str
+) -> None:
     """Its exit handler waits for the others, and they for it in the middle of a sum."""
-    run = lab.finish(launch(lab, ["python", "-c", RAISES]))
+    began_s = time.monotonic()
+    run = lab.finish(launch(lab, ["python", "-c", FAILS.replace("END", end)]))
     ended = result(run)
-    assert ended["error"].startswith("host 1: the command ended with exit code 1"), ended
-    assert "ValueError: a bad batch" in (run.directory.read_text("logs/0/host-1.log") or "")
+    assert ended["error"].startswith(f"host 1: the command ended with exit code {code}"), ended
+    assert says in (run.directory.read_text("logs/0/host-1.log") or "")
+    assert time.monotonic() - began_s < 120  # JAX's own limit is 300 s
 
 
 TORCH = """
@@ -301,6 +314,36 @@ with strategy.scope():
 """
 
 
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_the_example_of_a_framework_goes_on_after_a_kill_from_what_it_saved(lab: Lab, framework: str) -> None:
+    require_environment(framework)
+    folder = lab.runs_dir.parent / framework
+    folder.mkdir()
+    text = (EXAMPLES / framework / "train.py").read_text()
+    save = "    if rank == 0 and step % 20 == 0:\n"
+    assert save in text
+    (folder / "train.py").write_text(text.replace(save, f"    time.sleep(0.05)\n{save}"))
+    run = launch(lab, ["python", "train.py"], workdir=str(folder), framework=framework)
+    lab.reach(run, 40)
+    lab.signal(run, signal.SIGKILL, 1)
+    killed = lab.finish(run)
+    assert lab.state(run) == "failed" and max(losses(killed)) < 200
+    resumed = lab.finish(launch(lab, resume=lab.read(run)))
+    assert result(resumed)["outcome"] == "done", result(resumed)
+    assert sorted(losses(resumed)) == list(range(20, 201, 20)) and losses(resumed)[200] < 0.01
+    assert "rank 1 of 2: weight 2.9" in (resumed.directory.read_text("logs/1/host-1.log") or "")
+
+
+def require_environment(framework: str) -> Path:
+    """Return its interpreter."""
+    python = environments.environment_python(framework)
+    if framework != environments.OWN and not (python.parent.parent / environments.COMPLETE).exists():
+        pytest.skip(
+            f"this machine has no environment of {framework}; `fab train --framework {framework} …` makes it"
+        )
+    return python
+
+
 # One of its checks is that a file which one process writes is there for the other: RUN_DIR is, the folder is not.
 ACCELERATE = 'cd "$RUN_DIR" && exec python -m accelerate.test_utils.scripts.test_script'
 
@@ -324,11 +367,7 @@ ACCELERATE = 'cd "$RUN_DIR" && exec python -m accelerate.test_utils.scripts.test
 def test_a_program_that_knows_nothing_of_this_repository_finds_its_peers(
     lab: Lab, framework: str, words: list[str], says: str
 ) -> None:
-    python = environments.environment_python(framework)
-    if framework != environments.OWN and not (python.parent.parent / environments.COMPLETE).exists():
-        pytest.skip(
-            f"this machine has no environment of {framework}; `fab train --framework {framework} …` makes it"
-        )
+    python = require_environment(framework)
     run = lab.finish(launch(lab, words, framework=framework, python=str(python)))
     logs = [lab.log(run, host) for host in (0, 1)]
     assert result(run)["outcome"] == "done", logs
