@@ -2,8 +2,8 @@
 
 .DEFAULT_GOAL := help
 BIN := .venv/bin
-# Two tests at a time, even on more processors: a test may start several processes of its own.
-WORKERS := -n 2 --no-loadscope-reorder
+# Three tests at a time, even on more processors: a test may start several processes of its own, and many wait.
+WORKERS := -n 3 --no-loadscope-reorder
 
 .PHONY: help
 help: ## list the commands

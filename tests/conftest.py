@@ -1,5 +1,5 @@
-"""What holds for every test: how hypothesis looks for examples, that Ctrl-C is heard, which devices JAX finds and when
-it starts, and where the caches are."""
+"""What holds for every test: how hypothesis looks for examples, that Ctrl-C is heard, which devices JAX finds, in which
+order files run, and where the caches are."""
 
 import os
 import signal
@@ -30,18 +30,20 @@ def two_devices() -> None:
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
+    # Tests compile much and compute little. The runs that they start are compiled as a user's are.
+    jax.config.update("jax_disable_most_optimizations", True)
     assert jax.device_count() == 2
 
 
-GROUPS = ("runs", "rehearsal")
-"""Folders whose tests share what is expensive or take all processors: one worker of pytest-xdist runs each of them, and
-begins with it. Elsewhere the tests of a file stay together."""
+GROUPS = ("test_readme.py", "runs", "rehearsal")
+"""What shares something expensive: one worker of pytest-xdist runs each of them, and begins with it. Elsewhere the
+tests of a file stay together."""
 
 
 def group_of(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
-    folder = "runs" if path == "tests/test_readme.py" else path.split("/")[1]
-    return folder if folder in GROUPS else path
+    part = path.split("/")[1]
+    return part if part in GROUPS else path
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # its package says nothing of types
@@ -65,21 +67,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The groups come first. Groups with a test that starts JAX in this process come last: a process with its threads
-    may no longer be forked, which tests of the agent do."""
+    """The groups come first. Files that compute with JAX take all processors and most others wait: both are spread
+    evenly, JAX's a little earlier, as theirs are the longest."""
     starts_jax = {
         group_of(item.nodeid) for item in items if "two_devices" in getattr(item, "fixturenames", ())
     }
-    if early := starts_jax.intersection(GROUPS):
-        raise pytest.UsageError(
-            f"{early}: what begins first may not ask for two_devices; run JAX in a process of its own"
-        )
-
-    def rank(item: pytest.Item) -> tuple[int, bool]:
-        group = group_of(item.nodeid)
-        return GROUPS.index(group) if group in GROUPS else len(GROUPS), group in starts_jax
-
-    items.sort(key=rank)
+    files = [each for each in dict.fromkeys(group_of(item.nodeid) for item in items) if each not in GROUPS]
+    place: dict[str, float] = {group: index - len(GROUPS) for index, group in enumerate(GROUPS)}
+    for length, several in (
+        (0.8, [file for file in files if file in starts_jax]),
+        (1.0, [file for file in files if file not in starts_jax]),
+    ):
+        place |= {file: length * index / len(several) for index, file in enumerate(several)}
+    items.sort(key=lambda item: place[group_of(item.nodeid)])
 
 
 def _cache_places() -> dict[str, str | None]:

@@ -169,6 +169,8 @@ def test_a_share_that_is_not_mounted_is_named_and_not_made(
     assert preflight.parse_mounts(text) == {"/mnt/my share": "10.0.0.2:/export", "/proc": "proc"}
 
 
+# It forks, and this process may have threads of JAX by now.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_file_system_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(preflight, "place_facts", lambda name, path: time.sleep(600))
     before = time.monotonic()

@@ -55,6 +55,8 @@ def requests(root: str) -> dict[str, dict[str, Any]]:
 VERBS = sorted(requests(""))
 
 
+# A preflight forks, and this process may have threads of JAX by now.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @settings(max_examples=120)
 @given(data=st.data(), verb=st.sampled_from(VERBS))
 def test_no_request_makes_a_bug_show(data: st.DataObject, verb: str) -> None:

@@ -79,7 +79,7 @@ def test_a_run_goes_on_exactly_from_any_step(models: Path, make_run: MakeRun) ->
     complete = make_run("whole")
     final = trained(complete, config)
     undisturbed = lines_of(complete)
-    for step in (1, 4, 8):
+    for step in (4, 8):  # before its evaluation, and after it
         run = make_run(f"from-{step}")
         go_back(complete, run, step, is_evaluated=step == 8)
         again = trained(run, config)

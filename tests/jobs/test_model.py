@@ -463,7 +463,7 @@ def test_a_layer_norm_has_the_mean_and_the_spread_that_it_was_given_and_takes_st
     ("length", "dtype", "spread"),
     [
         (16, "float32", 1e-5),
-        pytest.param(256, "float32", 1e-5, marks=pytest.mark.slow),
+        pytest.param(256, "float32", 1e-5, marks=pytest.mark.nightly),
         pytest.param(16, "bfloat16", 0.02, marks=pytest.mark.nightly),
     ],
 )

@@ -178,16 +178,16 @@ def test_what_a_command_installs_goes_into_its_own_environment_which_the_next_at
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "how"),
+    ("end", "code", "how", "stubborn"),
     [
-        ("sys.exit(3)", 3, "rank 1 ended with exit code 3"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV"),
+        ("sys.exit(3)", 3, "rank 1 ended with exit code 3",
+         "signal.signal(signal.SIGTERM, signal.SIG_IGN) if rank == 2 else None; "),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV", ""),
     ],
-)
+)  # fmt: skip
 def test_a_rank_that_fails_takes_its_siblings_along_and_is_named(
-    start: Start, end: str, code: int, how: str
+    start: Start, end: str, code: int, how: str, stubborn: str
 ) -> None:
-    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN) if rank == 2 else None; "
     host = start(
         sys.executable, "-c", f"{RANK}{stubborn}\nif rank == 1: time.sleep(1); {end}\n{SLEEP}", per_host=3
     )

@@ -47,9 +47,9 @@ class Training:
     def __init__(self, config: Config, facts: TokenizerFacts, devices: int) -> None:
         self.mesh = sharding.make_mesh(config.fsdp, jax.devices()[:devices])
         made = steps.make_steps(config, facts, self.mesh)
-        self.train_step = made.train
         self.shardings = sharding.shardings(made.state, self.mesh)
-        self.drawn = made.state
+        rows = jax.device_put((BATCHES[0], ROWS_B), sharding.by_row(self.mesh))
+        self.compiled: Any = made.train.lower(made.state, *rows).compile()  # type: ignore[attr-defined]
         self.before = jax.tree.map(np.asarray, made.state)
         self.reported = []
         self.after = self.before
@@ -61,7 +61,7 @@ class Training:
         """The state after one more step, and what that reported."""
         given = jax.device_put(state, self.shardings)
         tokens_BS, rows_B = jax.device_put((batch, ROWS_B), sharding.by_row(self.mesh))
-        after, results = self.train_step(given, tokens_BS, rows_B)
+        after, results = self.compiled(given, tokens_BS, rows_B)
         return jax.tree.map(np.asarray, after), {name: float(value) for name, value in results.items()}
 
 
@@ -74,10 +74,10 @@ def on_one(two_devices: None, facts: TokenizerFacts) -> Training:
     "changed",
     [
         {"fsdp": 2, "remat": True, "accumulate": 2},
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"fsdp": 2}, marks=pytest.mark.slow),
-        pytest.param({"remat": True}, marks=pytest.mark.slow),
-        pytest.param({"accumulate": 2}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.nightly),
+        pytest.param({"fsdp": 2}, marks=pytest.mark.nightly),
+        pytest.param({"remat": True}, marks=pytest.mark.nightly),
+        pytest.param({"accumulate": 2}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -161,8 +161,7 @@ def test_what_is_computed_again_is_not_kept(facts: TokenizerFacts) -> None:
 
 
 def test_a_step_on_a_cpu_overwrites_the_optimizers_means_where_they_lie(on_one: Training) -> None:
-    lowered = on_one.train_step.lower(on_one.drawn, BATCHES[0], ROWS_B)  # type: ignore[attr-defined]
-    copied = re.findall(r" copy\(%(state__opt_state\w+)", lowered.compile().as_text())
+    copied = re.findall(r" copy\(%(state__opt_state\w+)", on_one.compiled.as_text())
     assert copied == []
 
 
@@ -342,9 +341,11 @@ def loss_and_gradient(
     "changed",
     [
         pytest.param({"dropout": 0.3, "attend_within": "document"}, id="dropout and documents"),
-        pytest.param({}, id="plain", marks=pytest.mark.slow),
+        pytest.param({}, id="plain", marks=pytest.mark.nightly),
         pytest.param(
-            {"dropout": 0.3, "fsdp": 2, "remat": True, "accumulate": 2}, id="in parts", marks=pytest.mark.slow
+            {"dropout": 0.3, "fsdp": 2, "remat": True, "accumulate": 2},
+            id="in parts",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -378,7 +379,7 @@ HELD_OUT = np.random.default_rng(0).integers(4, 47, (7, 12)).astype(np.int32)
 def test_the_last_batch_is_filled_up_without_being_counted_twice_and_parts_come_to_the_same(
     config: Config, facts: TokenizerFacts
 ) -> None:
-    mesh = sharding.make_mesh(1, jax.devices()[:1])
+    config, mesh = dataclasses.replace(config, layers=1), sharding.make_mesh(1, jax.devices()[:1])
     graph, state = steps.create(config, facts, steps.make_optimizer(config), mesh)
     rule = steps.mask_rule(facts, 0.3, 12)
     whole, in_parts = (steps.make_eval_step(graph, rule, mesh, state, parts=parts) for parts in (1, 2))

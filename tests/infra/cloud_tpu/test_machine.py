@@ -167,5 +167,5 @@ class Machine(SliceMachine):
         assert len(nodes) <= 2
 
 
-TestMachine = machine_of(Machine, 60)
+TestMachine = machine_of(Machine, 30)
 TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine_of(Machine, 600)))
