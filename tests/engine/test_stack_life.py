@@ -390,7 +390,8 @@ ONE_HOST = a_slice(accelerator="v5litepod-8", data_disks=A_DISK)
             marks=pytest.mark.nightly,
         ),
         pytest.param(
-            {"storage": NO_NFS, "slices": [a_slice(provisioning="direct")]}, "", id="while a node is made"
+            {"storage": NO_NFS, "slices": [a_slice(provisioning="direct")]}, "", id="while a node is made",
+            marks=pytest.mark.nightly,
         ),
     ],
 )  # fmt: skip

@@ -97,7 +97,7 @@ def compiled_for_shapes(job: str, cache: Path, options: Sequence[str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("job", ["jax_hello", "flax_mlm"])
+@pytest.mark.parametrize("job", [pytest.param("jax_hello", marks=pytest.mark.nightly), "flax_mlm"])
 def test_the_program_that_a_job_hands_over_for_shapes_is_the_one_that_its_training_loads(
     job: str, lab: Lab, tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def test_a_rank_that_is_done_waits_for_nobody_and_one_that_fails_ends_those_that
     assert [exit["code"] for exit in lab.exits(run)][1] == 9
 
 
-@pytest.mark.parametrize("per_host", ["1", "2"])
+@pytest.mark.parametrize("per_host", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_a_secret_reaches_the_ranks_and_nothing_else_that_a_run_leaves(lab: Lab, per_host: str) -> None:
     folder = lab.runs_dir.parent / "loud"
     folder.mkdir()

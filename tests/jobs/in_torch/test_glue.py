@@ -65,7 +65,12 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
     final = train(complete, config)
     assert final["accuracy"] > 0.7  # it learns
     undisturbed = lines_of(complete)
-    for step in (1, 6, 7, 20, 35, STEPS - 1):  # 7 and 35 are evaluated
+    for step in (
+        7,
+        20,
+        35,
+        STEPS - 1,
+    ):  # before its evaluation, between two, after its evaluation, at the end
         run = make_run(f"from-{step}")
         go_back(complete, run, step, is_evaluated=step == 35)
         again = train(run, config)

@@ -46,6 +46,7 @@ from tests.runs.lab import Losses, losses
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.nightly  # with most of the cases that depend on it
 def test_a_host_that_is_cut_off_or_killed_tells_nobody(pair: Pair) -> None:
     """Without this all cases below would be easier ones: a refusal or a reset is an answer."""
     address = pair.inventory.slices[0].hosts[0].internal_address
