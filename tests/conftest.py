@@ -35,9 +35,10 @@ def two_devices() -> None:
     assert jax.device_count() == 2
 
 
-GROUPS = ("test_readme.py", "runs", "rehearsal")
-"""What shares something expensive: one worker of pytest-xdist runs each of them, and begins with it. Elsewhere the
-tests of a file stay together."""
+GROUPS = {"test_readme.py": -2.0, "rehearsal": -1.0, "runs": 0.4}
+"""What shares something expensive, so that one worker of pytest-xdist runs each of them, and its place among the files,
+from 0 to 1: each takes all processors for minutes, and no three of them should at once. Elsewhere the tests of a file
+stay together."""
 
 
 def group_of(nodeid: str) -> str:
@@ -67,13 +68,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The groups come first. Files that compute with JAX take all processors and most others wait: both are spread
-    evenly, JAX's a little earlier, as theirs are the longest."""
+    """Files that compute with JAX take all processors and most others wait: both are spread evenly, JAX's a little
+    earlier, as theirs are the longest."""
     starts_jax = {
         group_of(item.nodeid) for item in items if "two_devices" in getattr(item, "fixturenames", ())
     }
     files = [each for each in dict.fromkeys(group_of(item.nodeid) for item in items) if each not in GROUPS]
-    place: dict[str, float] = {group: index - len(GROUPS) for index, group in enumerate(GROUPS)}
+    place = dict(GROUPS)
     for length, several in (
         (0.8, [file for file in files if file in starts_jax]),
         (1.0, [file for file in files if file not in starts_jax]),
