@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,6 +81,21 @@ def test_tf_images_goes_on_with_the_very_same_losses_after_a_kill_and_after_a_pr
     periods = "--log-every 2 --eval-every 20 --checkpoint-every 10"
     lab = lab_of("tensorflow", "tf_images", f"{options} {periods}")
     goes_on_exactly(lab, lines=40, kill_at=14, export="model.keras")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_a_process_of_tensorflow_that_stands_still_for_a_while_is_waited_for(lab_of: MakeLab) -> None:
+    """As on a machine that is busy with something else; TensorFlow itself gives it up after 10 s."""
+    lab = lab_of("tensorflow", "tf_images", "--steps 80 --batch-per-core 64 --log-every 2 --eval-every 80")
+    run = lab.launch()
+    lab.reach(run, 6)
+    group = lab.records(run)[1]["pid"]
+    os.killpg(group, signal.SIGSTOP)
+    time.sleep(20)
+    os.killpg(group, signal.SIGCONT)
+    ended = lab.finish(run)
+    assert lab.state(ended) == "done", lab.log(ended)
 
 
 @pytest.mark.slow

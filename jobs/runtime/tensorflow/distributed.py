@@ -34,6 +34,9 @@ PEER_LOST_SIGNS = (
 )
 """What errors of a strategy over several processes (2.20) say when another of them is gone."""
 
+PEER_SILENCE_LIMIT_S, SUPERVISED_PEER_SILENCE_LIMIT_S = 60, 3600
+"""As in `jobs.runtime.jax.distributed`. On a busy machine a process that works can be silent for ten seconds."""
+
 NO_STRATEGY = tf.distribute.get_strategy()
 """Computes on one device, and has the methods of the others."""
 
@@ -66,6 +69,7 @@ def start(environment: ProcessEnvironment) -> None:
             "TF_CONFIG is not set, by which TensorFlow's processes find each other; `fab train` sets it"
         )
     else:
+        _bear_silence(environment)
         _Group.strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _Group.rank, _Group.size = environment.process_id, environment.num_processes
     group.require_platform(platform, device_platform(devices()[0]), "TensorFlow")
@@ -73,6 +77,24 @@ def start(environment: ProcessEnvironment) -> None:
     _Group.notes = Notes() if _Group.size > 1 else OwnNotes()
     watch.formed(_Group.notes)
     watch.listen_again()
+
+
+def _bear_silence(environment: ProcessEnvironment) -> None:
+    """Give up a silent peer after these limits, in place of TensorFlow's 10 s; it offers its users no way to say so."""
+    from tensorflow.python.eager import context
+
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    worker = context.coordination_config_pb2.CoordinatedJob(
+        name="worker", num_tasks=cluster.num_tasks("worker")
+    )
+    limit_s = PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S
+    # Else as the strategy configures it where nobody has.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[worker],
+        heartbeat_timeout_in_ms=limit_s * 1000,
+    )
 
 
 def _on_tpu(environment: ProcessEnvironment) -> Any:
