@@ -313,7 +313,7 @@ def row(cell: Cell, record: Mapping[str, Any], product: float) -> str:
     if "problem" in record:
         return f"{begin} {record['problem'].replace('|', '/')} |"
     estimate = cell.estimate(record)
-    memory = f"{record['memory']['total'] / GIB:.2f} of {estimate.memory_limit / GIB:.0f}"
+    memory = f"{record['memory']['total'] / GIB:.2f} of {estimate.memory_limit / GIB:.3g}"
     if not record["fits"]:
         return f"{begin} {memory}: does not fit |"
     sent = [

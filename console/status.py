@@ -374,13 +374,14 @@ def stop(
     begins_again = run.current_result() is not None and run.run_id in look.restarting
     if before not in run_directory.ACTIVE and not begins_again:
         is_kept = before != "done" and by_keeper(run.run_id)
+        end = "; the keeper does not resume it any more" if is_kept else ""
         if before != "done" and not is_kept:
             launching.ask_to_stop(run)
             # Whoever began an attempt before it could be asked is stopped as one that runs.
             fresh = runs.read(run.directory)
             if fresh is not None and fresh.attempt != run.attempt:
                 return stop(target, run.run_id, grace_s=grace_s, by_keeper=by_keeper)
-        end = "; the keeper does not resume it any more" if is_kept else ""
+            end = "; a `fab` that waits to start it again ends within seconds"
         say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0
     last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"

@@ -279,7 +279,9 @@ class World:
             if before is None and run.submission is not None:
                 launch_request = submissions.request(self._documents, run)
             elif before is not None:
-                launch_request = dataclasses.replace(resuming(before), submitted=as_it_was(before))
+                # A stop of a kept run is in its document; one from before it was kept is overruled.
+                request = resuming(before, launching.stop_asked(before))
+                launch_request = dataclasses.replace(request, submitted=as_it_was(before))
             else:
                 raise RequestError(f"{run.runs_url}/{run.run_id}: there is no such run any more")
             planned = work_out(launch_request, target)

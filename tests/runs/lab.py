@@ -140,11 +140,13 @@ class Lab:
         max_usd: its budget, on a machine that costs 3.92 USD an hour.
         """
         arguments = resume.described["args"] if resume else self.options()
+        before = self.read(resume) if resume else None
         request = Request(
             job=self.job,
             arguments=(*arguments, *more),
             name=None,
-            resume=self.read(resume) if resume else None,
+            resume=before,
+            overruled=launching.stop_asked(before) if before else None,
             heartbeat_limit_s=heartbeat_limit_s,
             max_usd=max_usd,
         )

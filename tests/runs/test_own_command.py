@@ -315,7 +315,10 @@ with strategy.scope():
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
-def test_the_example_of_a_framework_goes_on_after_a_kill_from_what_it_saved(lab: Lab, framework: str) -> None:
+def test_the_example_of_a_framework_goes_on_after_a_kill_from_what_it_saved(
+    lab: Lab, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)  # which other tests set in this process
     require_environment(framework)
     folder = lab.runs_dir.parent / framework
     folder.mkdir()
