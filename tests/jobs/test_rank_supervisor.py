@@ -408,10 +408,17 @@ HOW
         ("end()", "'no data'", 1, False),
         ("try: end()\nexcept SystemExit: raise", 3, 3, False),
         ("end()", 0, 0, True),
+        ("end()", 75, 75, True),
         ("end()", None, 0, True),
         ("try: end()\nexcept SystemExit as error: kept = error", 3, 0, True),
         ("with contextlib.suppress(SystemExit): end()", 3, 0, True),
         ("import threading; threading.Thread(target=end).start()", 3, 0, True),
+        (
+            "import pickle\ntry: end()\nexcept SystemExit as error: assert pickle.loads(pickle.dumps(error)).code == 3",
+            3,
+            0,
+            True,
+        ),
         ("raise ValueError", None, 1, False),
     ],
 )

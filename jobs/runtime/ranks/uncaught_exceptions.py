@@ -10,6 +10,8 @@ from typing import NoReturn
 
 LIMIT_S = 10.0
 """For the exit handlers of a program that has failed."""
+RESUME_ME = 75
+"""As in contracts.errors: no failure. What has been saved here the others may still be saving."""
 
 
 def _is_in_group() -> bool:
@@ -52,8 +54,11 @@ class _Exit(SystemExit):
     def __del__(self) -> None:
         status = self.code
         code = status & 0xFF if isinstance(status, int) else 0 if status is None else 1
-        if code and sys._getframe().f_back is None and _is_main_thread():
+        if code not in (0, RESUME_ME) and sys._getframe().f_back is None and _is_main_thread():
             _end_if_it_waits(code, "sys.exit")
+
+    def __reduce__(self) -> tuple[type[SystemExit], tuple[object, ...]]:
+        return SystemExit, self.args
 
 
 _Exit.__name__ = _Exit.__qualname__ = "SystemExit"
