@@ -8,12 +8,22 @@ from typing import Protocol
 
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.process_environment import ProcessEnvironment
 
 WAIT_LIMIT_S = 24 * 3600
 """For the slowest host to prepare a large corpus, or the one that does it for all."""
 REPORT_PERIOD_S, POLL_PERIOD_S = 60.0, 0.2
 REFUSAL_LIMIT_S = 30.0
 """For the slowest process to read that they do not agree, before the one that keeps the notes ends."""
+PEER_SILENCE_LIMIT_S = 60
+"""A peer whose machine vanished without closing its connections is given up after this long."""
+SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
+"""The same under an agent, whose supervisors miss a lost host within seconds. A process that hangs is theirs to judge
+too: a framework would end the others before their stacks are saved, and with them what they know of the hang."""
+
+
+def peer_silence_limit_s(environment: ProcessEnvironment) -> int:
+    return PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S
 
 
 class Board(Protocol):

@@ -18,11 +18,6 @@ from jobs.runtime import group
 from jobs.runtime.preemption import watch
 
 JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}
-PEER_SILENCE_LIMIT_S = 60
-"""A peer whose machine vanished without closing its connections is given up after this long."""
-SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
-"""The same under an agent, whose supervisors miss a lost host within seconds. A process that hangs is theirs to judge
-too: JAX would end the others before their stacks are saved, and with them what they know of the hang."""
 
 PEER_LOST_SIGNS = (
     "Gloo",
@@ -64,9 +59,7 @@ def start(environment: ProcessEnvironment) -> None:
         process_id=environment.process_id,
         cluster_detection_method="deactivate",  # all is known, and in a pod it warns of a package that it would ask
         initialization_timeout=JOIN_LIMIT_S[environment.platform],
-        heartbeat_timeout_seconds=(
-            PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S
-        ),
+        heartbeat_timeout_seconds=group.peer_silence_limit_s(environment),
         coordinator_bind_address=f"127.0.0.1:{port}" if loopback and environment.is_first else None,
     )
     watch.formed(Notes())

@@ -34,9 +34,6 @@ PEER_LOST_SIGNS = (
 )
 """What errors of a strategy over several processes (2.20) say when another of them is gone."""
 
-PEER_SILENCE_LIMIT_S, SUPERVISED_PEER_SILENCE_LIMIT_S = 60, 3600
-"""As in `jobs.runtime.jax.distributed`. On a busy machine a process that works can be silent for ten seconds."""
-
 NO_STRATEGY = tf.distribute.get_strategy()
 """Computes on one device, and has the methods of the others."""
 
@@ -80,20 +77,20 @@ def start(environment: ProcessEnvironment) -> None:
 
 
 def _bear_silence(environment: ProcessEnvironment) -> None:
-    """Give up a silent peer after these limits, in place of TensorFlow's 10 s; it offers its users no way to say so."""
+    """Give up a silent peer later than after TensorFlow's 10 s: on a busy machine one that works can be silent as long.
+    It offers its users no way to say so."""
     from tensorflow.python.eager import context
 
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     worker = context.coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=cluster.num_tasks("worker")
     )
-    limit_s = PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S
     # Else as the strategy configures it where nobody has.
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
         coordinated_jobs=[worker],
-        heartbeat_timeout_in_ms=limit_s * 1000,
+        heartbeat_timeout_in_ms=group.peer_silence_limit_s(environment) * 1000,
     )
 
 
