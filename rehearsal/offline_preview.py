@@ -108,15 +108,14 @@ def mistakes(path: Path) -> list[str]:
 
     try:
         text = read_settings(path).decode()
-        values, secrets = settings_file.without_engine(text)
     except UnicodeDecodeError:
         return ["is no text in UTF-8; name a settings file, Pulumi.NAME.yaml"]
+    try:
+        values, secrets = settings_file.without_engine(text)
     except RecursionError:
         return []  # the engine's to judge
     except yaml.YAMLError as error:
-        return settings_file.refused(read_settings(path).decode()) or [
-            f"is not YAML: {' '.join(str(error).split())}; mend that line"
-        ]
+        return settings_file.refused(text) or [f"is not YAML: {' '.join(str(error).split())}; mend that line"]
     problems = [*settings_file.refused(text), *settings_file.unread(text)]
     try:
         project = values.get("gcp:project")

@@ -120,7 +120,7 @@ def without_engine(text: str) -> tuple[dict[str, Any], list[str]]:
         if name.value == CONFIG and isinstance(below, yaml.MappingNode)
         for key, value in below.value
     ]
-    values = {key: _plain(value) for key, value in config}
+    values = {key: _plain(loader, value) for key, value in config}
     secrets = [key for key, value in values.items() if isinstance(value, dict) and [*value] == ["secure"]]
     return values, secrets
 
@@ -129,16 +129,22 @@ def _full_name(key: str) -> str:
     return key.replace(":config:", ":", 1) if ":" in key else f"{PROJECT}:{key}"
 
 
-def _plain(node: yaml.Node) -> Any:
-    """Return a value; only what JSON has too is more than a text, as yes, 1:30 and dates are texts to the engine."""
+def _plain(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    """Return a value; only what JSON has too, and whole numbers like 0x10 and 1_000, is more than a text, as yes, 1:30
+    and dates are texts to the engine."""
     if isinstance(node, yaml.MappingNode):
-        return {str(key.value): _plain(value) for key, value in node.value}
+        loader.flatten_mapping(node)
+        return {str(key.value): _plain(loader, value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(value) for value in node.value]
+        return [_plain(loader, value) for value in node.value]
     if _is_null(node):
         return None
+    if node.style:
+        return node.value
     with contextlib.suppress(ValueError):
-        return node.value if node.style else json.loads(node.value.lower())
+        return json.loads(node.value.lower())
+    with contextlib.suppress(ValueError):
+        return int(node.value, 0)
     return node.value
 
 

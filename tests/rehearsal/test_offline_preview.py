@@ -133,9 +133,11 @@ def test_a_configuration_without_a_mistake_has_pulumi_built(
     monkeypatch.setattr(pulumi_cli, "build", build)
     labels = "{a: on, b: 2026-13-45}"
     one = f"{{name: a, accelerator: v5litepod-4, zone: us-west4-a, labels: {labels}}}"
+    merged = "    - &a {name: a, accelerator: v5litepod-4, zone: us-west4-a, count: 0x2}\n    - {<<: *a, name: b}\n"
     for text in (
         (ROOT / "Pulumi.example.yaml").read_text(),
         f"config:\n  gcp:project: my-project\n  tpu-stack:slices: [{one}]\n",
+        f"config:\n  gcp:project: my-project\n  tpu-stack:slices:\n{merged}",
     ):
         path = written(tmp_path, text)
         with pytest.raises(BuiltError):
