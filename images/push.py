@@ -19,6 +19,7 @@ import docker.auth
 from contracts.errors import RequestError
 from images import local_images
 from images.docker_client import (
+    AWAY,
     ImageError,
     ImageUnreachable,
     asking,
@@ -51,10 +52,7 @@ UNKNOWN_USER = (
 )
 REFUSED = ("denied", "forbidden", "403")
 NOT_THERE = ("name unknown", "name_unknown", "not found", "does not exist", "404")
-UNREACHABLE = (
-    *("no such host", "connection refused", "i/o timeout", "timeout", "network is unreachable"),
-    *("tls: ", "x509", "server gave http response", "proxyconnect"),
-)
+UNREACHABLE = (*AWAY, "timeout", "tls: ", "x509", "server gave http response", "proxyconnect")
 
 
 def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str]) -> int:
