@@ -161,7 +161,7 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
         assert before is not None
         request = resuming(before, stops.overruled)  # whose launch ends it
         return _carry_out(console, request, target, open_target, 0, detach=detach, is_recovery=True)
-    run = runs.find(target.runs, name)
+    run = runs.find(target.runs, before.run_id if before else name)  # "latest" may be another one by now
     target = open_target(run) if target.capabilities.hosts_follow_run else target
     decision = launching.decide(target.run_state(run), run)
     elsewhere = launching.about_other_slice(run, target) if decision.do == "wait" else ""
@@ -174,10 +174,14 @@ def go_on(open_target: Open, name: str, *, detach: bool) -> int:
 
 
 def _readable(target: Target, name: str) -> Run | None:
-    """Return the run; None where its directory is on hosts that do not answer."""
+    """Return the run; None where its directory is on hosts that do not answer, or may have lost their share."""
     try:
         return runs.find(target.runs, name)
     except HostError:
+        return None
+    except RequestError:
+        if not target.runs_on_share:
+            raise
         return None
 
 

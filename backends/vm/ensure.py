@@ -232,7 +232,7 @@ def _restore_by_pulumi(stack: str, slice_name: str, say: Say, sleep: Sleep) -> N
     targets = [word for urn in urns for word in ("--target", urn)]
     command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", stack, *targets]
     say(f"the slice {slice_name} is not whole: {shlex.join(command)}")
-    _run_pulumi(command, sleep)
+    _run_pulumi(command, say, sleep)
 
 
 def slice_urns(exported: str, slice_name: str) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def slice_urns(exported: str, slice_name: str) -> tuple[str, ...]:
     return tuple(urn for urn in urns if urn.endswith(ends))
 
 
-def _run_pulumi(command: Sequence[str], sleep: Sleep) -> None:
+def _run_pulumi(command: Sequence[str], say: Say, sleep: Sleep) -> None:
     """Run Pulumi, whose output goes to the terminal as it comes.
 
     Ctrl-C reaches Pulumi too, which ends what it has begun and writes it to its state; that is waited for. A second
@@ -273,6 +273,7 @@ def _run_pulumi(command: Sequence[str], sleep: Sleep) -> None:
                     )
                 sleep(0.0)
         except StopAsked:
+            say("the run is to be stopped; waiting until Pulumi has ended what it has begun")
             process.send_signal(signal.SIGINT)
             process.wait()
             raise

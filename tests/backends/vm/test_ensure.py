@@ -231,7 +231,7 @@ def test_an_interrupted_pulumi_is_waited_for_until_it_has_ended_what_it_has_begu
             if os.path.exists({str(watch)!r}):
                 raise StopAsked
 
-        _run_pulumi(["pulumi", "up"], sleep)"""
+        _run_pulumi(["pulumi", "up"], lambda _: None, sleep)"""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
