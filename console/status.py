@@ -381,7 +381,8 @@ def stop(
             fresh = runs.read(run.directory)
             if fresh is not None and fresh.attempt != run.attempt:
                 return stop(target, run.run_id, grace_s=grace_s, by_keeper=by_keeper)
-            end = "; a `fab` that waits to start it again ends within seconds"
+            if not target.capabilities.restarts_runs:
+                end = "; a `fab` that waits to start it again, if there is one, ends within seconds"
         say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0
     last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"

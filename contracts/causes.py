@@ -41,6 +41,11 @@ NCCL_ON_CPU = re.compile(
 XLA_OFF_CPU = re.compile(r"could not find registered transfer manager for platform Host")
 # Keras 3 (3.15), whose fit takes a batch of all replicas for a tensor
 KERAS_FIT = re.compile(r"tensorflow\.python\.distribute\.values\.PerReplica'>\) to a Tensor")
+# gloo (JAX on CPUs, PyTorch), NCCL, XLA's coordination service and TensorFlow, of a rank that has lost another
+PEER_GONE = re.compile(
+    r"Connection (?:closed|reset) by peer|recvValue failed|remote process exited|Collective ops is aborted"
+    r"|Socket closed|heartbeat timeout"
+)
 NO_MEMORY = re.compile(
     r"^(?:\[\d+\] )?MemoryError|std::bad_alloc|Cannot allocate memory|CUDA out of memory|OOM when allocating"
     r"|RESOURCE_EXHAUSTED: Out of memory",
@@ -110,6 +115,12 @@ def cause(
         (NO_MEMORY, lambda _match: "it ran out of memory; a smaller batch or model needs less"),
     )
     return next((sentence(match) for pattern, sentence in kinds if (match := pattern.search(printed))), None)
+
+
+def may_have_lost_a_peer(printed: str) -> bool:
+    """Whether a process that failed says that another rank was gone. That one, or nobody, is to blame: a library of the
+    process's own may have lost a connection that is none of the run's."""
+    return PEER_GONE.search(printed) is not None
 
 
 def lines_before(exit_code: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import docker
 import docker.errors
+import paramiko
 import requests
 import urllib3.exceptions
 
@@ -28,6 +29,8 @@ OLDEST_ENGINE = (20, 10)
 FIRST_WITHOUT_OWN_BUILDKIT = 23
 """From there on `docker build` needs the plugin buildx; before it is in `docker` itself."""
 
+LINES_OF_AN_END = 40
+"""BuildKit ends with the last ten lines of the step that failed, and that place in the Dockerfile."""
 NO_NEWS = "Error while fetching server API version: "
 # Colours and whatever else would move a terminal's cursor.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -61,8 +64,9 @@ def exit_code_of(errors: Iterable[ImageError]) -> int:
 
 
 def away_line(output: str) -> str | None:
-    """Return the last line of an output that says that a server does not answer; None: none does. Pure."""
-    lines = (line.strip() for line in reversed(output.splitlines()))
+    """Return the last line that says that a server does not answer; None: none of the last LINES_OF_AN_END does, and
+    what comes before them was tried again. Pure."""
+    lines = (line.strip() for line in reversed(output.splitlines()[-LINES_OF_AN_END:]))
     return next((line for line in lines if any(words in line.lower() for words in AWAY)), None)
 
 
@@ -75,7 +79,10 @@ def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
     """
     try:
         client = docker.from_env(timeout=ANSWER_LIMIT_S, environment=dict(environ))
-    except (docker.errors.DockerException, requests.RequestException, ValueError) as error:
+    # Of ssh:// and of an address that is none, others' errors come through.
+    except (
+        docker.errors.DockerException, requests.RequestException, paramiko.SSHException, OSError, ValueError
+    ) as error:  # fmt: skip
         raise connection_error(error, environ) from None
     try:
         client.ping()
@@ -96,6 +103,11 @@ def connection_error(
         return RequestError(
             f"Docker at {address} is not for this user; `sudo usermod --append --groups docker $USER`, "
             "then log in again"
+        )
+    if "Invalid bind address" in message or isinstance(error, ValueError):
+        return RequestError(
+            f"DOCKER_HOST is no address of a Docker engine: {address} ({message}); write unix:///var/run/docker.sock, "
+            "tcp://HOST:PORT or ssh://USER@HOST, or unset it"
         )
     if "DOCKER_HOST" in environ:
         return Unreachable(

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 
+from contracts import causes
 from contracts.errors import PEER_LOST
 
 from .liveness_client import (
@@ -419,12 +420,12 @@ class Group:
                 {**report, **report["ended_by_itself"]} for report in reports if report.get("ended_by_itself")
             ]
             own_fault = own_faults(first) or own_faults(by_itself)
-            # JAX aborts a process that has lost a peer, and may do so before that peer has said why it ends.
-            if own_fault and all(was_aborted(report) for report in own_fault):
-                explained = [report for report in own_faults(by_itself) if not was_aborted(report)]
+            # A process that has lost a peer may end, and JAX aborts it, before that peer has said why it ends.
+            if own_fault and all(may_have_lost_a_peer(report) for report in own_fault):
+                explained = [report for report in own_faults(by_itself) if not may_have_lost_a_peer(report)]
                 own_fault = explained or own_fault
             else:
-                own_fault = [report for report in own_fault if not was_aborted(report)]
+                own_fault = [report for report in own_fault if not may_have_lost_a_peer(report)]
             if not own_fault and any(host.report.get("was_asked") for host in self.hosts):
                 return None  # the others lost a peer that somebody had asked to stop
             blamed = min(own_fault or first, key=lambda report: (report["at"], report["rank"]))
@@ -445,9 +446,10 @@ def own_faults(reports: Iterable[Json]) -> list[Json]:
     return [report for report in reports if report.get("exit_code") != PEER_LOST]
 
 
-def was_aborted(report: Json) -> bool:
-    """Whether the process ended by abort(), as C++ does that gives up."""
-    return report.get("exit_code") is None and ABORTED in str(report.get("message"))
+def may_have_lost_a_peer(report: Json) -> bool:
+    """Whether the process ended by abort(), as C++ does that gives up, or its last lines are of a peer that is gone."""
+    was_aborted = report.get("exit_code") is None and ABORTED in str(report.get("message"))
+    return was_aborted or causes.may_have_lost_a_peer("\n".join(report.get("lines", ())))
 
 
 def named(ranks: list[int]) -> str:

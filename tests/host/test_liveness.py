@@ -133,6 +133,19 @@ def test_an_aborted_process_is_to_blame_only_where_nobody_says_another_reason() 
         assert verdict(made)["message"] == message
 
 
+def test_a_command_whose_last_lines_say_that_its_peer_is_gone_is_blamed_only_where_nobody_failed_by_itself() -> (
+    None
+):
+    lost = report(1, "exit code 1", lines=["Gloo AllGather failed: Connection closed by peer [::1]:4"])
+    ended = report(LOST_A_PEER, was_stopped=True, ended_by_itself={"exit_code": 3, "message": "exit code 3"})
+    for others, rank in [([ended], 1), ([report(3)], 1), ([report(LOST_A_PEER)], 0)]:
+        made = group()
+        made.ended(0, lost, 10.0)
+        for other in others:
+            made.ended(1, other, 10.1)
+        assert verdict(made)["rank"] == rank
+
+
 def test_a_lost_host_is_to_blame_for_those_that_lost_it() -> None:
     made = group()
     for rank in (0, 1, 3):

@@ -90,6 +90,7 @@ def test_an_image_is_tried_as_a_job_runs_and_with_the_tpu_where_there_is_one() -
             "Connection refused\n.*PIP_INDEX_URL",
             UNAVAILABLE,
         ),
+        ("Retrying: Connection refused\n" + "went on\n" * 40 + "exit code: 1\n", "exit code: 1\n", FAILED),
         ("E: Temporary failure resolving 'd.example'\nexit code: 100\n", "HTTPS_PROXY", UNAVAILABLE),
     ],
 )

@@ -51,6 +51,23 @@ def test_a_socket_that_nobody_answers_on_is_an_error_and_no_traceback(tmp_path: 
     gc.collect()
 
 
+@pytest.mark.parametrize(
+    ("address", "words", "code"),
+    [
+        ("nonsense", "DOCKER_HOST is no address of a Docker engine: nonsense", WRONG_REQUEST),
+        ("ftp://x:1", "DOCKER_HOST is no address", WRONG_REQUEST),
+        ("tcp://h:port", "DOCKER_HOST is no address", WRONG_REQUEST),
+        ("ssh://127.0.0.1:1", "Docker does not answer at ssh://127.0.0.1:1", UNAVAILABLE),
+    ],
+)
+def test_an_address_that_is_none_is_a_mistake_and_one_that_nobody_answers_at_an_outage(
+    address: str, words: str, code: int
+) -> None:
+    with pytest.raises(RequestError, match=words) as refusal:
+        docker_client.connect({**os.environ, "DOCKER_HOST": address})
+    assert exit_code_for(refusal.value) == code
+
+
 def docker_of(folder: Path, version: str, *, buildx: bool) -> str:
     """A `docker` of that version; its folder."""
     folder.mkdir()

@@ -198,6 +198,35 @@ def test_a_rank_that_fails_takes_its_siblings_along_and_is_named(
     assert not (host.run / "result.json").exists(), "the agents say which host was the first to fail"
 
 
+LOST = "RuntimeError: Gloo AllReduce failed: Connection closed by peer [127.0.0.1]:43210"
+
+
+def test_a_rank_that_says_its_peer_is_gone_is_not_blamed_where_another_ends_by_itself_in_the_next_moment(
+    start: Start,
+) -> None:
+    ends = f"sys.exit({LOST!r}) if rank == 0 else (time.sleep(0.5), sys.exit(3))"
+    host = start(sys.executable, "-c", RANK + ends)
+    assert host.ended()[0] == 3
+    assert host.beat()["message"] == "rank 1 ended with exit code 3"
+
+
+def test_a_rank_that_says_its_peer_is_gone_is_blamed_where_no_other_ends(start: Start) -> None:
+    host = start(sys.executable, "-c", f"{RANK}\nif rank == 0: sys.exit({LOST!r})\n{SLEEP}")
+    assert host.ended()[0] == 1
+    assert host.beat()["message"] == "rank 0 ended with exit code 1"
+
+
+def test_a_rank_that_failed_before_the_stop_of_its_host_has_failed(start: Start) -> None:
+    """The order to stop comes from a host that lost this one: it would be blamed for that."""
+    ends = "if rank == 0: sys.exit(3)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    host = start(sys.executable, "-c", f"{RANK}\n{ends}\nopen('up', 'w')\n{SLEEP}")
+    host.wait_for(lambda: (host.work / "up").exists())
+    time.sleep(1)
+    host.process.send_signal(signal.SIGTERM)
+    assert host.ended()[0] == 3
+    assert (host.beat()["state"], host.beat()["message"]) == ("failed", "rank 0 ended with exit code 3")
+
+
 def test_of_a_host_with_one_rank_it_is_the_command_that_failed(start: Start) -> None:
     host = start("sh", "-c", "exit 3", per_host=1)
     assert host.ended()[0] == 3

@@ -52,7 +52,8 @@ from jobs.runtime.ranks.secret_values import Masker
 
 LOOK_PERIOD_S = 0.1
 LAST_WORDS_S = 1.0
-"""For a job's ranks that lost a sibling, to say so, before they are killed."""
+"""For a job's ranks that lost a sibling, to say so, before they are killed; for a command's, to say why they have
+ended, where the first that did had lost one of them."""
 SIBLINGS_GRACE_S = 5.0
 """The same for the ranks of a command, which are told to stop."""
 SAVING_GRACE_S = 60.0
@@ -200,6 +201,7 @@ class Rank:
         masker: Masker,
     ) -> None:
         self.number, self._tag, self._masker = number, tag, masker
+        self.was_told_to_stop = False
         self.printed = 0
         """Bytes so far."""
         self.last = b""
@@ -234,7 +236,11 @@ class Rank:
         return self._child.poll()
 
     def send(self, signum: int) -> None:
+        self.was_told_to_stop |= signum == signal.SIGTERM
         self._child.send_signal(signum)
+
+    def failed_by_itself(self) -> bool:
+        return not self.was_told_to_stop and self.code() not in (None, DONE, RESUME_ME, -signal.SIGTERM)
 
     def drain(self) -> None:
         """Wait for the end of its output; what it started may hold that open."""
@@ -321,7 +327,11 @@ def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) ->
     for rank in ranks:
         rank.drain()
     progress.look(at_end=True)
-    if stop_requested.is_set() or (first is not None and first.code() == RESUME_ME):
+    if first is None:
+        was_stopped = stop_requested.is_set()
+    else:
+        was_stopped = first.code() == RESUME_ME or (stop_requested.is_set() and not first.failed_by_itself())
+    if was_stopped:
         process.finish_early(run, progress.step)
         return RESUME_ME
     if first is not None:
@@ -384,24 +394,26 @@ def wait(
     """Wait until all ranks have ended; return the first that ended with anything but 0.
 
     One that fails ends its siblings. A SIGTERM is passed on to all. Of a job, the order is: a rank that failed by
-    itself, one that lost a peer, one that has saved, one that was stopped before it had begun.
+    itself, one that lost a peer, one that has saved, one that was stopped before it had begun. Of a command: one that
+    ended by itself, one that lost a peer.
     """
     first: Rank | None = None
-    were_told, deadline = False, math.inf
+    were_told, failed_s, deadline = False, math.inf, math.inf
     while True:
         alive = [rank for rank in ranks if rank.code() is None]
         now_s = time.monotonic()
-        if first is None or (is_job and now_s < deadline):
+        if first is None or (now_s < deadline if is_job else not were_told):
             failed = [rank for rank in (first, *ranks) if rank is not None and rank.code()]
-            worst = min(failed, key=_order if is_job else lambda _: 0, default=None)
+            worst = min(failed, key=_order if is_job else _lost_a_peer, default=None)
             if worst is not None and worst is not first:
-                first = worst
+                first, failed_s = worst, min(failed_s, now_s)
                 deadline = now_s + _grace_s(worst, is_told=stop_requested.is_set(), is_job=is_job)
         if not alive:
             return first
-        # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.
         is_saving = first is not None and first.code() == RESUME_ME
-        if not were_told and (stop_requested.is_set() or is_saving or (first is not None and not is_job)):
+        # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.
+        is_known = now_s > failed_s + LAST_WORDS_S or (first is not None and not _lost_a_peer(first))
+        if not were_told and (stop_requested.is_set() or is_saving or (is_known and not is_job)):
             were_told = True
             _send(alive, signal.SIGTERM)
         if now_s > deadline:
@@ -412,6 +424,11 @@ def wait(
 
 def _order(rank: Rank) -> int:
     return {PEER_LOST: 1, RESUME_ME: 2, -signal.SIGTERM: 3}.get(rank.code() or 0, 0)
+
+
+def _lost_a_peer(rank: Rank) -> bool:
+    rank.drain()
+    return rank.code() != RESUME_ME and causes.may_have_lost_a_peer(rank.last_lines())
 
 
 def _grace_s(first: Rank, *, is_told: bool, is_job: bool) -> float:
