@@ -8,7 +8,9 @@ import pytest
 
 from fabfile.command_line import fab as run_fab
 from launch import jobs
+from tests.waiting import until
 
+LIMIT_S = 60.0
 SCRIPT = """
 import os, pathlib
 before = pathlib.Path(os.environ["RUN_DIR"], "before")
@@ -24,7 +26,7 @@ def fab(*words: str) -> None:
     assert not end.value.code
 
 
-def test_a_kept_run_is_resumed_with_its_own_code_and_folder(
+def test_a_failed_run_that_is_kept_again_after_a_stop_is_resumed_with_its_own_code_and_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TPU_STACK", raising=False)
@@ -36,9 +38,12 @@ def test_a_kept_run_is_resumed_with_its_own_code_and_folder(
     mine = ("--hosts", "1", "--workdir", str(folder), "--keep", "--detach", "--", "python", "train.py")
     fab("train", *mine)
     (directory,) = (path for path in (tmp_path / "runs").iterdir() if path.name.startswith("command-"))
+    until((directory / "result.json").exists, LIMIT_S)
+    for command in ("unkeep", "stop", "keep"):
+        fab(command, "latest")
     (folder / "train.py").write_text("raise SystemExit('this was edited meanwhile')")
     monkeypatch.setattr(jobs, "bundle", lambda _: pytest.fail("the checkout's code was read"))
-    deadline, acts = time.monotonic() + 60, list[str]()
+    deadline, acts = time.monotonic() + LIMIT_S, list[str]()
     while acts[-1:] != ["ends"]:
         assert time.monotonic() < deadline, acts
         fab("keeper", "run")
