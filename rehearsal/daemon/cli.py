@@ -26,8 +26,8 @@ from rehearsal import state
 from rehearsal.daemon.control_socket import ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultRequest
 from rehearsal.engine import MARK, end_marked
-from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.guardian import remove_everything
+from rehearsal.machines.docker_engine import MachinesError, connect
+from rehearsal.machines.guardian import commands_of, rehearsals, remove_everything
 from rehearsal.machines.host_image import HostKind
 from rehearsal.state import RehearsalError, State
 
@@ -87,9 +87,12 @@ def carry_out(
         up(folder, request, say, owner=int(owner) if owner else None)
         say(READY_WORDS[request.kind])
     elif action == "down":
-        say(
-            "the rehearsal is down" if down(folder, say) else "no rehearsal is up, and nothing of one is left"
-        )
+        if down(folder, say):
+            say("the rehearsal is down")
+        else:
+            say(f"no rehearsal is up in {folder}, and nothing of it is left")
+            for line in others(folder):
+                say(line)
     elif action in LISTINGS:
         for line in LISTINGS[action](folder):
             say(line)
@@ -122,7 +125,7 @@ def status(folder: Path) -> Iterator[str]:
         yield from _cluster_lines(report["cluster"])
         return
     for name, reason in report["failed"].items():
-        yield f"  {name}: {reason}"
+        yield f"  {name}: {reason}; `fab rehearsal restart --host {name}` tries again"
     if report["phase"] == "ready" and not report["nodes"]:
         yield "  no slice now; `fab recover`, or `pulumi up --refresh`, makes it again"
 
@@ -269,26 +272,57 @@ def _exclusive(folder: Path) -> Iterator[None]:
         ) from None
 
 
+def others(folder: Path) -> Iterator[str]:
+    """How each rehearsal that this Docker has is ended, but for the one in the folder."""
+    try:
+        client = connect()
+    except MachinesError:
+        return
+    daemons = [Path(words[1]) for words in commands_of("rehearsal.daemon.daemon")]
+    folders = {state.rehearsal_name(place): place for place in daemons}
+    try:
+        for name, is_watched in rehearsals(client).items():
+            if name in folders:
+                yield f"another is up: `{state.FOLDER_VARIABLE}={folders[name]} fab rehearsal down` ends it"
+            elif is_watched:
+                yield f"another program has {name}, and ends it"
+            elif name != state.rehearsal_name(folder):
+                remedy = f"{sys.executable} -m rehearsal.machines.guardian {name} < /dev/null"
+                yield f"{name} was left by processes that have ended; `{remedy}` removes it"
+    finally:
+        client.close()
+
+
 def clear(folder: Path, say: Say) -> bool:
-    """Remove what an ended rehearsal has left, also one whose daemon was killed. Returns whether there was anything.
+    """Remove what an ended rehearsal has left, also one whose daemon was killed or whose folder somebody removed.
+    Returns whether there was anything.
 
     Raises:
         RehearsalError: Docker cannot remove something.
     """
-    if not folder.is_dir():
-        return False
+    is_there = folder.is_dir()
     end_marked(MARK, str(folder / "engine"))
     with contextlib.suppress(RehearsalError):
         current = state.read(folder)
         if current is not None and Path(current.socket).parent.name.startswith(SOCKET_FOLDER):
             shutil.rmtree(Path(current.socket).parent, ignore_errors=True)
     try:
-        for line in remove_everything(state.rehearsal_name(folder)):
-            say(f"removed {line}")
+        client = connect()
+    except MachinesError as error:
+        if not is_there:
+            return False  # without Docker no rehearsal was here
+        raise RehearsalError(str(error)) from None
+    try:
+        removed = remove_everything(state.rehearsal_name(folder), client)
     except MachinesError as error:
         raise RehearsalError(str(error)) from None
-    shutil.rmtree(folder)
-    return True
+    finally:
+        client.close()
+    for line in removed:
+        say(f"removed {line}")
+    if is_there:
+        shutil.rmtree(folder)
+    return is_there or bool(removed)
 
 
 def _end(process_id: int, ended: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rehearsal.daemon.cluster_rehearsal import ClusterRehearsal
 
 LIFE_S = 24 * 3600.0  # one that was forgotten goes by itself
-OWNER_POLL_S = 0.5
+POLL_S = 0.5
 LOCK_LIMIT_S = 5.0  # somebody may just be looking whether it is free
 
 
@@ -118,8 +118,10 @@ class Daemon:
         self.write_state()
 
     def write_state(self) -> None:
-        """So that the file says what is so now."""
+        """So that the file says what is so now. A folder that was removed stays so."""
         with self._writing:
+            if not self._folder.is_dir():
+                return
             rehearsal = self._rehearsal
             state.write(
                 self._folder,
@@ -203,8 +205,7 @@ def _serve(folder: Path, request: UpRequest, owner: int | None, path: Path) -> i
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: daemon.done.set())
             with ControlSocket(path, daemon.answer):
-                if owner is not None:
-                    threading.Thread(target=_end_with, args=(owner, daemon.done), daemon=True).start()
+                threading.Thread(target=_watch, args=(folder, owner, daemon.done), daemon=True).start()
                 opening = threading.Thread(target=_open, args=(daemon,), daemon=True)
                 opening.start()
                 daemon.done.wait(LIFE_S)
@@ -231,12 +232,14 @@ def _open(daemon: Daemon) -> None:
             daemon.done.set()
 
 
-def _end_with(process_id: int, done: threading.Event) -> None:
-    """Sets `done` when that process is gone, however it ended."""
-    while not done.wait(OWNER_POLL_S):
+def _watch(folder: Path, owner: int | None, done: threading.Event) -> None:
+    """Set `done` when the owner is gone, however it ended, or the folder, without which nobody finds the rehearsal."""
+    while not done.wait(POLL_S):
         try:
-            os.kill(process_id, 0)
-        except ProcessLookupError:
+            (folder / state.LOCK).stat()
+            if owner is not None:
+                os.kill(owner, 0)
+        except (FileNotFoundError, ProcessLookupError):
             done.set()
 
 

@@ -176,7 +176,12 @@ class HostRehearsal:
         if hosts.failed or not settled:
             problems = [f"{name}: {reason}" for name, reason in sorted(hosts.failed.items())]
             raise RehearsalError(
-                "\n  ".join([f"machines did not come up within {BOOT_LIMIT_S:.0f} s:", *problems])
+                "\n  ".join(
+                    [
+                        f"machines did not come up within {BOOT_LIMIT_S:.0f} s; `fab rehearsal up` tries again:",
+                        *problems,
+                    ]
+                )
             )
 
     @property

@@ -16,6 +16,7 @@ from typing import Literal
 
 import asyncssh
 
+from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.machines import Machine, Machines
 from rehearsal.tpu_api import Hosts, NoHardware
 
@@ -30,15 +31,18 @@ PLACES: Mapping[str, MachineState] = {
     "gone": "gone",
 }
 AT_ONCE = 8
+TRIES = 2
 
 
 @dataclasses.dataclass(kw_only=True)
 class Worker:
-    """One machine: its desired and its current state. `busy`: held by the thread that is changing it."""
+    """One machine: its desired and its current state. has_booted: it can be started again; else it is made anew.
+    busy: held by the thread that is changing it."""
 
     machine: Machine
     belongs: MachineState
     stands: MachineState = "gone"
+    has_booted: bool = False
     busy: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
@@ -177,8 +181,7 @@ class NodeMachines:
         name = worker.machine.name
         with worker.busy:
             try:
-                while worker.stands != worker.belongs:
-                    self._step(worker, name)
+                self._bring_there(worker, name)
                 self.failed.pop(name, None)
             except Exception as error:  # whatever it is, it is told, and the other machines go on
                 self.failed[name] = str(error)
@@ -197,13 +200,27 @@ class NodeMachines:
             self._moved.notify_all()
         self._tell()
 
+    def _bring_there(self, worker: Worker, name: str) -> None:
+        """Raises MachinesError: a step has failed twice. On a busy computer the first try may have been too slow."""
+        tries = TRIES
+        while worker.stands != worker.belongs:
+            try:
+                self._step(worker, name)
+            except MachinesError as error:
+                tries -= 1
+                if not tries:
+                    raise
+                self._say(f"machine {name}: {error}; once more")
+
     def _step(self, worker: Worker, name: str) -> None:
         place = worker.belongs
         if place == "gone":
             self._machines.remove(name)
-        elif worker.stands == "gone":
+        elif not worker.has_booted:
             worker.stands = "down"  # should this fail: there may be something to remove
+            self._machines.remove(name)
             self._machines.boot(worker.machine)
+            worker.has_booted = True
             place = "up"
         elif place == "up":
             self._machines.restart(name)

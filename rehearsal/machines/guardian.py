@@ -7,6 +7,7 @@ The input is a pipe from the maker: "done" means that all is removed, an end wit
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -103,6 +104,25 @@ def left(client: docker.DockerClient, rehearsal: str) -> list[tuple[str, str]]:
     volumes = [("volume", volume["Name"]) for volume in client.api.volumes(filters=only)["Volumes"] or []]
     networks = [("network", network["Name"]) for network in client.api.networks(filters=only)]
     return containers + volumes + networks
+
+
+def rehearsals(client: docker.DockerClient) -> dict[str, bool]:
+    """The names of all rehearsals that have a container or network, and whether a guardian watches them here."""
+    only = {"label": LABEL}
+    found = [*client.api.containers(all=True, filters=only), *client.api.networks(filters=only)]
+    guarded = {words[-1] for words in commands_of(__name__)}
+    return {name: name in guarded for name in sorted({each["Labels"][LABEL] for each in found})}
+
+
+def commands_of(module: str) -> list[list[str]]:
+    """The command lines, from the module's name on, of this machine's processes that run it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_text(errors="surrogateescape").rstrip("\0").split("\0")
+            if words[1:3] == ["-m", module]:
+                found.append(words[2:])
+    return found
 
 
 def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:

@@ -35,7 +35,8 @@ class Person:
         self.said: list[str] = []
 
     def up(self, wanted: cli.UpRequest | None = None) -> None:
-        cli.up(self.folder, wanted or cli.UpRequest(), self.said.append)
+        # However this process ends, its rehearsals do.
+        cli.up(self.folder, wanted or cli.UpRequest(), self.said.append, owner=os.getpid())
 
     def type(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """In a shell that has the rehearsal's environment, and `fab`."""

@@ -1,16 +1,23 @@
-"""The daemon without Docker: its socket, faults that a person causes, and what is typed behind `pulumi`."""
+"""The daemon without Docker: its socket and folder, its machines, and what is typed behind `pulumi`."""
 
+import shutil
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rehearsal import state
+from rehearsal.daemon import daemon
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
+from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.daemon.rehearsal_stack import parse_pulumi
+from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.state import RehearsalError
+from tests.waiting import until
 
 LIMIT_S = 10.0
 
@@ -95,3 +102,51 @@ def test_what_is_typed_behind_pulumi_is_an_operation_for_the_command_line_or_ref
     typed = parse_pulumi(line.split())
     assert (typed.kind, dict(typed.options)) == (kind, options)
     assert typed.arguments == (tuple(line.split()) if kind == "other" else ())
+
+
+def test_a_daemon_whose_folder_is_removed_ends(tmp_path: Path) -> None:
+    (folder := tmp_path / "rehearsal").mkdir()
+    (folder / state.LOCK).touch()
+    done = threading.Event()
+    watch = threading.Thread(target=daemon._watch, args=(folder, None, done), daemon=True)
+    watch.start()
+    assert not done.wait(2 * daemon.POLL_S)
+    shutil.rmtree(folder)
+    assert done.wait(LIMIT_S)
+
+
+class UnreliableMachines:
+    """failures: of the next boots."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.there = failures, set[str]()
+
+    def boot(self, machine: Any) -> None:
+        assert machine.name not in self.there
+        self.there.add(machine.name)  # and what Docker could not remove stays
+        self.failures -= 1
+        if self.failures >= 0:
+            raise MachinesError("sshd does not answer")
+
+    def restart(self, name: str) -> None:
+        pytest.fail("what has not booted was started again")
+
+    def remove(self, name: str) -> None:
+        self.there.discard(name)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_a_machine_that_does_not_boot_is_tried_once_more_and_whenever_it_is_restarted(failures: int) -> None:
+    machines: Any = UnreliableMachines(failures)
+    said: list[str] = []
+    hosts = NodeMachines(
+        machines=machines, addresses=["10.0.0.2"], authorized_key="", say=said.append, moved=lambda: None
+    )
+    hosts.addresses("w-0")
+    hosts.host_key("w-0")
+    hosts.move("w-0", "up")
+    assert hosts.settle(LIMIT_S)
+    assert hosts.failed == ({"w-0": "sshd does not answer"} if failures == 2 else {}), said
+    hosts.move("w-0", "up")
+    until(lambda: hosts.stands("w-0") == "up" and not hosts.failed)
+    hosts.close()

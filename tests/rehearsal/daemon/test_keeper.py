@@ -108,7 +108,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -
     """Whose rehearsal is up, with a keeper; somebody else has a TPU in another zone of the project."""
     person = Person(tmp_path_factory.mktemp("kept") / "rehearsal", environ)
     try:
-        cli.up(person.folder, cli.UpRequest(keeper=True), person.said.append)
+        person.up(cli.UpRequest(keeper=True))
         person.succeed("fab deploy --stack rehearsal", LAUNCH_LIMIT_S)
         cloud = Cloud(state.require(person.folder).tpu_url)
         node = {

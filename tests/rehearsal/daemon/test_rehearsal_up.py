@@ -6,6 +6,8 @@ on a new computer, the minutes in which the hosts' image is built."""
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 
 from rehearsal import state
 from rehearsal.daemon import cli
+from rehearsal.machines import docker_engine
 from rehearsal.rehearse import read_losses
 from rehearsal.state import RehearsalError
 from tests.rehearsal.daemon.conftest import LIMIT_S, Person
@@ -75,14 +78,40 @@ def test_a_daemon_that_is_killed_leaves_no_machine_and_down_removes_the_rest(per
 
 
 @pytest.mark.nightly
-def test_a_rehearsal_ends_with_its_owner(person: Person) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with owner:
+@pytest.mark.parametrize("lost", ["owner", "folder"])
+def test_a_rehearsal_ends_with_its_owner_and_its_folder(person: Person, lost: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
         cli.up(person.folder, cli.UpRequest(), person.said.append, owner=owner.pid)
+        daemon = state.require(person.folder)
+        if lost == "owner":
+            owner.kill()
+            owner.wait()
+        else:
+            shutil.rmtree(person.folder)
+        until(lambda: not Path(daemon.socket).parent.exists(), LIMIT_S)
+        assert person.left() == []
         owner.kill()
-        owner.wait()
-        until(lambda: not state.is_alive(person.folder), LIMIT_S)
-    assert person.left() == []
+
+
+def test_down_finds_what_a_rehearsal_without_its_folder_has_left_and_names_what_another_has(
+    tmp_path: Path,
+) -> None:
+    mine, gone = tmp_path / "mine", tmp_path / "gone"
+    client = docker_engine.connect()
+    try:
+        for folder in (mine, gone):
+            name = state.rehearsal_name(folder)
+            client.networks.create(f"tpu-stack-{name}", internal=True, labels=docker_engine.labels(name))
+        said: list[str] = []
+        assert cli.down(mine, said.append)
+        assert said == [f"removed tpu-stack-{state.rehearsal_name(mine)}"]
+        assert not cli.down(mine, said.append)
+        (line,) = (line for line in cli.others(mine) if line.startswith(state.rehearsal_name(gone)))
+        remedy = line.split("`")[1].removesuffix(" < /dev/null")
+        subprocess.run(shlex.split(remedy), stdin=subprocess.DEVNULL, check=True, timeout=LIMIT_S)
+        assert not cli.down(gone, said.append)
+    finally:
+        client.close()
 
 
 def test_ctrl_c_while_it_comes_up_leaves_nothing_and_a_size_that_there_is_not_is_refused(
