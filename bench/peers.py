@@ -244,10 +244,8 @@ def prepare(folder: Path, config: Config) -> dict[str, Any]:
 
 
 def _training(config: Config, tokens: Tokens) -> dict[str, Any]:
-    """tokens, and the same with hidden ones, as flax_mlm's own step hides them: (BATCHES, B, S) each.
-
-    labels: -100 where nothing is asked, as in `transformers`.
-    """
+    """Tokens, the same with hidden ones, as flax_mlm's own step hides them, and labels, which are -100 where nothing is
+    asked, as in `transformers`: (BATCHES, B, S) each."""
     length, size = config.sequence_length, config.batch_size
     rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
 

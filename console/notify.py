@@ -130,7 +130,7 @@ def _kinds(environ: Mapping[str, str]) -> list[str]:
 def about(run: Run, change: State | Literal["recovered"], say: Say) -> None:
     """Send what has become of a run's latest attempt, unless that has been sent; say what could not be sent.
 
-    what: its state, or that it runs again after it was lost.
+    change: its state, or that it runs again after it was lost.
     """
     kind = event_kind(run, change)
     if kind is not None and channels(os.environ, kind):

@@ -123,7 +123,7 @@ def findings(
 def hosts(run: Run, look: Look, sampled: Sequence[HostSamples | None] = ()) -> list[dict[str, Any]]:
     """Each process of the latest attempt: what its agent, its heartbeat and its host's sampler say.
 
-    What is not known is None. samples: the last values of `jobs.runtime.monitoring.host_samples.COLUMNS`, while
+    What is not known is None. sampled: the last values of `jobs.runtime.monitoring.host_samples.COLUMNS`, while
     they are fresh.
     """
     entries = {process["process_id"]: process for process in look.processes}

@@ -111,7 +111,7 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
     Sources: torchrun's documentation (RANK …), `accelerate/utils/launch.py` (ACCELERATE_USE_CPU),
     `tf.distribute.cluster_resolver.TFConfigClusterResolver` (TF_CONFIG), `torch_xla/_internal/tpu.py` (TPU_*),
     `torch_tpu/_internal/distributed/distributed.py` (TORCH_TPU_*). JAX has no variables of its own for the number of
-    processes: `jax.distributed.initialize()` reads those of Open MPI (`jax/_src/clusters/ompi_cluster.py`), on a TPU
+    processes; `jax.distributed.initialize()` reads those of Open MPI (`jax/_src/clusters/ompi_cluster.py`), on a TPU
     those of the machine.
     """
     rank = host.process_id * ranks.per_host + local_rank

@@ -134,7 +134,7 @@ def keep(target: Target, on: Callable[[str], Target], name: str, hand_over: Hand
 
 
 def unkeep(documents: Documents, name: str) -> int:
-    """Carry out `fab unkeep`: the run itself goes on. wanted: as of any run.
+    """Carry out `fab unkeep`: the run itself goes on. name: as of any run.
 
     What the keeper has asked for and waits for is given back at its next look.
     """
@@ -162,7 +162,7 @@ def _kept_runs(documents: Documents) -> list[TargetRequest]:
 def _find(kept_runs: Sequence[TargetRequest], name: str) -> str:
     """Return the id of the run that is meant, of those that are kept with the oldest first.
 
-    wanted: an id, the beginning or end of one, a name, "latest", which is the one that was handed over last, or
+    name: an id, the beginning or end of one, a name, "latest", which is the one that was handed over last, or
     "latest:JOB", the last of those of a job.
 
     Raises:

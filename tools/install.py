@@ -63,8 +63,8 @@ def series(version: str) -> tuple[int, ...]:
 def reason_to_rebuild(stamp: Mapping[str, str], root: Path, python: str, requested: str) -> str | None:
     """Why a .venv that is there cannot be used as it is; None when it can.
 
-    python: the version that its interpreter answers, empty where it does not run. asked: the path of the Python that
-    PYTHON names, empty without one."""
+    python: the version that its interpreter answers, empty where it does not run. requested: the path of the Python
+    that PYTHON names, empty without one."""
     made_with, version = stamp.get("python"), stamp.get("version", "")
     if "root" not in stamp:
         return "it is not finished, or was not made by make"

@@ -63,7 +63,7 @@ def run_module(
 ) -> Any:
     """Return what a module of this checkout answers in a framework's environment, which is there.
 
-    words: the module and its arguments. It is given the request as JSON, and its last line is the answer as JSON.
+    arguments: the module and its arguments. It is given the request as JSON, and its last line is the answer as JSON.
     late: the message if it takes too long. failed: what stands before its last line if it ends otherwise.
 
     Raises:

@@ -434,8 +434,8 @@ def _variable(name: str, text: str) -> Manifest:
 def pod_request(plan: Plan, options: Options) -> dict[str, Any]:
     """Return what `host.agent.pod` is told: the start request of process 0, which each pod makes its own.
 
-    ranks: how the pods' environments differ by more than their index, where they do. nodes: of each slice. limits: as
-    `launch.attempts.Limits` has them.
+    Its `ranks` say how the pods' environments differ by more than their index, where they do; `nodes` is of each slice,
+    and `limits` are as `launch.attempts.Limits` has them.
     """
     start = {**plans.start(plan, 0), "container": None, "root": plan.target.agent_root}
     if start.pop("secrets", None):

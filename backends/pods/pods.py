@@ -102,7 +102,7 @@ class ObservedRun:
         return float(annotations.get(BEGIN_BY, "inf"))
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return each process as an agent's `status` does, of the latest attempt (None). pod: its name, or None."""
+        """Return each process as an agent's `status` does, of the latest attempt, with its pod's name or None."""
         entries = (self._entry(index) for index in range(self.processes))
         return [entry for entry in entries if entry is not None]
 

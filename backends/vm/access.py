@@ -78,7 +78,7 @@ class Access:
         )
 
     def host_key_changed(self, expected: Sequence[str], shown: str) -> HostError:
-        """It may be another machine. expected, found: fingerprints."""
+        """It may be another machine. expected, shown: fingerprints."""
         again = (
             "made again since the inventory was written: `pulumi up --refresh`"
             if self.made_by_pulumi

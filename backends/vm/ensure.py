@@ -88,7 +88,7 @@ def ensure(
 ) -> Slice | None:
     """Adopt a slice, make it again, or ask for it; return it as it is now, or None while it waits for capacity.
 
-    known: as the inventory has it; of two in its zones, which an interrupted request may have left, that one stays.
+    recorded: as the inventory has it; of two in its zones, which an interrupted request may have left, that one stays.
     lost: called with the reason before what is left of a lost slice is deleted.
 
     Raises:

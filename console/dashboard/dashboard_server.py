@@ -289,7 +289,7 @@ class Dashboard:
         }
 
     def curves(self, place: Place, snapshot: Snapshot, query: QueryParams) -> dict[str, Any]:
-        """A run's curves. asked: axis; points, of each curve; from and to, the part of the axis."""
+        """A run's curves. query: axis; points, of each curve; from and to, the part of the axis."""
         if snapshot.run is None:
             raise HTTPException(404, "its run.json cannot be read")
         history = place.history(snapshot.name)
@@ -323,7 +323,7 @@ class Dashboard:
         return [host_samples.read(file) for file, _ in read], [problem for _, problem in read if problem]
 
     def compare(self, paths: Sequence[str]) -> dict[str, Any]:
-        """Runs side by side. wanted: each as PLACE/RUN."""
+        """Runs side by side. paths: each PLACE/RUN."""
         entries = [
             self.find(*path.partition("/")[::2]) for path in list(dict.fromkeys(paths))[:MOST_COMPARED]
         ]
@@ -353,7 +353,7 @@ class Dashboard:
         }
 
     def log(self, place: Place, snapshot: Snapshot, query: QueryParams) -> dict[str, Any]:
-        """A piece of a log, of whole lines if it has any. asked: attempt, host, to, and offset as of `read_from`."""
+        """A piece of a log, of whole lines if it has any. query: attempt, host, to, and offset as of `read_from`."""
         attempt, host = (int(_number(query, name) or 0) for name in ("attempt", "host"))
         offset, to = int(_number(query, "offset") or 0), _number(query, "to")
         if min(attempt, host) < 0:

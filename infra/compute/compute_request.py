@@ -178,8 +178,8 @@ def zone_of(thing: Json) -> str:
 def gathered(spec: GroupSpec, things: Sequence[Json]) -> Json | None:
     """The slice that groups and instances of its zone make up; None: none of them has to do with it.
 
-    parts: by name, of those of which something of the owner's is there. others: names that somebody else's things
-    have. createTime: of its oldest part, RFC 3339.
+    Its `parts` are those of which something of the owner's is there, by name; `others` are names that somebody else's
+    things have; `createTime` is that of its oldest part, RFC 3339.
     """
     parts: dict[str, Json] = {}
     others = []

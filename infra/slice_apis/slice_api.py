@@ -278,5 +278,5 @@ class SliceApi[S: Spec](Protocol):
         ...
 
     def more_outputs(self, spec: S, look: Look) -> Json:
-        """ends_at: when Google takes the slice back by itself, RFC 3339; "": never, or not known."""
+        """Return ends_at: when Google takes the slice back by itself, RFC 3339; "": never, or not known."""
         ...

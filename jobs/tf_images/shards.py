@@ -78,7 +78,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One picture of a source. what: the path of a file, or the picture itself, (height, width) of grey values."""
+    """One picture of a source. content: the path of a file, or the picture itself, (height, width) of grey values."""
 
     key: str
     content: str | np.ndarray[Any, Any]

@@ -123,7 +123,7 @@ def backward(
     indices: list[torch.Tensor],
     sizes: list[int],
 ) -> torch.Tensor:
-    """The gradient of the source. d_x: the gradient of x."""
+    """The gradient of the source, from that of the results. Here d_x is the gradient of x."""
     _, scatter, outputs, _, fill = indices
     d_mixed_QK = gradient_XK.index_select(0, outputs).index_fill_(0, fill, 0)
     d_mixed = _vectors(d_mixed_QK, sizes, 1)

@@ -78,7 +78,7 @@ class Layer(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, d_outputs_MD: torch.Tensor) -> tuple[Any, ...]:
-        """d_x: the gradient of x."""
+        """The gradients of what `forward` takes. Here d_x is the gradient of x."""
         begins_N, plan, _, kept, head_width, _, is_last = ctx.inputs
         kept_P, *kept_parts = kept
         x_TD, from_MD, laid_out_LK, shares_P, seen_MD, middle_MD, before_MF, after_MF = ctx.saved_tensors[:8]

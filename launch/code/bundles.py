@@ -512,7 +512,7 @@ class _Git:
 def git(
     folder: Path, *arguments: str, limit_s: float = 10, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str] | None:
-    """Return what git did in a folder; None if it is not installed, or took longer than the limit. given: its input."""
+    """Return what git did in a folder; None if it is not installed, or took longer than the limit. stdin: its input."""
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],

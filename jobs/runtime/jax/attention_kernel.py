@@ -48,7 +48,7 @@ def attention(
 ) -> jax.Array:
     """softmax(q k / √K) v of each of the heads, which lie side by side, (B, S, D), in q's dtype.
 
-    segments: whole numbers; a position sees those of its own number only. interpret: on a device that is no TPU,
+    segments_BS: whole numbers; a position sees those of its own number only. interpret: on a device that is no TPU,
     slowly, for tests.
     """
     return _forward(q_BSD, k_BSD, v_BSD, segments_BS, heads, interpret)[0]

@@ -345,7 +345,7 @@ def attention(
     mask_B1MS: jax.Array | None,
     kept_BHMS: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(q k / √K) v, (B, M, H, K), in q's dtype. kept: what shares are multiplied by."""
+    """softmax(q k / √K) v, (B, M, H, K), in q's dtype. kept_BHMS: what shares are multiplied by."""
     q_BHMK, k_BHSK, v_BHSK = (x.swapaxes(1, 2) for x in (q_BMHK, k_BSHK, v_BSHK))
     scaled_BHMK = q_BHMK * q_BHMK.shape[-1] ** -0.5
     return _attention(scaled_BHMK, k_BHSK, v_BHSK, mask_B1MS, kept_BHMS).swapaxes(1, 2)

@@ -169,7 +169,7 @@ def attend(
     up to 512 positions `attention_kernel`, beyond that splash attention. GPU in bfloat16: cuDNN's. Anything else, and
     shapes that those do not take: `attention`.
 
-    segments: whole numbers; a position sees those of its own number only. None: every position sees all.
+    segments_BM, segments_BS: whole numbers; a position sees those of its own number only. None: it sees all.
     """
     if _takes_kernel(q_BMHK, k_BSHK):
         q_BSD, k_BSD, v_BSD = (x.reshape(*x.shape[:2], -1) for x in (q_BMHK, k_BSHK, v_BSHK))
@@ -193,7 +193,7 @@ def attention(
     mask_B1MS: jax.Array | None,
     kept_BHMS: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(q k / √K) v, (B, M, H, K), in q's dtype. kept: what shares are multiplied by.
+    """softmax(q k / √K) v, (B, M, H, K), in q's dtype. kept_BHMS: what shares are multiplied by.
 
     Shares stay float32, so that their gradients do: `jax.nn.dot_product_attention` rounds both, and while attention is
     nearly even the gradient of a score is smaller than what is rounded off (docs/benchmarks.md).

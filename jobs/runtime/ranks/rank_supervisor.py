@@ -138,8 +138,10 @@ def _run_job(spec: Spec, environment: ProcessEnvironment, stop_requested: thread
 
 
 def _speak_for(ending: str, local_rank: int, control_dir: str) -> None:
-    """Give the agent the last words of the rank that failed, in the place of those of the host's first. how: it ended,
-    where it had none."""
+    """Give the agent the last words of the rank that failed, in place of those of the host's first.
+
+    ending: what is said where it left none.
+    """
     beats: list[dict[str, Any]] = []
     for name in (last_words(0), last_words(local_rank)):
         with contextlib.suppress(OSError, ValueError), open(os.path.join(control_dir, name), "rb") as file:
