@@ -18,7 +18,7 @@ import pytest
 
 from rehearsal import state
 from rehearsal.daemon import cli
-from rehearsal.rehearse import read_losses
+from rehearsal.rehearse import is_done, read_losses, step_in
 from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person
 from tests.rehearsal.daemon.test_rehearsal_up import (
     LAUNCH_LIMIT_S,
@@ -26,7 +26,6 @@ from tests.rehearsal.daemon.test_rehearsal_up import (
     fetched,
     run_started,
     status,
-    step_of,
 )
 from tests.waiting import until
 
@@ -164,7 +163,13 @@ def preempt(person: Person, cloud: Cloud) -> str:
 
 
 def until_step(person: Person, step: int) -> None:
-    until(lambda: step_of(person) >= step, RECOVERY_LIMIT_S, pause_s=LOOK_S)
+    def is_there() -> bool:
+        said = status(person)
+        assert not is_done(said), f"it was too quick to be struck: {said}"
+        at = step_in(said)
+        return (-1 if at is None else at) >= step
+
+    until(is_there, RECOVERY_LIMIT_S, pause_s=LOOK_S)
 
 
 def until_it_says(person: Person, *words: str) -> None:
