@@ -131,16 +131,12 @@ class HostBackend:
         )
 
     def logs(self, run: Run, index: int, *, offset: int, limit_bytes: int) -> dict[str, Any]:
-        process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index}
-        request = {**process, "offset": offset, "limit_bytes": limit_bytes}
+        request = {**run.process(index), "offset": offset, "limit_bytes": limit_bytes}
         return self.agents_for(run.described)[index].ask("logs", request, timeout_s=LOGS_LIMIT_S)
 
     def ask(self, run: Run, verb: str, request: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
         agents = self.agents_for(run.described)
-        requests = [
-            {"run_id": run.run_id, "attempt": run.attempt, "process_id": index, **request}
-            for index in range(len(agents))
-        ]
+        requests = [{**run.process(index), **request} for index in range(len(agents))]
         return ask_all(agents, verb, requests, timeout_s=timeout_s)
 
     def clear(self, run: Run) -> list[str]:
@@ -164,9 +160,8 @@ class HostBackend:
     def open_shell(self, target: Target, index: int | None, run: Run | None) -> int:
         if run is None:
             return self.terminal(target, index, ())
-        agent, process = self.agents_for(run.described)[index or 0], {"process_id": index or 0}
-        request = {"run_id": run.run_id, "attempt": run.attempt, **process}
-        argv = agent.ask("shell", request)["argv"]
+        agent = self.agents_for(run.described)[index or 0]
+        argv = agent.ask("shell", run.process(index or 0))["argv"]
         place = next((host.index for host in target.hosts if host.name == agent.host), None)
         return self.terminal(target, place, argv)
 

@@ -456,10 +456,9 @@ class _Watch:
         self._pace = Pace()
 
     def show(self, run: Run) -> None:
-        began_s = runs.parse_time(run.described["attempts"][-1]["started"])
         lines, self._offset = run.directory.read_new_metrics(self._offset, self._unread)
         for line in lines:
-            if run.attempt and line.get("time", began_s) < began_s:
+            if run.attempt and line.get("time", run.started_s) < run.started_s:
                 continue  # an earlier attempt's
             evaluation = _evaluation(run.metrics, line)
             if evaluation:

@@ -37,16 +37,14 @@ def used_s(one_slice: Slice, all_runs: Sequence[Run]) -> float | None:
     active_s = pricing.active_s(one_slice) if one_slice.pool is None else 0.0
     if active_s is None or not one_slice.is_usable or (one_slice.pool and one_slice.pool.scales_to_zero):
         return None
-    run_times = (
-        _seen_s(run) for run in all_runs if (run.described.get("slice") or {}).get("name") == one_slice.name
-    )
+    run_times = (_seen_s(run) for run in all_runs if run.slice_record.get("name") == one_slice.name)
     return max([active_s, *run_times])
 
 
 def _seen_s(run: Run) -> float:
     ended_s = finite((run.current_result() or {}).get("time")) or 0.0
     beats_s = (finite(beat.get("time")) or 0.0 for beat in run.current() if beat)
-    return max([runs.parse_time(run.described["attempts"][-1]["started"]), ended_s, *beats_s])
+    return max([run.started_s, ended_s, *beats_s])
 
 
 def limit_s(target: Target) -> float:

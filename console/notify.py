@@ -190,9 +190,9 @@ def _text(run: Run, kind: Kind) -> str:
         return str(reason).splitlines()[0][:LONGEST_TEXT]
     with contextlib.suppress(HostError, OSError):
         step, latest = runs.progress(run)
-        saved = run.directory.checkpoint_steps()
+        saved = run.directory.newest_checkpoint()
         if kind == "recovered":
-            return f"It runs again, from {f'step {saved[-1]}' if saved else 'the start'}."
+            return f"It runs again, from {'the start' if saved is None else f'step {saved}'}."
         progress = f"Step {step:,} of {run.total_steps:,}." if run.total_steps else f"Step {step:,}."
         return " ".join(part for part in (progress, runs.figure(run, latest)) if part)
     return ""

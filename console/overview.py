@@ -47,7 +47,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
-    attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, pricing.run_cost(run)
+    result, cost = run.current_result() or {}, pricing.run_cost(run)
     spent = run.goodput
     return {
         "run": run.run_id,
@@ -59,10 +59,10 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         "total_steps": run.total_steps,
         "attempt": run.attempt,
         "created": run.described["created"],
-        "started": attempt["started"],
+        "started": run.latest_attempt["started"],
         "platform": run.described.get("platform"),
         "target": run.described.get("target"),
-        "hosts": len({host["name"] for host in run.described["hosts"]}),
+        "hosts": run.machines,
         "processes": run.processes,
         "git_commit": (run.described.get("code") or {}).get("git_commit"),
         "directory": run.directory.url,
@@ -114,10 +114,9 @@ def findings(
     """
     if lines is None:
         lines, _ = run.directory.read_new_metrics(-runs.METRICS_TAIL_BYTES)
-    begun_s = runs.parse_time(run.described["attempts"][-1]["started"])
     recent_s = time.time() - host_samples.RECENT_S if state in run_directory.ACTIVE else 0.0
     present = [host for host in sampled if host is not None]
-    return host_samples.findings(present, lines, since_s=max(begun_s, recent_s))
+    return host_samples.findings(present, lines, since_s=max(run.started_s, recent_s))
 
 
 def hosts(run: Run, look: Look, sampled: Sequence[HostSamples | None] = ()) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ def _active(run: Run, look: Look, *, by_cluster: bool) -> str | None:
     if state in run_directory.ACTIVE:
         return f"it is {state}; `fab stop {run.run_id}` stops it"
     is_silent = run.current_result() is None and not any(run.current())
-    is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < max(JOIN_LIMIT_S.values())
+    is_new = now_s - run.started_s < max(JOIN_LIMIT_S.values())
     if is_silent and is_new:
         return "it was started a moment ago; try again in 10 min"
     if by_cluster and runs.may_be_restarted(run, mine, state):

@@ -39,11 +39,11 @@ def summary(run: Run, state: State) -> list[str]:
     is_spent = state == "stopped" and bool(result.get("out_of_budget"))
     more = f" --max-usd {2 * (finite(run.described.get('max_usd')) or 0):g}" if is_spent else ""
     resume = f"resume with `fab train --resume {run.run_id}{more}`"
-    saved = run.directory.checkpoint_steps()
+    saved = run.directory.newest_checkpoint()
     if run.described["job"] == jobs.SERVER:
         resume = f"start another with `fab serve {run.described['config']['run']}`"
-    elif saved:
-        resume += f" (from step {saved[-1]})"
+    elif saved is not None:
+        resume += f" (from step {saved})"
     elif run.is_own_command:
         resume += " (the command starts again, and finds its RUN_DIR as it was)"
     else:
@@ -151,9 +151,8 @@ def _done(run: Run) -> list[str]:
         rows.append(("goodput", spent.text()))
     if cost := run_cost(run):
         rows.append(("cost", cost.text()))
-    saved = run.directory.checkpoint_steps()
-    if saved:
-        rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
+    if (saved := run.directory.newest_checkpoint()) is not None:
+        rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved}")))
     if run.directory.list(run_directory.EXPORT):
         exported_step = f" (step {exported}, the best)" if exported not in (None, taken) else ""
         rows.append(("export", run.directory.path(run_directory.EXPORT) + exported_step))

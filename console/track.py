@@ -270,7 +270,7 @@ class Mirror:
             "framework": described.get("stack"),
             "platform": described.get("platform"),
             "target": described.get("target"),
-            "hosts": len({host["name"] for host in described["hosts"]}),
+            "hosts": run.machines,
             "directory": run.directory.url,
             "git_commit": (described.get("code") or {}).get("git_commit"),
         }
@@ -365,7 +365,7 @@ def _end(run: Run) -> tuple[str, float] | None:
         time_s = finite(result.get("time")) or now_s - SETTLE_S
         return (str(result.get("outcome")), time_s) if now_s - time_s >= SETTLE_S else None
     beats_s = [beat["time"] for beat in run.current() if beat]
-    last_s = max([*beats_s, runs.parse_time(run.described["attempts"][-1]["started"])])
+    last_s = max([*beats_s, run.started_s])
     # Twice the limit after which a host counts as lost: by then whoever follows the run has written a result.
     return ("lost", last_s) if now_s - last_s > 2 * SILENCE_LIMIT_S else None
 

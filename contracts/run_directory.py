@@ -410,6 +410,10 @@ class RunDirectory:
         torn = {step for step, noted in zip(unsigned, notes, strict=True) if not self._has_all(step, noted)}
         return [step for step in steps if step not in torn]
 
+    def newest_checkpoint(self) -> int | None:
+        """The newest step that has a complete checkpoint; None where none has."""
+        return max(self.checkpoint_steps(), default=None)
+
     def _has_all(self, step: int, notes: Json | None) -> bool:
         """Whether the files are there that the notes of a checkpoint name, as where it was copied from a disk."""
         files = (notes or {}).get(CHECKSUMS)

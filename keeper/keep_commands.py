@@ -128,7 +128,7 @@ class HandOver:
 def keep(target: Target, on: Callable[[str], Target], name: str, hand_over: HandOver) -> int:
     """Carry out `fab keep`. target: any slice that may be meant. on: returns a slice of the stack by name."""
     run = runs.find(target.runs, name)
-    own = str((run.described.get("slice") or {}).get("name") or target.slice.name)
+    own = str(run.slice_record.get("name") or target.slice.name)
     say(terminal())(hand_over.keep(run, target if own == target.slice.name else on(own)))
     return DONE
 

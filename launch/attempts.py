@@ -178,8 +178,7 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
     launched = [attempt for attempt in attempts if "pod" in attempt and attempt["attempt"] >= first]
     if "missing" in request:
         return look(directory, limits, launched, last["attempt"], request["missing"], now_s)
-    saved = directory.checkpoint_steps()
-    newest = saved[-1] if saved else None
+    newest = directory.newest_checkpoint()
     # The launcher has taken the token of its first attempt; of its pods one begins it.
     if not launched and (current > last["attempt"] or not fencing.begin_launched(directory)):
         last.setdefault("checkpoint", newest)  # by a pod that was lost before it could put that on record
@@ -261,11 +260,10 @@ def close(
 ) -> dict[str, Any]:
     """Return the answer that a run is over; write its result, where no process of the attempt could."""
     if end.outcome is not None:
-        saved = directory.checkpoint_steps()
         written = run_directory.result(
             end.outcome,
             attempt=attempt,
-            steps=saved[-1] if saved else 0,
+            steps=directory.newest_checkpoint() or 0,
             time=now_s,
             error=end.error,
             failed_host=(result or {}).get("failed_host") if end.outcome == "failed" else None,

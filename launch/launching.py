@@ -300,7 +300,7 @@ def _next_attempt(resume: Run | None, target: Target) -> tuple[int, dict[str, An
 
 def about_other_slice(run: Run, target: Target) -> str:
     """Return what to add to a message that a run is active: where, if that is not the target's slice."""
-    before = run.described.get("slice") or {}
+    before = run.slice_record
     name, origin = before.get("name"), before.get("origin")
     if not before or (name, origin) == (target.slice.name, target.slice.origin):
         return ""
@@ -529,7 +529,7 @@ def observed(run: Run, state: State, *, living: Presence = "absent", silent: int
     if run.unread_result is not None:
         raise RequestError(f"{run.run_id}: how it ended cannot be read: {run.unread_result}")
     result = run.current_result() or {}
-    saved = [] if living == "present" else run.directory.checkpoint_steps()
+    saved = None if living == "present" else run.directory.newest_checkpoint()
     cause = policy.failure_cause(state, result)
     error = str(result.get("reason") or result.get("error") or "").partition("\n")[0]
     if cause == "done":
@@ -541,7 +541,7 @@ def observed(run: Run, state: State, *, living: Presence = "absent", silent: int
         cause=cause,
         attempt=run.attempt,
         silent=silent,
-        checkpoint=saved[-1] if saved else -1,
+        checkpoint=-1 if saved is None else saved,
         error=error,
         cost_usd=pricing.least_usd(run),
         max_usd=finite(run.described.get("max_usd")),

@@ -66,7 +66,7 @@ def run_cost(run: Run) -> Cost | None:
 
 def _attempts(run: Run) -> list[dict[str, Any]]:
     """The attempts with their prices; those of earlier versions at the price of the run's slice."""
-    price = listed_price(run.described.get("slice") or {})
+    price = listed_price(run.slice_record)
     return [{"price": price, **attempt} for attempt in run.described["attempts"]]
 
 

@@ -61,12 +61,38 @@ class Run:
         return str(self.described["run_id"])
 
     @property
+    def latest_attempt(self) -> dict[str, Any]:
+        """What run.json has of it."""
+        attempt: dict[str, Any] = self.described["attempts"][-1]
+        return attempt
+
+    @property
     def attempt(self) -> int:
-        return int(self.described["attempts"][-1]["attempt"])
+        """The number of the latest attempt."""
+        return int(self.latest_attempt["attempt"])
 
     @property
     def processes(self) -> int:
-        return int(self.described["attempts"][-1]["processes"])
+        return int(self.latest_attempt["processes"])
+
+    @property
+    def started_s(self) -> float:
+        """When its latest attempt was started, in Unix seconds."""
+        return parse_time(self.latest_attempt["started"])
+
+    @property
+    def slice_record(self) -> Mapping[str, Any]:
+        """What run.json has of its slice; empty where it has nothing."""
+        return self.described.get("slice") or {}
+
+    @property
+    def machines(self) -> int:
+        """How many hosts it is on; several of its processes may be on one."""
+        return len({host["name"] for host in self.described["hosts"]})
+
+    def process(self, index: int) -> dict[str, Any]:
+        """Return the keys that name one process of the latest attempt to its agent."""
+        return {"run_id": self.run_id, "attempt": self.attempt, "process_id": index}
 
     @property
     def begins_again(self) -> bool:
@@ -76,7 +102,7 @@ class Run:
     @property
     def has_begun(self) -> bool:
         """Whether a process has begun the latest attempt, which those that wait for a node have not."""
-        return not self.begins_again or "pod" in self.described["attempts"][-1]
+        return not self.begins_again or "pod" in self.latest_attempt
 
     @property
     def is_own_command(self) -> bool:
@@ -121,7 +147,7 @@ class Run:
         """What run.json keeps of its latest attempt's time, once another one begins."""
         if not self.has_begun:
             return {"wall_s": 0.0}
-        return goodput.measured(self.described["attempts"][-1], self.current_result(), self.current())
+        return goodput.measured(self.latest_attempt, self.current_result(), self.current())
 
     @property
     def goodput(self) -> Goodput | None:
@@ -279,7 +305,7 @@ def survey(folder: RunsFolder) -> Listing:
     return Listing(
         runs=sorted(
             read_runs(described),
-            key=lambda run: (run.described["attempts"][-1]["started"], run.run_id),
+            key=lambda run: (run.started_s, run.run_id),
             reverse=True,
         ),
         unreadable={
@@ -352,7 +378,7 @@ def newest(
     )
     if run is None:
         return None
-    started = re.sub("[^0-9]", "", run.described["attempts"][-1]["started"])
+    started = re.sub("[^0-9]", "", run.latest_attempt["started"])
     for run_id, reason in listing.unreadable.items():
         job, day, second, _ = run_id.rsplit("-", 3)
         if day + second > started and (not jobs or job in jobs):
@@ -456,7 +482,7 @@ def state(
         for rank, beat in enumerate(run.current())
     ]
     return run_directory.state(
-        started_s=parse_time(run.described["attempts"][-1]["started"]),
+        started_s=run.started_s,
         result=run.current_result(),
         heartbeats=beats,
         processes=processes,

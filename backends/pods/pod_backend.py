@@ -131,16 +131,14 @@ class PodBackend:
         return [*map(wait_for_answer, futures)]
 
     def logs(self, run: Run, index: int, *, offset: int, limit_bytes: int) -> dict[str, Any]:
-        process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index}
-        request = {**process, "offset": offset, "limit_bytes": limit_bytes}
+        request = {**run.process(index), "offset": offset, "limit_bytes": limit_bytes}
         name = run.described["hosts"][index]["name"]
         return self.runs.begin(name, ANSWER_LIMIT_S, functools.partial(self.runs.logs, request)).result()
 
     def ask(self, run: Run, verb: str, request: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
         def ask(index: int) -> dict[str, Any]:
-            process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index}
             session = self.runs.session(self.runs.running_pod(run.run_id, index))
-            return session.ask(verb, {**process, **request}, timeout_s)
+            return session.ask(verb, {**run.process(index), **request}, timeout_s)
 
         futures = [
             self.runs.begin(host["name"], timeout_s + ANSWER_LIMIT_S, functools.partial(ask, index))
@@ -161,9 +159,8 @@ class PodBackend:
     def open_shell(self, target: Target, index: int | None, run: Run | None) -> int:  # noqa: ARG002
         assert run is not None, "a pod is found by its run"
         pod, argv = self.runs.running_pod(run.run_id, index or 0), SHELL
-        process = {"run_id": run.run_id, "attempt": run.attempt, "process_id": index or 0}
         with contextlib.suppress(HostError):  # its process has not begun
-            argv = self.runs.session(pod).ask("shell", process, ANSWER_LIMIT_S)["argv"]
+            argv = self.runs.session(pod).ask("shell", run.process(index or 0), ANSWER_LIMIT_S)["argv"]
         name = pod["metadata"]["name"]
         return shell(self.runs.connection.program(name, CONTAINER, argv, terminal=True))
 

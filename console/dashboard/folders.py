@@ -179,7 +179,7 @@ def dashboard_state(run: Run, now_s: float) -> State:
     state = runs.state(run, (), unanswered=1, now_s=now_s)
     if state == "lost" and not any(run.current()):
         limit_s = JOIN_LIMIT_S.get(str(run.described.get("platform")), 0.0)
-        is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < limit_s
+        is_new = now_s - run.started_s < limit_s
         return "starting" if is_new else state
     return state
 

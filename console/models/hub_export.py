@@ -199,7 +199,7 @@ def _index(
 
 def _training(run: Run) -> list[tuple[str, str]]:
     described, attempts = run.described, run.described["attempts"]
-    one_slice, code = described.get("slice") or {}, described.get("code") or {}
+    one_slice, code = run.slice_record, described.get("code") or {}
     wall_s, cost = run.total_wall_s, pricing.run_cost(run)
     is_tpu, place = described["platform"] == "tpu", f"{one_slice.get('capacity')}, {one_slice.get('zone')}"
     commit, versions = code.get("git_commit"), described.get("versions") or {}
@@ -207,7 +207,7 @@ def _training(run: Run) -> list[tuple[str, str]]:
         "hardware": f"{one_slice['count']} x {one_slice['accelerator_type']}"
         if is_tpu and one_slice
         else described["platform"],
-        "hosts": f"{len({host['name'] for host in described['hosts']})}, with {counted(run.processes, 'process')}",
+        "hosts": f"{run.machines}, with {counted(run.processes, 'process')}",
         "wall time": f"{spoken(wall_s)}, {counted(len(attempts), 'attempt')}" if wall_s is not None else None,
         "cost": cost and f"{cost.text()}, for the wall time ({place})",
         "framework": described.get("stack"),

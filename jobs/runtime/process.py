@@ -250,7 +250,7 @@ def finish_early(run: Run, step: int) -> None:
     step: the last saved one; 0 if this attempt has not restored a checkpoint.
     """
     outcome = "stopped" if preemption.was_requested(run.environment.control_dir) else "preempted"
-    step = step or max(run.directory.checkpoint_steps(), default=0)
+    step = step or run.directory.newest_checkpoint() or 0
     progress = f"saved after step {step}" if step else "nothing was computed yet"
     reason = preemption.stop_reason(run.environment.control_dir) if outcome == "stopped" else None
     cause_text = f" because {reason}" if reason else ""
