@@ -21,6 +21,7 @@ from console.summary import exit_code, summary
 from contracts import run_directory, run_records
 from contracts.aliases import Say
 from contracts.errors import DONE, RequestError
+from contracts.host_interface import STOP_GRACE_S
 from contracts.run_directory import State
 from contracts.run_records import Unread
 from jobs.runtime.monitoring.metric_definitions import Metrics, finite
@@ -35,7 +36,6 @@ from launch.request.run_request import Request, resuming, work_out
 from launch.runs import Run
 from launch.targets import Target
 
-STOP_GRACE_S = 120.0
 PRESENT, LOST = "present", "lost"
 """What a launcher puts in place of the time when a slice was created: whether all its hosts answer."""
 

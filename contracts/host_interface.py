@@ -26,6 +26,13 @@ SET_BY_IMAGE = re.compile("HOME|PATH|LD_.*|DOCKER_.*")
 """Variables that a process in a container cannot be given: Docker's client takes the values of a container's variables
 from its own environment, and these would steer the client."""
 
+HANG_FLOOR_S = 120.0
+"""Shortest time without progress after which a run counts as hung, however quick its steps are."""
+HEARTBEAT_LIMIT_S = 300.0
+"""Time without a heartbeat after which a run counts as hung, whatever it is doing."""
+STOP_GRACE_S = 120.0
+"""For a checkpoint, between the signal to stop and the end."""
+
 PROFILE_REQUEST = "profile-request.json"
 """In the control directory of a process: which of its next steps its ranks are to trace."""
 MOST_TRACED_STEPS = 100

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
+from contracts.host_interface import STOP_GRACE_S
 from fabfile.command import task
 from fabfile.command_options import (
     flag,
@@ -109,7 +110,7 @@ class Queue:
     stay: bool = flag("with work: go on when the queue is empty, until Ctrl-C")
     priority: int | None = option("with move: the entry's new priority", whole_number())
     grace: float = option(
-        "with cancel: seconds for saving a checkpoint (default: 120)", seconds(0), default=120.0
+        "with cancel: seconds for saving a checkpoint (default: 120)", seconds(0), default=STOP_GRACE_S
     )
     selector: Selector = group(Selector, "stack", "slice", "runs")
     positionals: tuple[str, ...] = positionals("[WORDS]", needs="")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from contracts.errors import DONE, RequestError
+from contracts.host_interface import HANG_FLOOR_S, HEARTBEAT_LIMIT_S, STOP_GRACE_S
 from fabfile.command import task
 from fabfile.command_options import (
     argument,
@@ -69,10 +70,12 @@ class Training:
     hang_limit: float = option(
         "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
         seconds(1),
-        default=120.0,
+        default=HANG_FLOOR_S,
     )
     heartbeat_limit: float = option(
-        "also stop a run as hung after so many seconds without a heartbeat", seconds(10), default=300.0
+        "also stop a run as hung after so many seconds without a heartbeat",
+        seconds(10),
+        default=HEARTBEAT_LIMIT_S,
     )
     send: tuple[str, ...] = repeatable(
         "a file of your folder that is sent although it may hold a secret; may be given several times"
@@ -312,7 +315,7 @@ def logs(args: Logs) -> int:
 class Stop:
     run: str | None = argument(RUN + " (default: the one that is active)", default=None)
     grace: float = option(
-        "seconds for saving a checkpoint before the processes are killed", seconds(0), default=120.0
+        "seconds for saving a checkpoint before the processes are killed", seconds(0), default=STOP_GRACE_S
     )
     selector: Selector = group(Selector, "stack", "slice", "runs")
 

@@ -21,6 +21,7 @@ from console import track as tracking
 from contracts import run_directory
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
+from contracts.host_interface import STOP_GRACE_S
 from contracts.inventory import RECORDED, SPECIFICATION
 from contracts.inventory import Slice as InventorySlice
 from contracts.run_directory import RunDirectory, State
@@ -318,7 +319,7 @@ class World:
         target = self.target(run)
         run_read = runs.read(target.runs.directory(run.run_id))
         if run_read is not None:
-            grace_s = follow.STOP_GRACE_S if run.stop_grace_s is None else run.stop_grace_s
+            grace_s = STOP_GRACE_S if run.stop_grace_s is None else run.stop_grace_s
             target.backend.stop(run_read, grace_s=grace_s)
 
     def remove(self, run: Run) -> None:

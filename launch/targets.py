@@ -17,6 +17,7 @@ from contracts import run_directory
 from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.files import Files, is_url
+from contracts.host_interface import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from contracts.inventory import Host, Inventory, Slice
 from contracts.ranks import Ranks
 from contracts.run_directory import State
@@ -240,10 +241,6 @@ class TargetRequest:
     preset: PresetInventory | None = None
 
 
-HANG_FLOOR_S = 120.0
-"""Shortest time without progress after which a run counts as hung, however quick its steps are."""
-HEARTBEAT_LIMIT_S = 300.0
-"""Time without a heartbeat after which a run counts as hung, whatever it is doing."""
 ACCESSES = ("devices", "privileged")
 """Of a container to its host: the platform's device nodes and nothing more, or all that the host's root may."""
 

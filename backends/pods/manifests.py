@@ -28,7 +28,7 @@ from backends.pods.pods import (
 )
 from contracts.errors import FAILED, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.host_interface import SECRETS_FILE
-from contracts.inventory import Cluster, Host, NodePool
+from contracts.inventory import Cluster, Host, NodePool, Slice
 from contracts.run_directory import CODE, FOLDER
 from launch import plan as plans
 from launch.targets import Plan
@@ -38,6 +38,8 @@ Manifest = dict[str, Any]
 COORDINATOR_PORT, LIVENESS_PORT, GATHER_PORT, FIRST_RANK_PORT = 8576, 8577, 8578, 8580
 """Fixed, as a pod has an address of its own; none is of those that libtpu and torch_tpu take (8070, 8471, 8476 …)."""
 SECRETS_DIR, SECRETS_KEY = "/run/tpu-stack-secrets", "values.json"
+TPU = "google.com/tpu"
+"""The resource that pods ask for, and the taint of nodes that have it."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOBSET_INDEX = f"metadata.labels['{SLICE_INDEX}']"
 SLICE = "slice"
@@ -323,7 +325,7 @@ def _pod(plan: Plan, options: Options, name: str) -> Manifest:
     environment = [_variable(key, text) for key, text in sorted(cluster.pod_environment.items())]
     safe, main = _security_contexts(plan.container.access, plan.target.platform)
     secret_mounts, secret_volumes = _secret_mounts(plan, name)
-    chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
+    chips = {TPU: str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     code = [f"{plan.run_dir}/{CODE}", plan.bundle_sha256]
     for sha256 in plan.command.bundles if plan.command is not None else ():
@@ -455,14 +457,19 @@ def pod_request(plan: Plan, options: Options) -> dict[str, Any]:
     }
 
 
+def slice_labels(slice_spec: Slice, pool: NodePool) -> dict[str, str]:
+    """Return the labels that GKE gives the nodes of a kind of TPU slice."""
+    return {
+        "cloud.google.com/gke-tpu-accelerator": pool.accelerator,
+        "cloud.google.com/gke-tpu-topology": slice_spec.topology,
+    }
+
+
 def _node_selector(plan: Plan) -> dict[str, str]:
     """By the labels that GKE gives the nodes of its TPU pools:
     https://cloud.google.com/kubernetes-engine/docs/how-to/tpus."""
     slice_spec, pool = plan.target.slice, _pool(plan)
-    labels = {
-        "cloud.google.com/gke-tpu-accelerator": pool.accelerator,
-        "cloud.google.com/gke-tpu-topology": slice_spec.topology,
-    }
+    labels = slice_labels(slice_spec, pool)
     # A pool of ours is named, so that no similar pool is taken.
     if _cluster(plan).endpoint is not None and slice_spec.count == 1:
         labels["cloud.google.com/gke-nodepool"] = slice_spec.origin.removeprefix("node-pool ")
@@ -476,7 +483,7 @@ def _node_selector(plan: Plan) -> dict[str, str]:
 
 
 def _tolerations(plan: Plan) -> list[Manifest]:
-    keys = ["google.com/tpu"]
+    keys = [TPU]
     keys += {"spot": ["gke-spot"], "flex-start": ["gke-flex-start"]}.get(plan.target.slice.capacity, [])
     lost = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     return [

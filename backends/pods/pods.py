@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from contracts.host_interface import STOP_GRACE_S
+
 Object = dict[str, Any]
 """A Kubernetes object, as its JSON says it."""
 
@@ -44,8 +46,8 @@ NO_START = (
     "CreateContainerConfigError",
 )
 """Why a pod that has a node may wait for ever."""
-GRACE_S = 120
-"""Between SIGTERM and SIGKILL, for a checkpoint. A spot node gives what its kubelet's shutdownGracePeriod leaves."""
+GRACE_S = int(STOP_GRACE_S)
+"""Between SIGTERM and SIGKILL. A spot node gives what its kubelet's shutdownGracePeriod leaves."""
 
 
 def job_name(run_id: str) -> str:

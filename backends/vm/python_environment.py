@@ -11,13 +11,14 @@ from typing import Any
 
 from backends.vm.steps import APT_IS_FREE, Step, at_home
 from contracts.errors import RequestError
-from launch.code.dependencies import LOCK_OF_PLATFORM, PYTHON
+from launch.code.dependencies import LOCK_OF_PLATFORM
+from launch.code.dependencies import PYTHON as VERSION
 from launch.hosts import Agent, HostError, ask_all
+from launch.targets import PYTHON as DEPLOYED_PYTHON
 from launch.targets import Target
 
-OURS = "~/.local/share/tpu-stack/venv"
+OURS = DEPLOYED_PYTHON.removesuffix("/bin/python")
 """The environment that deployment makes; an interpreter anywhere else is somebody else's and only looked at."""
-VERSION = PYTHON
 LIMIT_S = 1800.0
 INSTALLER_LOCK = "uv"
 STAMP = "tpu-stack-lock"
@@ -120,7 +121,7 @@ def needed(target: Target, checkout: Path) -> Lock | None:
     Raises:
         RequestError: the checkout has no lock for the platform.
     """
-    if target.python != f"{OURS}/bin/python":
+    if target.python != DEPLOYED_PYTHON:
         return None
     return read_lock(LOCK_OF_PLATFORM[target.platform], checkout, target.agent_root)
 

@@ -13,7 +13,6 @@ from contracts.inventory import Cluster, NodePool, Slice
 from launch.hosts import HostError
 
 AREA = "cluster"
-TPU = "google.com/tpu"
 ROLE = "an administrator gives them: docs/kubernetes.md#an-existing-cluster, on GKE tpu-stack:access"
 
 Ask = Callable[[str, str, dict[str, Any] | None], Mapping[str, Any]]
@@ -85,10 +84,7 @@ class ClusterChecks:
 
     def nodes(self) -> Iterator[Finding]:
         """Those that a run's pods look for, by the labels that GKE gives them."""
-        labels = {
-            "cloud.google.com/gke-tpu-accelerator": self.pool.accelerator,
-            "cloud.google.com/gke-tpu-topology": self.one_slice.topology,
-        }
+        labels = manifests.slice_labels(self.one_slice, self.pool)
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         try:
             nodes = self.ask("GET", f"/api/v1/nodes?labelSelector={selector}", None)["items"]
@@ -113,11 +109,11 @@ class ClusterChecks:
                 "`kubectl get nodes` and `kubectl describe node` say why; a run waits for the others",
             )
         for node in nodes:
-            has = node["status"].get("allocatable", {}).get(TPU, "0")
+            has = node["status"].get("allocatable", {}).get(manifests.TPU, "0")
             if has != str(self.pool.chips_per_node):
                 name = node["metadata"]["name"]
                 yield warn(
-                    f"{name} offers {TPU}: {has}, its machine type {self.pool.machine_type} has "
+                    f"{name} offers {manifests.TPU}: {has}, its machine type {self.pool.machine_type} has "
                     f"{self.pool.chips_per_node}",
                     "pods ask for all chips of a node and would not be placed there: see its device plugin's pod in "
                     "kube-system",

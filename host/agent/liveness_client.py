@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 
+from contracts.host_interface import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +255,6 @@ class Channel:
         self.sock.close()
 
 
-FLOOR_S = 120.0
 PATIENCE_S = 1800.0
 """For what is slow and done seldom: everything before the first step, compiling, saving, the export."""
 TIMES_THE_MEDIAN = 20
@@ -263,7 +264,6 @@ LONGEST_LOOK_S = 5.0
 """More than this between two looks, and the watcher itself was not running: that time is not held against the job."""
 SILENT_S = 5.0
 """A heartbeat is renewed every second by a thread that does nothing else; compilers leave it the interpreter."""
-HEARTBEAT_LIMIT_S = 300.0
 LARGEST = 2**63
 
 
@@ -274,7 +274,7 @@ class Watchdog:
     stood_s: seconds since the process's step, or its `tick`, last moved. silent_s: since its heartbeat was renewed.
     """
 
-    def __init__(self, floor_s: float = FLOOR_S, heartbeat_limit_s: float = HEARTBEAT_LIMIT_S) -> None:
+    def __init__(self, floor_s: float = HANG_FLOOR_S, heartbeat_limit_s: float = HEARTBEAT_LIMIT_S) -> None:
         self.stood_s = self.silent_s = 0.0
         self.beat: Json = {}
         self._floor_s, self._heartbeat_limit_s = floor_s, heartbeat_limit_s

@@ -39,9 +39,10 @@ from contracts.errors import (
     WRONG_REQUEST,
     is_signal_exit,
 )
+from contracts.host_interface import HEARTBEAT_LIMIT_S
 
 from .attempt_process import Process, plain_environment
-from .liveness_client import HEARTBEAT_LIMIT_S, RETRY_S, Channel
+from .liveness_client import RETRY_S, Channel
 from .liveness_server import listen, named
 from .protocol import VERBS, VERSION, Refused, checked
 from .start import spawn

@@ -16,6 +16,7 @@ import time
 from contracts import atomic, run_directory
 from contracts.causes import cause, lines_before
 from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST, os_error_reason, remedy_for
+from contracts.host_interface import STOP_GRACE_S
 from contracts.run_directory import first_failure, own_failures
 
 from .attempt_process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 LOOK_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0
-BUDGET_GRACE_S = 120.0
-"""For a checkpoint, after the budget of a run is spent."""
 OTHERS_LATER_S = 30.0
 SLICE_END_NOTICE_S = 300.0
 """Before Google takes a slice back: enough to agree on a step and to write a checkpoint of a large model."""
@@ -196,11 +195,11 @@ class Budget:
     def look(self, now_s: float) -> None:
         if now_s >= self._kill_s:
             self._kill_s = math.inf
-            note(f"the process has not saved within {BUDGET_GRACE_S:g} s")
+            note(f"the process has not saved within {STOP_GRACE_S:g} s")
             self._process.kill()
         if now_s < self._due_s:
             return
-        self._due_s, self._kill_s = math.inf, now_s + BUDGET_GRACE_S
+        self._due_s, self._kill_s = math.inf, now_s + STOP_GRACE_S
         note(f"stopping because {self._reason}")
         path = self._process.stop_reason_path
         tried("keeping the reason", lambda: atomic.write(path, self._reason))

@@ -20,12 +20,12 @@ from typing import Any
 
 from contracts import atomic
 from contracts.errors import RequestError
+from contracts.inventory import RECORDED, SPECIFICATION
 from infra.documents import ABSENT, ChangedError, ContentError, Documents, OutageError
 from launch.control import control_documents
 from launch.control.control_documents import Run, Slice
 
 RUNS, SLICES = "runs/", "slices/"
-STACK, INVENTORY = "stack.json", "inventory.json"
 BUNDLES = "bundles/"
 NUMBERS = "numbers.json"
 """The number of the next entry of the queue."""
@@ -39,7 +39,8 @@ MOST_ENDED = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the store holds. stack_values: what Pulumi and reconcilers have written of the stack: STACK and INVENTORY.
+    """What the store holds. stack_values: what Pulumi and reconcilers have written of the stack: SPECIFICATION
+    and RECORDED.
     unreadable: documents that are none, and why."""
 
     runs: Mapping[str, Run]
@@ -67,7 +68,7 @@ class Store:
 
     def read(self) -> Content:
         """Return all runs and slices. One listing, and a read of each document that has changed."""
-        versions = self.documents.versions((RUNS, SLICES, STACK, INVENTORY))
+        versions = self.documents.versions((RUNS, SLICES, SPECIFICATION, RECORDED))
         is_same = {name: cached[0] for name, cached in self._known.items()} == versions
         fresh: dict[str, tuple[int, Any]] = {}
         unreadable: dict[str, str] = {}

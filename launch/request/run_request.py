@@ -18,6 +18,7 @@ from contracts import run_directory
 from contracts.aliases import Say
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
+from contracts.host_interface import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from contracts.run_directory import CODE, FOLDER, OWN_COMMAND, RunDirectory
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, Metrics
 from jobs.runtime.storage.bucket_files import unreadable
@@ -33,8 +34,6 @@ from launch.request import run_environment
 from launch.request.framework_launchers import Unwrapped, unwrap
 from launch.runs import Run
 from launch.targets import (
-    HANG_FLOOR_S,
-    HEARTBEAT_LIMIT_S,
     Container,
     Launcher,
     OwnCommand,

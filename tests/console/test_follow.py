@@ -15,8 +15,9 @@ from console import follow
 from console.display import Progress
 from contracts import run_directory
 from contracts.errors import RequestError
+from contracts.host_interface import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from contracts.run_directory import RunDirectory, State
-from launch import launching, runs, targets
+from launch import launching, runs
 from launch.hosts import Agent, HostError
 from launch.request.run_request import Request, resuming
 from launch.runs import Run
@@ -339,4 +340,4 @@ def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run:
     assert resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
     assert resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
     fresh = resuming(write_run())
-    assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (targets.HANG_FLOOR_S, targets.HEARTBEAT_LIMIT_S)
+    assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (HANG_FLOOR_S, HEARTBEAT_LIMIT_S)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.host_interface import HANG_FLOOR_S
 from host.agent.liveness_client import (
     CONNECT_LIMIT_S,
-    FLOOR_S,
     LINE_LIMIT,
     PATIENCE_S,
     Channel,
@@ -307,7 +307,7 @@ def beat(step: int, step_time: float, state: str = "stepping", **more: Any) -> d
     return {"step": step, "step_time": step_time, "state": state, "time": step_time, "message": None, **more}
 
 
-def trained(step_s: float, steps: int = 10, floor_s: float = FLOOR_S) -> tuple[Watchdog, float]:
+def trained(step_s: float, steps: int = 10, floor_s: float = HANG_FLOOR_S) -> tuple[Watchdog, float]:
     """A watchdog that has seen so many steps of that length, and the time then."""
     watchdog, now = Watchdog(floor_s), START_S
     for step in range(steps + 1):
@@ -320,11 +320,11 @@ def trained(step_s: float, steps: int = 10, floor_s: float = FLOOR_S) -> tuple[W
 @pytest.mark.parametrize(
     ("step_s", "steps", "floor_s", "limit_s"),
     [
-        (30.0, 10, FLOOR_S, 600),
-        (0.2, 10, FLOOR_S, FLOOR_S),
+        (30.0, 10, HANG_FLOOR_S, 600),
+        (0.2, 10, HANG_FLOOR_S, HANG_FLOOR_S),
         (0.2, 10, 2, 4),
-        (1.0, 2, FLOOR_S, PATIENCE_S),  # nothing is known of the first steps
-        (1.0, 3, FLOOR_S, FLOOR_S),
+        (1.0, 2, HANG_FLOOR_S, PATIENCE_S),  # nothing is known of the first steps
+        (1.0, 3, HANG_FLOOR_S, HANG_FLOOR_S),
     ],
 )
 def test_the_limit_is_twenty_median_steps_or_the_floor(
@@ -340,13 +340,13 @@ def test_a_process_hangs_when_it_has_stood_still_for_the_limit_which_a_few_slow_
         for second in range(90):
             watchdog.look(beat(step - 1, now - 90), now - 90 + second)
         watchdog.look(beat(step, now), now)
-    assert watchdog.limit_s == FLOOR_S
-    for second in range(int(FLOOR_S) + 1):
+    assert watchdog.limit_s == HANG_FLOOR_S
+    for second in range(int(HANG_FLOOR_S) + 1):
         watchdog.look(beat(23, now), now + second)
         assert not watchdog.is_hung
-    watchdog.look(beat(23, now), now + FLOOR_S + 1)
+    watchdog.look(beat(23, now), now + HANG_FLOOR_S + 1)
     assert watchdog.is_hung
-    assert watchdog.progress()["stood_s"] == pytest.approx(FLOOR_S + 1)
+    assert watchdog.progress()["stood_s"] == pytest.approx(HANG_FLOOR_S + 1)
 
 
 def test_a_heartbeat_may_ask_for_the_floor_from_the_start() -> None:
@@ -373,7 +373,7 @@ def test_quick_steps_between_two_looks_count_and_compilation_does_not() -> None:
     for second in range(3):
         quick.look(beat(1 + 100 * second, START_S + second), START_S + second)
     assert quick.median_s == pytest.approx(0.01)
-    assert quick.limit_s == FLOOR_S
+    assert quick.limit_s == HANG_FLOOR_S
     for second in range(60):
         compiling.look(beat(0, START_S, "joined"), START_S + second)
     compiling.look(beat(1, START_S + 60, "joined"), START_S + 60)
@@ -388,10 +388,10 @@ def test_a_first_evaluation_has_half_an_hour_until_it_has_ticked_and_a_tick_is_n
     assert watchdog.limit_s == PATIENCE_S  # it may be compiling
     for tick in range(1, 200):
         watchdog.look(beat(10, START_S + 10 + 10 * tick, message="evaluating"), now + 1 + 5 * tick)
-        assert (watchdog.limit_s, watchdog.is_hung) == (FLOOR_S, False)
+        assert (watchdog.limit_s, watchdog.is_hung) == (HANG_FLOOR_S, False)
     watchdog.look(beat(10, START_S + 2000), now + 1001)
     watchdog.look(beat(20, START_S + 2010, message="evaluating"), now + 1002)
-    assert watchdog.limit_s == FLOOR_S  # it is compiled since the first
+    assert watchdog.limit_s == HANG_FLOOR_S  # it is compiled since the first
     assert watchdog.median_s == pytest.approx(1)
 
 
@@ -401,7 +401,7 @@ def test_a_watcher_that_did_not_run_a_set_clock_and_a_heartbeat_that_cannot_be_r
     assert not watchdog.is_hung
     for number, jump_s in enumerate((3600.0, -7200.0), 1):
         watchdog.look(beat(10 + number, START_S + 10 + number + jump_s), now + 86400 + number)
-    assert (watchdog.limit_s, watchdog.stood_s) == (FLOOR_S, 0)
+    assert (watchdog.limit_s, watchdog.stood_s) == (HANG_FLOOR_S, 0)
     watchdog.look({}, now + 86403)
     assert (watchdog.beat["step"], watchdog.stood_s) == (12, 1)
     unheard = Watchdog(1)
@@ -438,7 +438,7 @@ def test_odd_heartbeats_end_nothing(beats: list[dict[str, Any]]) -> None:
     for now, odd in enumerate(beats):
         watchdog.look(odd, float(now))
         watchdog.progress()
-        assert watchdog.limit_s >= FLOOR_S
+        assert watchdog.limit_s >= HANG_FLOOR_S
 
 
 Pair = tuple[Channel, socket.socket]

@@ -20,11 +20,12 @@ from backends.local import environments
 from backends.local.local_backend import on_this_machine
 from console import notify
 from contracts.errors import RequestError
+from contracts.host_interface import HANG_FLOOR_S
 from jobs.runtime.ranks.secret_values import _forms
 from launch import launching
 from launch.request.run_request import Request, command_from_options
 from launch.runs import Run
-from launch.targets import HANG_FLOOR_S, Secret
+from launch.targets import Secret
 from tests.launch.code.package_index import add_wheel
 from tests.runs.lab import Lab, losses, result
 
