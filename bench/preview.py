@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rehearsal.engine import ROOT, Engine, Program
-from rehearsal.tpu_api import TpuApi
+from rehearsal.simulated_cloud import SimulatedCloud
 from tools import pulumi_cli
 from tools.pulumi_cli import PulumiCli
 
@@ -32,7 +32,7 @@ def configuration(slices: int) -> dict[str, object]:
 
 def previews(cli: PulumiCli, program: Program, slices: int, runs: int) -> tuple[float, list[float], int]:
     """Seconds that preparing the engine took, seconds of each preview, and the resources in it."""
-    with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as folder, TpuApi() as api:
+    with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as folder, SimulatedCloud() as api:
         start = time.perf_counter()
         with Engine(
             folder=Path(folder) / "engine",

@@ -1,6 +1,6 @@
 """The real Pulumi engine, offline: a file backend, the stand-in for gcp, the simulated Cloud TPU API, one folder.
 
-    with TpuApi() as api, Engine(folder=…, cli=…, program=declare, tpu_url=api.url) as engine:
+    with SimulatedCloud() as api, Engine(folder=…, cli=…, program=declare, tpu_url=api.url) as engine:
         engine.configure({"gcp:project": "my-project", "tpu-stack:slices": […]})
         report = engine.up()
         assert report.ok, report.text
@@ -34,6 +34,7 @@ from semver import VersionInfo
 from contracts.aliases import Say
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.stand_in_world import World
+from rehearsal.simulated_cloud import COMPUTE_PATH
 from tools.pulumi_cli import PulumiCli
 
 Program = Callable[[], None]
@@ -318,7 +319,7 @@ class Engine:
         # What every settings file of this stack has to hold: how its secrets are kept, and where the cloud is.
         self.own_settings: dict[str, Any] = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
         self.own_settings["config"]["gcp:tpuV2CustomEndpoint"] = f"{tpu_url}/v2/"
-        self.own_settings["config"]["gcp:computeCustomEndpoint"] = f"{tpu_url}/compute/v1/"
+        self.own_settings["config"]["gcp:computeCustomEndpoint"] = f"{tpu_url}{COMPUTE_PATH}"
         self.configure({})
 
     # --- life -----------------------------------------------------------------------------------------------------

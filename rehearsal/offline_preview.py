@@ -19,9 +19,8 @@ from typing import Any
 import yaml
 
 from infra.config import ConfigError, settings_file
-from rehearsal.compute_api import ComputeApi
 from rehearsal.engine import ROOT, Engine, Program, Report, Step
-from rehearsal.tpu_api import TpuApi
+from rehearsal.simulated_cloud import SimulatedCloud
 from tools import pulumi_cli
 
 MARKS = {"create": "+", "update": "~", "delete": "-", "replace": "+-", "same": " ", "read": ">"}
@@ -138,7 +137,7 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
         return 2  # the engine would say so again, in words that name no place
     with (
         tempfile.TemporaryDirectory(prefix="tpu-stack-preview-") as folder,
-        TpuApi() as api,
+        SimulatedCloud() as api,
         Engine(
             folder=Path(folder) / "engine",
             cli=cli,
@@ -148,7 +147,6 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
             stack=stack_name(path),
         ) as engine,
     ):
-        ComputeApi(api)
         engine.adopt(for_the_engine(path, engine.own_settings))
         report = engine.preview(color="always" if sys.stdout.isatty() else "never")
     parts = ("\n".join(lines).strip("\n") for lines in (tree(report.steps), remarks(report)))

@@ -11,13 +11,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rehearsal.compute_api import ComputeControl
 from rehearsal.daemon.gateway import KeeperGateway
 from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.faults import Faults
+from rehearsal.simulated_cloud import ApiError, Control
 from rehearsal.state import SLICE, RehearsalError
-from rehearsal.tpu_api import ApiError, Control
 
 # Google starts a host that crashed again by itself; this long is short enough to watch.
 AGAIN_S = 30.0
@@ -150,7 +149,6 @@ class FaultCommands:
         hosts: NodeMachines,
         faults: Faults,
         control: Control,
-        compute: ComputeControl,
         pool: str,
         chips: int,
         freeze_bucket: Callable[..., None],
@@ -159,7 +157,7 @@ class FaultCommands:
         """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
         self.common_faults, self.faults, self._gateway = CommonFaults(faults, freeze_bucket), faults, gateway
         self._hosts = hosts
-        self._control, self._compute = control, compute
+        self._control = control
         self._pool = pool
         self._chips = chips
 
@@ -180,13 +178,13 @@ class FaultCommands:
     # --- the cloud --------------------------------------------------------------------------------------------
 
     def preempt(self, _request: FaultRequest) -> str:
-        for name, control in self._parts():
-            control.preempt(name)
+        for name in self._parts():
+            self._control.preempt(name)
         return f"Google took the slice {SLICE} back, without notice. Look: fab status; mend: fab recover"
 
     def vanish(self, _request: FaultRequest) -> str:
-        for name, control in self._parts():
-            control.vanish(name)
+        for name in self._parts():
+            self._control.vanish(name)
         return f"the slice {SLICE} is gone, as if somebody had deleted it. Mend: fab recover"
 
     def stockout(self, request: FaultRequest) -> str:
@@ -216,17 +214,16 @@ class FaultCommands:
             )
         return self._gateway
 
-    def _parts(self) -> list[tuple[str, Control | ComputeControl]]:
-        """The slice, with what it can be taken by: one name, or more of a multislice on Compute Engine.
+    def _parts(self) -> list[str]:
+        """The names of the slice: one, or on Compute Engine those of all its parts.
 
-        The stack's own first: somebody else may have one in the project.
+        The stack's own node, where there is a choice: somebody else may have one in the project.
         """
-        if on_compute := list(self._compute.slices()):
-            return [(name, self._compute) for name in on_compute]
-        names = [str(node["name"]) for node in self._control.alive()["nodes"]]
+        names = list(self._control.slices())
         if not names:
             raise RehearsalError("there is no slice now; `pulumi up --refresh` makes it again")
-        return [(min(names, key=lambda name: not name.endswith(f"-{SLICE}")), self._control)]
+        on_compute = [name for name in names if "/zones/" in name]
+        return on_compute or [min(names, key=lambda name: not name.endswith(f"-{SLICE}"))]
 
     # --- machines ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import Any
 from contracts.aliases import Say
 from infra.catalogue import Accelerator
 from rehearsal import state
-from rehearsal.compute_api import ComputeApi
 from rehearsal.daemon import rehearsal_stack
 from rehearsal.daemon.cli import UpRequest
 from rehearsal.daemon.control_socket import Caller
@@ -26,8 +25,8 @@ from rehearsal.gcp_stand_in import bucket_server
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines
+from rehearsal.simulated_cloud import COMPUTE_PATH, Delays, SimulatedCloud
 from rehearsal.state import SECRETS, RehearsalError
-from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
 
 BOOT_LIMIT_S = 300.0
@@ -127,16 +126,14 @@ class HostRehearsal:
         zone = rehearsal_stack.default_zone(accelerator)
         pool, chips = f"{zone}:{accelerator.generation.type_prefix}:spot", SPARE * accelerator.chips
         self._api = self._exits.enter_context(
-            TpuApi(capacity={pool: chips}, delays=Delays().scaled(DELAY_FACTOR), hardware=self._hosts)
+            SimulatedCloud(capacity={pool: chips}, delays=Delays().scaled(DELAY_FACTOR), hardware=self._hosts)
         )
-        self._compute = ComputeApi(self._api).control
         self.environment["GOOGLE_TPU_V2_CUSTOM_ENDPOINT"] = self._api.url
-        self.environment["GOOGLE_COMPUTE_CUSTOM_ENDPOINT"] = f"{self._api.url}/compute/v1/"
+        self.environment["GOOGLE_COMPUTE_CUSTOM_ENDPOINT"] = f"{self._api.url}{COMPUTE_PATH}"
         self.faults = FaultCommands(
             hosts=self._hosts,
             faults=machines.faults,
             control=self._api.control,
-            compute=self._compute,
             pool=pool,
             chips=chips,
             freeze_bucket=machines.freeze_bucket,
@@ -194,19 +191,14 @@ class HostRehearsal:
 
     def status(self) -> Mapping[str, Any]:
         """Nodes with their states, hosts with addresses and whether they are up."""
-        is_made = self._stack is not None
-        nodes = self._api.control.alive()["nodes"] if is_made else []
-        of_compute = self._compute.slices() if is_made else {}
+        slices = self._api.control.slices() if self._stack is not None else {}
         hosts = self._hosts
         if hosts is None:
             return {}
         registry = self._machines.registry
         return {
             "registry": registry.host if registry else "",
-            "nodes": [
-                *({"name": node["name"], "state": node["state"]} for node in nodes),
-                *({"name": name, "state": state} for name, state in of_compute.items()),
-            ],
+            "nodes": [{"name": name, "state": state} for name, state in slices.items()],
             "hosts": [
                 {"name": name, "address": address, "is": hosts.stands(name)}
                 for name, address in hosts.instances().items()

@@ -18,15 +18,17 @@ import asyncssh
 
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.machines import Machine, Machines
-from rehearsal.tpu_api import Hosts, NoHardware
+from rehearsal.simulated_cloud import NoHardware
 
 MachineState = Literal["up", "down", "gone"]
 
-# Where its machines belong when a node is in a state; in the states that are not here they stay where they are.
+# Where machines belong when their node or instance is in a state; in those that are not here they stay as they are.
 PLACES: Mapping[str, MachineState] = {
     "READY": "up",
+    "RUNNING": "up",
     "PREEMPTED": "gone",
     "TERMINATED": "gone",
+    "STOPPING": "gone",
     "DELETING": "gone",
     "gone": "gone",
 }
@@ -47,7 +49,7 @@ class Worker:
 
 
 class NodeMachines:
-    """`rehearsal.tpu_api.Hardware` with machines. addresses: of the machines' network, to give out in turn.
+    """`rehearsal.simulated_cloud.Hardware` with machines. addresses: of the machines' network, to give out in turn.
 
     authorized_key: the public key that may log in. moved: called when a machine has reached its desired state.
     """
@@ -93,13 +95,11 @@ class NodeMachines:
         self._keys[instance] = pair.export_private_key().decode()
         return pair.export_public_key().decode().split()[1]
 
-    def changed(self, node: Hosts, state: str) -> None:
+    def changed(self, instances: Sequence[str], state: str) -> None:
         """Bring a node's machines into the state that the node's requires; does not wait for that."""
-        place = PLACES.get(state)
-        if place is None or not node.addresses:
-            return
-        for name in node.instances:
-            self.move(name, place)
+        if place := PLACES.get(state):
+            for name in instances:
+                self.move(name, place)
 
     # --- one machine ---------------------------------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ from typing import Any, Literal, NoReturn, get_args
 from contracts.aliases import Say
 from infra import catalogue
 from infra.pulumi_program import declare
-from rehearsal.compute_api import families
 from rehearsal.daemon.cli import Provisioning
 from rehearsal.engine import ROOT, Engine, OperationKind, Report
 from rehearsal.machines.host_image import SHARE
+from rehearsal.simulated_cloud import families
 from rehearsal.state import SLICE, STACK, RehearsalError
 from tools.pulumi_cli import PulumiCli
 

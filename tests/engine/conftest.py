@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.engine import Engine, Program
-from rehearsal.tpu_api import Delays, TpuApi
+from rehearsal.simulated_cloud import Delays, SimulatedCloud
 from tests.infra.bucket import served
 from tools import pulumi_cli
 from tools.pulumi_cli import PulumiCli, PulumiCliError
@@ -56,9 +56,9 @@ def cli(pytestconfig: pytest.Config) -> PulumiCli:
 
 
 @pytest.fixture
-def api() -> Iterator[TpuApi]:
+def api() -> Iterator[SimulatedCloud]:
     """A simulated Cloud TPU API without end of capacity, a hundred times faster than its own pace."""
-    with TpuApi(delays=Delays().scaled(0.01)) as api:
+    with SimulatedCloud(delays=Delays().scaled(0.01)) as api:
         yield api
 
 
@@ -74,7 +74,7 @@ EngineFactory = Callable[..., Engine]
 
 
 @pytest.fixture
-def new_engine(cli: PulumiCli, api: TpuApi, tmp_path: Path) -> Iterator[EngineFactory]:
+def new_engine(cli: PulumiCli, api: SimulatedCloud, tmp_path: Path) -> Iterator[EngineFactory]:
     """Make an engine for a program, with project and zone configured; `name` tells two stacks of one test apart."""
     with ExitStack() as engines:
 

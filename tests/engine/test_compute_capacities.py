@@ -7,9 +7,8 @@ import pytest
 
 from contracts import inventory
 from infra.pulumi_program import declare
-from rehearsal.compute_api import ComputeApi, ComputeControl
 from rehearsal.engine import Engine, Report
-from rehearsal.tpu_api import TpuApi
+from rehearsal.simulated_cloud import Control, SimulatedCloud
 from tests.engine.conftest import EngineFactory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,8 +55,8 @@ def configuration(*slices: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def compute(api: TpuApi) -> ComputeControl:
-    return ComputeApi(api).control
+def compute(api: SimulatedCloud) -> Control:
+    return api.control
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def engine(new_engine: EngineFactory) -> Engine:
     return new_engine(declare, project_file=ROOT / "Pulumi.yaml")
 
 
-def standing(compute: ComputeControl) -> set[str]:
+def standing(compute: Control) -> set[str]:
     """The names of groups and of instances that are of none."""
     return {path.rpartition("/")[2] for path in compute.slices()}
 
@@ -80,7 +79,7 @@ def slices(report: Report) -> dict[str, inventory.Slice]:
 
 @pytest.mark.timeout(500)  # a dozen operations
 def test_slices_of_every_capacity_are_previewed_made_kept_changed_lost_made_again_and_destroyed(
-    engine: Engine, api: TpuApi, compute: ComputeControl
+    engine: Engine, api: SimulatedCloud, compute: Control
 ) -> None:
     engine.configure(configuration(*SLICES))
     preview = engine.preview()

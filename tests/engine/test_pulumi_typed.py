@@ -25,7 +25,7 @@ from contracts import inventory
 from rehearsal.engine import ACCESS_TOKEN, MARK, NOWHERE, end_marked
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.stand_in_world import World
-from rehearsal.tpu_api import TpuApi
+from rehearsal.simulated_cloud import SimulatedCloud
 from tools.pulumi_cli import PulumiCli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ SPECIFICATION = ("gcp:storage:BucketObject", "specification")
 
 
 @pytest.fixture
-def shell(cli: PulumiCli, api: TpuApi, buckets: str, tmp_path: Path) -> Iterator[Shell]:
+def shell(cli: PulumiCli, api: SimulatedCloud, buckets: str, tmp_path: Path) -> Iterator[Shell]:
     """A checkout with a new environment .venv, a stack `dev` of Pulumi.example.yaml, and simulated clouds."""
     root, bin_folder = tmp_path / "checkout", tmp_path / "bin"
     home, backend = tmp_path / "home", tmp_path / "backend"
@@ -162,7 +162,7 @@ def shell(cli: PulumiCli, api: TpuApi, buckets: str, tmp_path: Path) -> Iterator
         end_marked(MARK, str(tmp_path))
 
 
-def names(api: TpuApi) -> list[str]:
+def names(api: SimulatedCloud) -> list[str]:
     """Of the queued resources and nodes that are there, each once."""
     there = api.control.alive()
     return sorted(
@@ -178,7 +178,7 @@ def files(root: Path) -> set[str]:
 
 
 @pytest.mark.timeout(400)  # nine commands, each with a limit of its own
-def test_a_stack_is_previewed_made_kept_changed_and_destroyed(shell: Shell, api: TpuApi) -> None:
+def test_a_stack_is_previewed_made_kept_changed_and_destroyed(shell: Shell, api: SimulatedCloud) -> None:
     # Neither an activated environment nor a Python on PATH that knows Pulumi is needed: the fixture gives none.
     folders = shell.environ["PATH"].split(os.pathsep)
     assert not any(Path(folder).is_relative_to(shell.root / ".venv") for folder in folders)
@@ -245,7 +245,7 @@ MISTAKES = (
 )
 
 
-def test_a_mistake_is_told_without_a_traceback_and_nothing_is_made(shell: Shell, api: TpuApi) -> None:
+def test_a_mistake_is_told_without_a_traceback_and_nothing_is_made(shell: Shell, api: SimulatedCloud) -> None:
     settings = shell.root / "Pulumi.dev.yaml"
     right = settings.read_text()
     for line, said in MISTAKES:

@@ -20,7 +20,7 @@ from infra import slices
 from infra.documents import Documents
 from infra.pulumi_program import declare
 from rehearsal.engine import ACCESS_TOKEN, Engine, Report
-from rehearsal.tpu_api import FaultKind, TpuApi
+from rehearsal.simulated_cloud import FaultKind, SimulatedCloud
 from tests.engine import gke_api
 from tests.engine.conftest import EngineFactory
 from tests.engine.test_pulumi_typed import launcher
@@ -59,7 +59,7 @@ def engine(new_engine: EngineFactory) -> Engine:
     return made
 
 
-def alive(api: TpuApi) -> tuple[list[str], list[str]]:
+def alive(api: SimulatedCloud) -> tuple[list[str], list[str]]:
     """The names of queued resources and nodes."""
     there = api.control.alive()
     return (
@@ -73,7 +73,7 @@ def done(report: Report, op: str) -> list[str]:
     return sorted(each.name for each in report.steps if each.op == op and "providers:" not in each.type)
 
 
-def created(api: TpuApi) -> int:
+def created(api: SimulatedCloud) -> int:
     """How often a queued resource of this name has been made."""
     return sum(each.name == FULL_NAME and each.state == "ACCEPTED" for each in api.control.journal())
 
@@ -93,7 +93,7 @@ FAULTS: tuple[tuple[FaultKind, str], ...] = (
 
 @pytest.mark.timeout(400)  # a dozen operations
 def test_a_slice_is_refused_previewed_made_kept_relabelled_lost_replaced_and_destroyed(
-    engine: Engine, api: TpuApi, new_engine: EngineFactory, tmp_path: Path
+    engine: Engine, api: SimulatedCloud, new_engine: EngineFactory, tmp_path: Path
 ) -> None:
     engine.configure(
         configuration(slices=[a_slice(accelerator="v6e-12", capacity="cheap")], budget_usd_per_hour=-1)
@@ -176,7 +176,9 @@ def test_a_slice_is_refused_previewed_made_kept_relabelled_lost_replaced_and_des
     assert alive(api) == ([], []) and engine.resources() == [] and engine.world.things() == {}
 
 
-def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(engine: Engine, api: TpuApi) -> None:
+def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(
+    engine: Engine, api: SimulatedCloud
+) -> None:
     api.control.set_capacity(SPOT, 0)
     killed = engine.begin("up")
     killed.wait_for("WAITING_FOR_RESOURCES")
@@ -224,7 +226,7 @@ def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(engine: Engin
 
 
 def test_a_slice_with_several_zones_is_kept_in_one_whatever_was_interrupted_and_goes_where_there_is_room(
-    buckets: str, engine: Engine, api: TpuApi
+    buckets: str, engine: Engine, api: SimulatedCloud
 ) -> None:
     zones = ["us-central1-a", "us-west4-a", "europe-west4-b"]
     pools = [f"{zone}:v5litepod:spot" for zone in zones]
@@ -277,7 +279,7 @@ def test_a_slice_with_several_zones_is_kept_in_one_whatever_was_interrupted_and_
 
 
 def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all_can_go(
-    buckets: str, engine: Engine, api: TpuApi
+    buckets: str, engine: Engine, api: SimulatedCloud
 ) -> None:
     def stack(zone: str, **more: Any) -> dict[str, Any]:
         storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "gateway", "zone": zone}}
@@ -362,7 +364,7 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
     )
 
 
-def until_nodes(api: TpuApi, limit_s: float = 60.0) -> None:
+def until_nodes(api: SimulatedCloud, limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not alive(api)[1]:
         assert time.monotonic() < deadline, api.control.alive()
@@ -396,7 +398,7 @@ ONE_HOST = a_slice(accelerator="v5litepod-8", data_disks=A_DISK)
     ],
 )  # fmt: skip
 def test_what_a_killed_up_asked_for_is_removed_before_what_it_stands_on(
-    buckets: str, engine: Engine, api: TpuApi, more: dict[str, Any], moment: str
+    buckets: str, engine: Engine, api: SimulatedCloud, more: dict[str, Any], moment: str
 ) -> None:
     """It is served after all, and no state knows of it: Google then deletes no network or disk that it uses."""
     pools = [SPOT, "us-west4-a:v5litepod:spot"]
@@ -436,7 +438,7 @@ def test_what_a_killed_up_asked_for_is_removed_before_what_it_stands_on(
 
 
 def test_a_direct_slice_has_the_same_inventory_and_filestore_is_mounted(
-    engine: Engine, api: TpuApi, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, api: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "FIRST_WORD_S", 1.0)
     api.control.set_quota(SPOT, 0)
@@ -465,7 +467,7 @@ def test_a_direct_slice_has_the_same_inventory_and_filestore_is_mounted(
 
 
 def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when_it_goes(
-    buckets: str, engine: Engine, api: TpuApi
+    buckets: str, engine: Engine, api: SimulatedCloud
 ) -> None:
     kept: dict[str, Any] = {"storage": {"nfs": {"kind": "none"}}, "network": {}, "budget_usd_per_hour": 50}
     engine.configure(configuration(slices=[a_slice()], **kept))

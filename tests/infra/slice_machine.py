@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from contracts.aliases import Json
 from infra.slice_apis.retry import CloudTpuError
-from rehearsal.tpu_api import ApiError
+from rehearsal.simulated_cloud import ApiError
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, PowerCut, Stack
 
 

@@ -223,7 +223,7 @@ from console.accelerators import list_accelerators
 from infra import policy
 from infra.config import reader
 from keeper.zombies import QUOTA_PREFIXES
-from rehearsal.tpu_api.capacity import Offers, accelerator_config
+from rehearsal.simulated_cloud.capacity import Offers, accelerator_config
 there = {"zone": "us-east5-c"}
 slices = [{"name": "vm", "accelerator": "v9z-16", **there}, {"name": "one", "accelerator": "v9z-4", **there},
           {"name": "pool", "generation": "v9z", "topology": "4x4x4", "provisioning": "node-pool", **there}]

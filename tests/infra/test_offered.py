@@ -10,7 +10,7 @@ import pytest
 from infra.config import Config
 from infra.policy import offered
 from infra.policy.offered import Offered, Organisation
-from rehearsal.tpu_api import TpuApi
+from rehearsal.simulated_cloud import SimulatedCloud
 from tests.infra.conftest import Configure
 from tests.infra.policy.stacks import a_slice, a_stack, an_nfs
 from tests.servers import Handler, serving
@@ -19,8 +19,8 @@ DISABLED = "Compute Engine API has not been used in project 1 before or it is di
 
 
 @pytest.fixture(scope="module")
-def tpu_api() -> Iterator[TpuApi]:
-    with TpuApi() as api:
+def tpu_api() -> Iterator[SimulatedCloud]:
+    with SimulatedCloud() as api:
         yield api
 
 
@@ -55,7 +55,7 @@ def google() -> Iterator[Google]:
         made.hangs.set()
 
 
-def settings(tpu_api: TpuApi, google: Google | None = None) -> dict[str, str]:
+def settings(tpu_api: SimulatedCloud, google: Google | None = None) -> dict[str, str]:
     found = {"gcp:tpuV2CustomEndpoint": tpu_api.url}
     if google is None:
         return found
@@ -72,7 +72,7 @@ MACHINE = "/compute/v1/projects/my-project/zones/us-central1-a/machineTypes/e2-s
 ANCESTRY = "/v1/projects/my-project:getAncestry"
 
 
-def test_what_the_zone_offers_is_no_finding(tpu_api: TpuApi, google: Google) -> None:
+def test_what_the_zone_offers_is_no_finding(tpu_api: SimulatedCloud, google: Google) -> None:
     google.answers = {MACHINE: (200, {"name": "e2-small"}), ANCESTRY: (200, {"ancestor": []})}
     config = a_stack()
     asked = ask(config, settings(tpu_api, google))
@@ -82,7 +82,7 @@ def test_what_the_zone_offers_is_no_finding(tpu_api: TpuApi, google: Google) -> 
     assert list(offered.findings(config, asked)) == []
 
 
-def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google: Google) -> None:
+def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: SimulatedCloud, google: Google) -> None:
     # The pages of a long list are all read: v5p-12288 is far behind the first hundred.
     config = a_stack(
         a_slice("a", accelerator="v6e-8", runtime_version="v2-alpha-tpuv6f"),
@@ -104,7 +104,7 @@ def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google:
 
 
 def test_a_cloud_on_this_machine_is_asked_alone_and_only_a_gateway_has_a_machine_type(
-    tpu_api: TpuApi, google: Google
+    tpu_api: SimulatedCloud, google: Google
 ) -> None:
     asked = ask(a_stack(), settings(tpu_api))
     assert (asked.machine_types, asked.organisation, asked.not_asked) == ({}, None, None)
@@ -113,7 +113,9 @@ def test_a_cloud_on_this_machine_is_asked_alone_and_only_a_gateway_has_a_machine
         assert ask(a_stack(nfs=nfs), settings(tpu_api, google)).machine_types == {}
 
 
-def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(tpu_api: TpuApi, google: Google) -> None:
+def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(
+    tpu_api: SimulatedCloud, google: Google
+) -> None:
     google.answers = {MACHINE: (403, {"error": {"status": "PERMISSION_DENIED", "message": DISABLED}})}
     config = a_stack(a_slice(accelerator="v6e-8", runtime_version="v2-alpha-tpuv6e"))
     found = list(offered.findings(config, ask(config, settings(tpu_api, google))))
@@ -122,7 +124,7 @@ def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(tpu_api: Tp
 
 
 def test_a_google_that_does_not_answer_holds_a_preview_up_for_no_longer_than_the_limit(
-    tpu_api: TpuApi, google: Google
+    tpu_api: SimulatedCloud, google: Google
 ) -> None:
     google.hangs.clear()
     began_s = time.monotonic()
@@ -140,7 +142,7 @@ def test_without_credentials_it_says_how_to_get_them(monkeypatch: pytest.MonkeyP
 
 
 def test_a_member_from_outside_the_organisation_needs_a_role_that_no_project_can_give(
-    configure: Configure, tpu_api: TpuApi, google: Google
+    configure: Configure, tpu_api: SimulatedCloud, google: Google
 ) -> None:
     people = {"members": ["user:ada@example.com", "user:bob@gmail.com", "group:all@elsewhere.com"]}
     config = configure(access=people)

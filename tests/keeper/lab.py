@@ -25,7 +25,7 @@ from launch.control.control_documents import Attempt, Limits, Run
 from launch.control.store import Content, Store
 from launch.hosts import HostError
 from launch.policy import Cause, RunObserved
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, Node, SimulatedCloud
 from tests.infra.cloud_tpu.lab import OWNER, POOL, ZONE, Cloud, wanted_props
 from tests.launch.slices import NFS, make_inventory, make_slice
 
@@ -129,7 +129,7 @@ class Lab:
         return {zone: state for zone, state in states.items() if state != "DELETING"}
 
     def instances(self) -> set[str]:
-        nodes = self.cloud.api.cloud.nodes.values()
+        nodes = self.cloud.api.cloud.all(Node)
         return {name for node in nodes if node.state == "READY" for name in node.instances}
 
     def hosts(self) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def opened(
     tmp_path: Path, patch: pytest.MonkeyPatch, capacity: Mapping[str, int] | None = None
 ) -> Iterator[Lab]:
     clock = Clock(frozen_at=NOW_S)
-    with TpuApi(clock=clock, capacity=dict(capacity or dict.fromkeys(POOLS, 64))) as api:
+    with SimulatedCloud(clock=clock, capacity=dict(capacity or dict.fromkeys(POOLS, 64))) as api:
         patch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", f"{api.url}/v2/")
         lab = Lab(Cloud(api, clock), Documents(str(tmp_path / "control")))
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from contracts.inventory import SPECIFICATION, to_json
 from infra.documents import Documents
 from infra.slice_apis.lifecycles import lifecycle_for
-from rehearsal.tpu_api import ApiError
+from rehearsal.simulated_cloud import ApiError, Instance
 from tests.infra.cloud_tpu.lab import OWNER, machine_of
 from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, opened_lab
 from tests.keeper import lab as labs
@@ -43,19 +43,19 @@ class ComputeKeeperLab(Lab):
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name == "on":  # machines that are made again have the same names
-            machines = self.cloud.compute.cloud.instances.values()
-            numbers = {each.number for each in machines if each.name in value and each.status == "RUNNING"}
+            machines = self.cloud.api.cloud.all(Instance)
+            numbers = {
+                each.number for each in machines if each.instances[0] in value and each.status == "RUNNING"
+            }
             object.__setattr__(self, "numbers", frozenset(numbers))
 
     def instances(self) -> set[str]:
-        machines = self.cloud.compute.cloud.instances.values()
-        return {each.name for each in machines if each.status == "RUNNING"}
+        machines = self.cloud.api.cloud.all(Instance)
+        return {each.instances[0] for each in machines if each.status == "RUNNING"}
 
     @property
     def is_running(self) -> bool:
-        running = {
-            each.number for each in self.cloud.compute.cloud.instances.values() if each.status == "RUNNING"
-        }
+        running = {each.number for each in self.cloud.api.cloud.all(Instance) if each.status == "RUNNING"}
         return self.cause is None and bool(self.numbers) and self.numbers <= running
 
     def specify(self, **more: Any) -> None:
@@ -76,7 +76,7 @@ class Machine(RuleBasedStateMachine):
         patch = self.exits.enter_context(pytest.MonkeyPatch.context())
         cloud = self.exits.enter_context(opened_lab({SPOT[A]: 16, SPOT[B]: 16}))
         self.lab = ComputeKeeperLab(cloud, Documents(str(folder / "control")))
-        self.control, self.befall = cloud.control, cloud.befall
+        self.control = cloud.control
         labs.prepare_patches(self.lab, cloud.clock, folder, patch)
         self.lab.up(**TWO_ZONES)
         self.lab.train()
@@ -85,16 +85,16 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([60.0, 60.0, 400.0, 1200.0]))
     def keeper_looks(self, seconds: float) -> None:
         self.control.advance(seconds)
-        before, is_there = len(self.control.journal()), "ACTIVE" in self.befall.slices().values()
+        before, is_there = len(self.control.journal()), "ACTIVE" in self.control.slices().values()
         self.lab.one_pass()
         if self.lab.cloud.api.cloud.unreachable and not is_there:
             changes = {line.state for line in self.control.journal()[before:]}
             assert not changes & {"DELETING", *ASKED}, "something was done while a zone did not answer"
 
-    @rule(event=st.sampled_from(["preempt", "preempt", "stop", "fail", "vanish", "reactivate"]))
+    @rule(event=st.sampled_from(["preempt", "preempt", "terminate", "fail", "vanish", "maintain"]))
     def it_befalls(self, event: str) -> None:
         with contextlib.suppress(ApiError, ValueError, StopIteration):
-            getattr(self.befall, event)(next(iter(self.befall.slices())))
+            getattr(self.control, event)(next(iter(self.control.slices())))
 
     @rule(zone=st.sampled_from(ZONES), chips=st.sampled_from([0, 0, 16]))
     def set_capacity(self, zone: str, chips: int) -> None:
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
             if not self.wanted:
                 for _ in range(PAUSES):
                     self.lab.later(400.0)
-                assert "WAITING" not in self.befall.slices().values(), "it outlives what it was asked for"
+                assert "WAITING" not in self.control.slices().values(), "it outlives what it was asked for"
             for zone in ZONES:
                 self.control.set_capacity(SPOT[zone], 64)
             for _ in range(30):
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
                 lifecycle_for(props, clients, backoff).delete(props)
             for _ in range(PAUSES):
                 self.lab.later(400.0)
-            assert self.befall.alive() == {"groups": {}, "instances": {}}
+            assert self.control.slices() == {}
 
 
 def test_a_group_that_waits_goes_with_the_last_run_that_needs_it() -> None:
@@ -165,7 +165,7 @@ def test_a_group_that_waits_goes_with_the_last_run_that_needs_it() -> None:
     walk.it_befalls(event="preempt")
     for _ in range(PAUSES):
         walk.keeper_looks(seconds=400.0)
-    assert "WAITING" in walk.befall.slices().values()
+    assert "WAITING" in walk.control.slices().values()
     walk.a_person_stops_the_run()
     walk.there_are_never_two_for_one_run()
     walk.teardown()

@@ -30,7 +30,7 @@ from launch.control.store import Store
 from launch.hosts import HostError
 from launch.inventories import with_kept
 from launch.runs import Look, RunsFolder
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 from tests.launch.test_pricing import MAIN
 
@@ -45,7 +45,7 @@ class Lab:
     documents: Documents
     world: World
     folder: RunsFolder
-    api: TpuApi
+    api: SimulatedCloud
     said: list[str]
     patch: pytest.MonkeyPatch
     clock_s: float = NOW_S
@@ -98,7 +98,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     clock = Clock(frozen_at=NOW_S)
     said: list[str] = []
-    with TpuApi(clock=clock) as api:
+    with SimulatedCloud(clock=clock) as api:
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", api.url)
         backoff = Backoff(say=said.append, now=clock.now, sleep=api.control.advance)
         documents = Documents(str(tmp_path / "store"))

@@ -18,7 +18,7 @@ from keeper import __main__ as main
 from keeper import reclaim
 from launch.control.control_documents import Attempt, Run
 from launch.control.store import Store
-from rehearsal.tpu_api import TpuApi
+from rehearsal.simulated_cloud import SimulatedCloud
 from tests.infra.bucket import Bucket, served
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, wanted_props
 from tests.keeper.lab import INVENTORY
@@ -32,7 +32,7 @@ def test_fifty_runs_that_are_well_cost_five_requests_and_a_second_of_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted at the servers. The pass is a process of its own, as the timer starts it."""
-    with served() as url, TpuApi() as api:
+    with served() as url, SimulatedCloud() as api:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         cloud = Cloud(api, api.cloud.clock)
         for number in range(RUNS):

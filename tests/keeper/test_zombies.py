@@ -18,8 +18,7 @@ from keeper import zombies
 from keeper.zombies import limits, parse_export
 from launch import inventories
 from launch.targets import TargetRequest
-from rehearsal.compute_api import ComputeApi
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.compute.lab import A, B, opened_lab
 from tests.launch.test_pricing import MAIN
 
@@ -46,10 +45,9 @@ def in_state(zone: str, own_id: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuApi]:
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCloud]:
     clock = Clock(frozen_at=1_800_000_000.0)
-    with TpuApi(clock=clock) as made:
-        ComputeApi(made)
+    with SimulatedCloud(clock=clock) as made:
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", made.url)
         monkeypatch.setenv("GOOGLE_COMPUTE_CUSTOM_ENDPOINT", f"{made.url}/compute/v1/")
         monkeypatch.setattr(
@@ -59,7 +57,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuApi]:
 
 
 @pytest.fixture
-def make(api: TpuApi) -> Callable[..., None]:
+def make(api: SimulatedCloud) -> Callable[..., None]:
     """Ask the simulator for one."""
 
     def ask(own_id: str, zone: str = ZONE, owner: str = OWNER, stack: str = "dev", **more: Any) -> None:
@@ -91,13 +89,13 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TargetRequest]:
     return made
 
 
-def ids(api: TpuApi) -> set[str]:
+def ids(api: SimulatedCloud) -> set[str]:
     alive = api.control.alive()
     return {"/".join(each["name"].split("/")[3:]) for each in [*alive["queuedResources"], *alive["nodes"]]}
 
 
 def test_what_nobody_knows_of_is_removed_and_nothing_else(
-    api: TpuApi,
+    api: SimulatedCloud,
     make: Callable[..., None],
     stack: Callable[..., TargetRequest],
     capsys: pytest.CaptureFixture[str],
@@ -130,7 +128,7 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
 
 
 def test_a_stack_without_an_inventory_is_known_by_its_state_and_one_without_a_state_by_its_configuration(
-    api: TpuApi,
+    api: SimulatedCloud,
     make: Callable[..., None],
     stack: Callable[..., TargetRequest],
     capsys: pytest.CaptureFixture[str],
@@ -150,13 +148,14 @@ def test_a_stack_without_an_inventory_is_known_by_its_state_and_one_without_a_st
 
 
 def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_that_was_direct_is(
-    api: TpuApi, make: Callable[..., None], stack: Callable[..., TargetRequest]
+    api: SimulatedCloud, make: Callable[..., None], stack: Callable[..., TargetRequest]
 ) -> None:
     make("many", **MULTI)
     api.control.advance(3600)
-    with api.control._cloud.lock:
-        api.control._cloud.queued_resources.clear()
-        del api.control._cloud.nodes[f"projects/grant/locations/{ZONE}/nodes/many-0"]
+    with api.cloud.lock:
+        parent = f"projects/grant/locations/{ZONE}"
+        for name in (f"{parent}/queuedResources/many", f"{parent}/nodes/many-0"):
+            del api.cloud.things[name]
     node = {"acceleratorType": "v5litepod-8", "runtimeVersion": "v2-alpha-tpuv5-lite"}
     body = json.dumps(node | {"labels": {naming.OWNER_LABEL: OWNER}}).encode()
     api.server.answer("POST", f"/v2/projects/grant/locations/{ZONE}/nodes?nodeId=direct", body)
@@ -167,7 +166,7 @@ def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_tha
 
 
 def test_nothing_is_removed_while_an_update_goes_on_or_was_interrupted_or_without_an_owner(
-    api: TpuApi, make: Callable[..., None], stack: Callable[..., TargetRequest]
+    api: SimulatedCloud, make: Callable[..., None], stack: Callable[..., TargetRequest]
 ) -> None:
     make("left")
     with pytest.raises(RequestError, match="an update of dev is under way or was interrupted"):

@@ -12,7 +12,7 @@ from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
 from contracts.aliases import Json
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 
 ZONE = "projects/grant/locations/us-central1-a"
 NODES, QUEUE = f"/v2/{ZONE}/nodes", f"/v2/{ZONE}/queuedResources"
@@ -21,7 +21,7 @@ NODES, QUEUE = f"/v2/{ZONE}/nodes", f"/v2/{ZONE}/queuedResources"
 class Lab:
     """A simulator with no end of capacity on a frozen clock, and Google's client of its queue."""
 
-    def __init__(self, api: TpuApi) -> None:
+    def __init__(self, api: SimulatedCloud) -> None:
         self.api = api
         token = google.oauth2.credentials.Credentials(token="a-secret")  # type: ignore[no-untyped-call]
         self.client = discovery.build(
@@ -35,7 +35,7 @@ class Lab:
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    with TpuApi(clock=Clock(frozen_at=1_800_000_000.0)) as api:
+    with SimulatedCloud(clock=Clock(frozen_at=1_800_000_000.0)) as api:
         lab = Lab(api)
         yield lab
         lab.client.close()

@@ -22,7 +22,7 @@ from infra.documents.lease import Lease
 from launch import inventories
 from launch.launching import StopAsked
 from launch.targets import Sleep, Target, TargetRequest
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.cloud_tpu.lab import PARENT, POOL, Cloud, wanted_props
 from tests.launch.slices import NFS, Program, make_host, make_inventory, make_slice
 
@@ -93,7 +93,7 @@ class Stack:
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     clock = Clock(frozen_at=1_800_000_000.0)
-    with TpuApi(clock=clock) as api:
+    with SimulatedCloud(clock=clock) as api:
         cloud = Cloud(api, clock)
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", f"{api.url}/v2/")
         backoff = cloud.session.backoff

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.cloud_tpu.lab import Cloud, Stack
 
 CloudFactory = Callable[..., Cloud]
@@ -18,7 +18,7 @@ def new_cloud() -> Iterator[CloudFactory]:
 
     def make(**arguments: Any) -> Cloud:
         clock = Clock(frozen_at=1_800_000_000.0)
-        api = TpuApi(clock=clock, **arguments)
+        api = SimulatedCloud(clock=clock, **arguments)
         api.__enter__()
         made.append(Cloud(api, clock))
         return made[-1]

@@ -17,7 +17,7 @@ from infra.slice_apis.lifecycle import Lifecycle
 from infra.slice_apis.lifecycles import lifecycle_for
 from infra.slice_apis.plugin import Session
 from infra.slice_apis.retry import Backoff
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 
 ZONE = "us-central1-a"
 PARENT = f"projects/grant/locations/{ZONE}"
@@ -62,7 +62,7 @@ class Cloud:
 
     def __init__(
         self,
-        api: TpuApi,
+        api: SimulatedCloud,
         clock: Clock,
         provider: QueuedResourceProvider | None = None,
         props: Callable[..., Json] = wanted_props,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from infra.slice_apis.retry import AbandonedError, CloudTpuError
-from rehearsal.tpu_api import Delays
+from rehearsal.simulated_cloud import Delays, Node
+from rehearsal.simulated_cloud.cloud import Thing
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, PowerCut, Stack
 
@@ -181,18 +182,18 @@ def test_when_the_engine_is_gone_the_waiting_ends_and_nothing_is_deleted(sold_ou
 
 
 def test_what_was_served_is_not_given_back_because_a_node_is_shown_late(cloud: Cloud) -> None:
-    nodes = cloud.api.cloud.nodes
+    things = cloud.api.cloud.things
 
     def hide() -> None:
         cloud.control.advance(5)
-        hidden.update({name: nodes.pop(name) for name in list(nodes) if name.endswith("/main-1")})
+        hidden.update({name: things.pop(name) for name in list(things) if name.endswith("/main-1")})
 
-    hidden: dict[str, object] = {}
+    hidden: dict[str, Thing] = {}
     cloud.at_sleep(1, hide)
     stack = Stack(cloud=cloud)
     stack.up(node_count=2)
     assert stack.state is not None and (stack.state["state"], stack.state["nodes"]) == ("UNREAD", [])
-    nodes.update(hidden)  # type: ignore[arg-type]
+    things.update(hidden)
     stack.up(node_count=2)
     assert is_active(stack, nodes=2)
     assert cloud.history("main").count("ACCEPTED") == 1
@@ -349,8 +350,8 @@ def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_clo
 
 def test_a_node_that_is_left_of_ours_is_deleted_with_it(stack: Stack) -> None:
     stack.up()
-    name = stack.cloud.api.cloud.node(NODE).queued_resource
-    stack.cloud.api.cloud.queued_resources.pop(name)  # type: ignore[arg-type]
+    name = stack.cloud.api.cloud.find(Node, NODE).queued_resource
+    stack.cloud.api.cloud.things.pop(name or "")
     stack.destroy()
     assert stack.cloud.alive() == []
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, rule
 from contracts.aliases import Json
 from infra.cloud_tpu import tpu_request
 from infra.slice_apis.retry import CloudTpuError
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, machine_of
 from tests.infra.slice_machine import SliceMachine
 
@@ -40,7 +40,7 @@ class Machine(SliceMachine):
     @contextlib.contextmanager
     def open_cloud(self, chips: int) -> Iterator[Cloud]:
         clock = Clock(frozen_at=1_800_000_000.0)
-        with TpuApi(clock=clock, capacity={POOL: chips}) as api:
+        with SimulatedCloud(clock=clock, capacity={POOL: chips}) as api:
             cloud = Cloud(api, clock)
             try:
                 yield cloud

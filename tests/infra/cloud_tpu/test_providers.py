@@ -27,7 +27,7 @@ from infra.slice_apis import plugin
 from infra.slice_apis.lifecycle import Lifecycle
 from infra.slice_apis.retry import AbandonedError, CloudTpuError, Refusal
 from infra.stack_identity import StackIdentityProvider
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.bucket import served
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, Cloud, wanted_props
 
@@ -71,7 +71,7 @@ def test_a_preview_needs_no_credentials_and_no_google() -> None:
 def test_the_whole_life_of_one_with_no_secret_in_what_pulumi_keeps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with TpuApi(clock=Clock(frozen_at=1_800_000_000.0)) as api:
+    with SimulatedCloud(clock=Clock(frozen_at=1_800_000_000.0)) as api:
         provider = configured({"gcp:tpuV2CustomEndpoint": f"{api.url}/v2/", "gcp:accessToken": "a-secret"})
         session = provider.require_session()
         now, sleep = lambda: api.control.alive()["moment"], api.control.advance

@@ -7,6 +7,7 @@ import pytest
 from infra.node_workers import NodeWorkersProvider
 from infra.slice_apis import workers
 from infra.slice_apis.retry import CloudTpuError
+from rehearsal.simulated_cloud import Node
 from tests.infra.cloud_tpu.lab import PARENT, ZONE, Cloud
 
 NODE = f"{PARENT}/nodes/main"
@@ -42,7 +43,7 @@ def test_workers_come_in_order_with_addresses_name_and_keys() -> None:
 
 def unpublish(cloud: Cloud, worker: int) -> dict[tuple[int, str, str], str]:
     """As before its guest agent has run; what it would publish."""
-    attributes = cloud.api.cloud.node(NODE).attributes
+    attributes = cloud.api.cloud.find(Node, NODE).attributes
     return {key: attributes.pop(key) for key in list(attributes) if key[0] == worker}
 
 
@@ -51,7 +52,7 @@ def test_a_worker_that_publishes_late_is_waited_for_and_one_that_does_not_is_fou
 ) -> None:
     outputs = cloud.create()
     late = unpublish(cloud, 2)
-    cloud.at_sleep(3, lambda: cloud.api.cloud.node(NODE).attributes.update(late))
+    cloud.at_sleep(3, lambda: cloud.api.cloud.find(Node, NODE).attributes.update(late))
     assert cloud.update(outputs)["nodes"] == outputs["nodes"]
     assert "has published no name" not in cloud.said
     unpublish(cloud, 2)
@@ -60,7 +61,7 @@ def test_a_worker_that_publishes_late_is_waited_for_and_one_that_does_not_is_fou
     has_keys = [bool(worker["host_keys"]) for worker in without["nodes"][0]["workers"]]
     assert has_keys == [True, True, False, True]
     assert "warning: main: worker 2 has published no name or host key yet" in cloud.said
-    cloud.api.cloud.node(NODE).attributes.update(late)
+    cloud.api.cloud.find(Node, NODE).attributes.update(late)
     read = cloud.read(without)
     assert read is not None and read["nodes"] == outputs["nodes"]
 
@@ -132,7 +133,7 @@ def test_a_worker_that_does_not_publish_is_waited_for_so_long_and_found_by_a_ref
     made = provider.create(dict(NODE_PROPS))
     assert made.outs is not None and made.outs["workers"][1]["host_keys"] == []
     assert 50 <= with_node.clock.now() - before <= 70
-    with_node.api.cloud.node(NODE).attributes.update(late)
+    with_node.api.cloud.find(Node, NODE).attributes.update(late)
     read = provider.read(made.id, dict(made.outs))
     assert read.outs is not None and read.outs["workers"][1]["host_keys"]
 

@@ -17,7 +17,7 @@ from infra.queued_resource import changes_between
 from infra.slice_apis.lifecycle import Lifecycle
 from infra.slice_apis.retry import CloudTpuError, LostAgainError
 from infra.slice_apis.slice_api import Look
-from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
+from rehearsal.simulated_cloud import ApiError, Clock, Delays, SimulatedCloud
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, Cloud, PowerCut, Stack, machine_of
 
@@ -346,7 +346,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(chips=st.tuples(*[st.sampled_from([0, 16, 32])] * 3))
     def start(self, chips: tuple[int, ...]) -> None:
         clock = Clock(frozen_at=1_800_000_000.0)
-        self.api = TpuApi(clock=clock, capacity=dict(zip(map(pool, ZONES), chips, strict=True)))
+        self.api = SimulatedCloud(clock=clock, capacity=dict(zip(map(pool, ZONES), chips, strict=True)))
         self.api.__enter__()
         self.cloud = Cloud(self.api, clock)
         self.stack = Stack(cloud=self.cloud)

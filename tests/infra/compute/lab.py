@@ -8,8 +8,7 @@ from typing import Any
 from contracts.aliases import Json
 from infra import naming
 from infra.compute_slice import ComputeSliceProvider
-from rehearsal.compute_api import ComputeApi
-from rehearsal.tpu_api import Clock, TpuApi
+from rehearsal.simulated_cloud import Clock, SimulatedCloud
 from tests.infra.cloud_tpu.lab import OWNER, Cloud
 
 A, B = ZONES = ("us-east5-a", "us-central1-b")
@@ -56,10 +55,8 @@ def compute_props(**more: Any) -> Json:
 class ComputeLab(Cloud):
     """A cloud whose provider makes slices on Compute Engine."""
 
-    def __init__(self, api: TpuApi, clock: Clock) -> None:
+    def __init__(self, api: SimulatedCloud, clock: Clock) -> None:
         super().__init__(api, clock, ComputeSliceProvider(), compute_props)
-        self.compute = ComputeApi(api)
-        self.befall = self.compute.control
         for region in REGIONS.values():
             for capacity in MODELS:
                 self.put_template(region, capacity)
@@ -89,11 +86,11 @@ class ComputeLab(Cloud):
 
     def groups(self) -> dict[str, str]:
         """Zone/name → state of each group."""
-        return {_short(path): state for path, state in self.befall.alive()["groups"].items()}
+        return {_short(path): state for path, state in self.control.alive()["groups"].items()}
 
     def machines(self) -> dict[str, str]:
         """Zone/name → status of each instance."""
-        return {_short(path): status for path, status in self.befall.alive()["instances"].items()}
+        return {_short(path): status for path, status in self.control.alive()["instances"].items()}
 
     def put_group(self, zone: str, name: str, owner: str = "someone-else") -> None:
         """A group of somebody else's making."""
@@ -122,7 +119,7 @@ def _short(path: str) -> str:
 @contextlib.contextmanager
 def opened_lab(capacity: Mapping[str, int] | None = None) -> Iterator[ComputeLab]:
     clock = Clock(frozen_at=1_800_000_000.0)
-    with TpuApi(clock=clock, capacity=dict(capacity or {})) as api:
+    with SimulatedCloud(clock=clock, capacity=dict(capacity or {})) as api:
         lab = ComputeLab(api, clock)
         try:
             yield lab

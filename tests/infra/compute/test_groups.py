@@ -9,6 +9,7 @@ import pytest
 
 from infra.documents import Documents, deleted_slices, stock_outs
 from infra.slice_apis.retry import CloudTpuError, LostAgainError, RunningError
+from rehearsal.simulated_cloud import Group, Instance
 from tests.infra.cloud_tpu.lab import PowerCut, Stack, wire
 from tests.infra.compute.lab import SPOT, ZONES, A, B, ComputeLab, compute_props, opened_lab
 
@@ -67,7 +68,7 @@ def test_a_slice_is_made_whole_stays_as_it_is_and_goes_without_a_remainder(
 def test_workers_are_in_the_order_that_the_machines_have_published(lab: ComputeLab, stack: Stack) -> None:
     lab.at_sleep(1, lambda: None)
     stack.up()
-    for instance in lab.compute.cloud.instances.values():
+    for instance in lab.api.cloud.all(Instance):
         instance.worker = 3 - instance.worker
     stack.refresh()
     assert stack.state is not None
@@ -84,14 +85,14 @@ def test_labels_and_the_template_change_in_place_and_keys_of_others_stay(
     templates = dict.fromkeys(
         ("us-east5", "us-central1"), "projects/grant/regions/us-east5/instanceTemplates/another"
     )
-    machine = lab.compute.cloud.instances[f"projects/grant/zones/{A}/instances/main-w-001"]
+    machine = lab.api.cloud.find(Instance, f"projects/grant/zones/{A}/instances/main-w-001")
     machine.properties["labels"]["theirs"] = "stays"
     stack.up(labels={"team": "new"}, metadata={"enable-oslogin": "TRUE"}, templates=templates)
     assert machine.labels == {
         "tpu-stack": "dev", "tpu-stack-owner": "a1b2c3", "team": "new", "theirs": "stays"
     }  # fmt: skip
     assert machine.metadata["enable-oslogin"] == "TRUE" and machine.metadata["created-by"].endswith("/main")
-    (group,) = lab.compute.cloud.groups.values()
+    (group,) = lab.api.cloud.all(Group)
     assert group.body["instanceTemplate"].endswith("/another") and {*lab.machines().values()} == {"RUNNING"}
 
 
@@ -106,7 +107,7 @@ def test_the_end_of_a_slice_that_runs_is_recorded_but_not_that_of_a_request_or_o
 
     lab.control.set_capacity(SPOT[A], 32)
     stack.up(**config)
-    lab.befall.preempt("main-1")
+    lab.control.preempt("main-1")
     stack.destroy()
     assert deleted_slices.read(Documents(str(tmp_path))) == [], "nobody knows when Google took it back"
 
@@ -179,13 +180,13 @@ def test_a_request_is_taken_back_at_its_valid_until() -> None:
 @pytest.mark.parametrize(
     ("config", "befalls", "state"),
     [
-        ({}, lambda lab: lab.befall.preempt("main"), "PREEMPTED"),
-        (ONE_HOST, lambda lab: lab.befall.preempt("main"), "PREEMPTED"),
-        ({"count": 2}, lambda lab: lab.befall.preempt("main-1"), "PREEMPTED"),
-        ({"capacity": "on-demand"}, lambda lab: lab.befall.stop("main-w-002"), "STOPPED"),
-        ({}, lambda lab: lab.befall.fail("main"), "FAILED"),
-        ({}, lambda lab: lab.befall.vanish("main-w-003"), "INCOMPLETE"),
-        ({"count": 2}, lambda lab: lab.befall.vanish("main-0"), "MISSING"),
+        ({}, lambda lab: lab.control.preempt("main"), "PREEMPTED"),
+        (ONE_HOST, lambda lab: lab.control.preempt("main"), "PREEMPTED"),
+        ({"count": 2}, lambda lab: lab.control.preempt("main-1"), "PREEMPTED"),
+        ({"capacity": "on-demand"}, lambda lab: lab.control.terminate("main-w-002"), "STOPPED"),
+        ({}, lambda lab: lab.control.fail("main"), "FAILED"),
+        ({}, lambda lab: lab.control.vanish("main-w-003"), "INCOMPLETE"),
+        ({"count": 2}, lambda lab: lab.control.vanish("main-0"), "MISSING"),
     ],
 )
 def test_a_slice_that_is_lost_is_drift_and_the_next_up_makes_it_again(
@@ -204,7 +205,7 @@ def test_nothing_that_runs_goes_with_a_lost_machine_until_a_refresh_has_shown_it
     lab: ComputeLab, stack: Stack
 ) -> None:
     stack.up()
-    lab.befall.vanish("main-w-003")
+    lab.control.vanish("main-w-003")
     lab.control.advance(120)
     running = lab.machines()
     with pytest.raises(
@@ -223,7 +224,7 @@ def test_one_that_is_taken_back_in_its_first_minute_is_lost_at_once(lab: Compute
     })  # fmt: skip
     templates = {"us-east5": "projects/grant/regions/us-east5/instanceTemplates/deletes"}
     stack.up(templates=templates)
-    lab.befall.preempt("main")
+    lab.control.preempt("main")
     lab.control.advance(5)
     assert lab.machines() == {}
     stack.refresh()
@@ -234,7 +235,7 @@ def test_one_that_is_taken_back_in_its_first_minute_is_lost_at_once(lab: Compute
 
 def test_a_host_that_google_repairs_is_waited_for(lab: ComputeLab, stack: Stack) -> None:
     stack.up(capacity="on-demand")
-    lab.befall.reactivate("main", 300.0)
+    lab.control.maintain("main", 300.0)
     stack.refresh()
     assert stack.state is not None and stack.state["state"] == "PROVISIONING"
     stack.up(capacity="on-demand")
@@ -243,7 +244,7 @@ def test_a_host_that_google_repairs_is_waited_for(lab: ComputeLab, stack: Stack)
 
 
 def test_one_that_is_taken_back_before_it_is_whole_is_told_so(lab: ComputeLab) -> None:
-    lab.at_sleep(2, lambda: lab.befall.preempt("main"))
+    lab.at_sleep(2, lambda: lab.control.preempt("main"))
     with pytest.raises(LostAgainError, match="is not available: main has lost"):
         lab.create()
     assert (lab.groups(), lab.machines()) == ({}, {})
@@ -263,7 +264,7 @@ def test_what_an_interrupted_up_has_left_is_adopted_and_completed(
     with pytest.raises(PowerCut):
         stack.up(count=2)
     lab.while_sleeping = lambda: None
-    lab.befall.vanish("main-1")  # as if it had been cut off between the two
+    lab.control.vanish("main-1")  # as if it had been cut off between the two
     lab.control.advance(600)
     stack.up(count=2)
     assert {*lab.groups()} == {f"{A}/main-0", f"{A}/main-1"} and len(lab.machines()) == 8

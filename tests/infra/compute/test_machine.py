@@ -9,6 +9,7 @@ from hypothesis.stateful import invariant, rule
 from contracts.aliases import Json
 from infra.compute import compute_request
 from infra.slice_apis.retry import CloudTpuError
+from rehearsal.simulated_cloud import Group, Instance
 from tests.infra.cloud_tpu.lab import OWNER, machine_of
 from tests.infra.compute.lab import SPOT, A, ComputeLab, opened_lab
 from tests.infra.slice_machine import SliceMachine
@@ -29,7 +30,9 @@ class Machine(SliceMachine):
 
     cloud: ComputeLab
     configs = st.builds(lambda shape, keys: {**shape, **keys}, st.sampled_from(SHAPES), KEYS)
-    events = st.sampled_from(["preempt", "preempt", "stop", "fail", "vanish", "vanish-machine", "reactivate"])
+    events = st.sampled_from(
+        ["preempt", "preempt", "terminate", "fail", "vanish", "vanish-machine", "maintain"]
+    )
     methods = st.sampled_from(
         ["compute.*", "compute.*.insert", "compute.*.get", "compute.*.delete", "compute.instances.*"]
     )
@@ -39,19 +42,19 @@ class Machine(SliceMachine):
         return opened_lab({SPOT[A]: chips})
 
     def befalls(self, event: str) -> None:
-        machines, things = [*self.cloud.befall.alive()["instances"]], [*self.cloud.befall.slices()]
+        machines, things = [*self.control.alive()["instances"]], [*self.control.slices()]
         if event == "vanish-machine" and machines:
             self.vanish(machines[-1])
         elif event != "vanish-machine" and things:
-            getattr(self.cloud.befall, event)(things[-1])
+            getattr(self.control, event)(things[-1])
 
     def vanish(self, name: str) -> None:
-        self.cloud.befall.vanish(name)
+        self.control.vanish(name)
 
     def _owned(self) -> dict[str, bool]:
-        cloud = self.cloud.compute.cloud
-        groups = {path: group.render("", 0) for path, group in cloud.groups.items()}
-        things = {**groups, **{path: each.render() for path, each in cloud.instances.items()}}
+        cloud = self.cloud.api.cloud
+        groups = {group.name: group.render("", 0) for group in cloud.all(Group)}
+        things = {**groups, **{instance.name: instance.render() for instance in cloud.all(Instance)}}
         return {path: compute_request.owner_of(thing) == OWNER for path, thing in things.items()}
 
     def ours(self) -> set[str]:

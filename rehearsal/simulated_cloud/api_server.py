@@ -1,23 +1,28 @@
-"""The simulated cloud behind an HTTP server: the Cloud TPU API and, where it is added, Compute Engine."""
+"""The simulated cloud behind an HTTP server: the Cloud TPU API and Compute Engine."""
 
 from types import TracebackType
 
 from contracts.aliases import Json
+from rehearsal.simulated_cloud.capacity import ChipPool, Offers
+from rehearsal.simulated_cloud.cloud import Clock, Cloud, Delays
+from rehearsal.simulated_cloud.compute_lifecycle import ComputeLifecycle
+from rehearsal.simulated_cloud.compute_methods import ComputeService
+from rehearsal.simulated_cloud.control import Control
+from rehearsal.simulated_cloud.hardware import Hardware, NoHardware
+from rehearsal.simulated_cloud.tpu_lifecycle import TpuLifecycle
+from rehearsal.simulated_cloud.tpu_methods import PREFIX, TpuService
 from rehearsal.simulator.api_error import ApiError
 from rehearsal.simulator.discovery import Call, Document
 from rehearsal.simulator.http_server import ApiService, ConnectionCutError, SimulatorServer
-from rehearsal.tpu_api.capacity import ChipPool, Offers
-from rehearsal.tpu_api.cloud import Clock, Cloud, Delays
-from rehearsal.tpu_api.control import Control
-from rehearsal.tpu_api.methods import PREFIX, TpuService
-from rehearsal.tpu_api.resources import Hardware, NoHardware
+
+COMPUTE_PATH = "/compute/v1/"
 
 
-class TpuApi:
-    """The simulator, from `with` to the end of its block. `url` is the API's endpoint, `control` the other side.
+class SimulatedCloud:
+    """The simulator, from `with` to the end of its block. `url` is the endpoint of its APIs, `control` the other side.
 
     capacity, quota: chips by pool, "ZONE:PREFIX:TIER"; all other pools are without end.
-    hardware: what stands behind the workers; None: nothing.
+    hardware: what stands behind the hosts; None: nothing.
     """
 
     def __init__(
@@ -38,16 +43,23 @@ class TpuApi:
             quota=may,
             hardware=hardware or NoHardware(),
         )
-        self.control = Control(self.cloud)
-        self._services: dict[str, ApiService] = {"/": _WithFaults(TpuService(self.cloud, Offers(has)), self)}
-        self.server = SimulatorServer(self._services, now=self.cloud.clock.now)
+        tpu, compute = TpuLifecycle(self.cloud), ComputeLifecycle(self.cloud)
+        self.control = Control(tpu, compute)
+        services: dict[str, ApiService] = {
+            "/": TpuService(tpu, Offers(has)),
+            COMPUTE_PATH: ComputeService(compute),
+        }
+        self.server = SimulatorServer(
+            {path: _WithFaults(service, self) for path, service in services.items()},
+            now=self.cloud.clock.now,
+        )
 
     @property
     def url(self) -> str:
         """http://127.0.0.1:PORT"""
         return self.server.url
 
-    def __enter__(self) -> "TpuApi":
+    def __enter__(self) -> "SimulatedCloud":
         self.server.__enter__()
         return self
 
@@ -56,16 +68,12 @@ class TpuApi:
     ) -> None:
         self.server.__exit__(kind, error, trace)
 
-    def add(self, prefix: str, service: ApiService) -> None:
-        """Answer for another API of this cloud too. prefix: of its paths."""
-        self._services[prefix] = _WithFaults(service, self)
-
 
 class _WithFaults:
     """An API whose requests meet the injected faults, and find the cloud as it is at their moment."""
 
-    def __init__(self, service: ApiService, api: TpuApi) -> None:
-        self._service, self._api = service, api
+    def __init__(self, service: ApiService, cloud: SimulatedCloud) -> None:
+        self._service, self._simulated = service, cloud
 
     def document(self, target: str) -> Document:
         return self._service.document(target)
@@ -74,16 +82,16 @@ class _WithFaults:
         return self._service.error_body(error)
 
     def carry_out(self, call: Call) -> Json:
-        with self._api.cloud.lock:
-            fault = self._api.control.take_fault(call.method.id.removeprefix(PREFIX))
+        with self._simulated.cloud.lock:
+            fault = self._simulated.control.take_fault(call.method.id.removeprefix(PREFIX))
             if fault is not None and fault.kind == "cut-before":
                 raise ConnectionCutError
             if fault is not None and (error := fault.error()) is not None:
                 raise error
-            self._api.cloud.settle()
+            self._simulated.cloud.settle()
             answer = self._service.carry_out(call)
         if fault is not None and fault.kind == "slow":
-            self._api.server.closing.wait(fault.seconds)
+            self._simulated.server.closing.wait(fault.seconds)
         if fault is not None and fault.kind == "cut-after":
             raise ConnectionCutError
         return answer

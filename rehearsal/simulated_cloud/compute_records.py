@@ -7,19 +7,31 @@ import base64
 import copy
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from contracts.aliases import Json
+from rehearsal.simulated_cloud.capacity import ChipPool
+from rehearsal.simulated_cloud.cloud import Operation
+from rehearsal.simulated_cloud.hardware import Hardware
+from rehearsal.simulator.api_error import ApiError
 from rehearsal.simulator.discovery import timestamp
-from rehearsal.tpu_api.capacity import ChipPool
-from rehearsal.tpu_api.resources import Hardware
 
 ROOT = "https://www.googleapis.com/compute/v1/"
 STOCK_OUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
 
 
-def url(path: str) -> str:
-    return f"{ROOT}{path}"
+def url(name: str) -> str:
+    return f"{ROOT}{name}"
+
+
+def last_part(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def place(name: str) -> str:
+    """The zone or region that a thing is in, projects/P/zones/Z."""
+    return "/".join(name.split("/")[:4])
 
 
 def fingerprint(value: object) -> str:
@@ -28,45 +40,14 @@ def fingerprint(value: object) -> str:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Operation:
-    """zone: its path. error: (Google's code, message), once it has failed."""
-
-    name: str
-    zone: str
-    target: str
-    verb: str
-    number: int
-    created: float
-    is_done: bool = False
-    error: tuple[str, str] | None = None
-
-    def render(self) -> Json:
-        answer: Json = {
-            "kind": "compute#operation",
-            "id": str(self.number),
-            "name": self.name,
-            "zone": url(self.zone),
-            "operationType": self.verb,
-            "targetLink": url(self.target),
-            "insertTime": timestamp(self.created),
-            "status": "DONE" if self.is_done else "RUNNING",
-            "progress": 100 if self.is_done else 0,
-        }
-        if self.error is not None:
-            answer["error"] = {"errors": [{"code": self.error[0], "message": self.error[1]}]}
-            answer["httpErrorStatusCode"] = 503
-        return answer
-
-
-@dataclasses.dataclass(kw_only=True)
 class Instance:
-    """path: projects/P/zones/Z/instances/N. properties: of its template, with its own labels and metadata.
+    """name: projects/P/zones/Z/instances/N. properties: of its template, with its own labels and metadata.
 
-    group: the path of the group that has made it. worker: its index there. valid_s: how long it waits for capacity;
-    None: it does not. placed: it has its chips. ends: when it is deleted by itself, unix seconds.
+    group: the name of the group that has made it. worker: its index there. valid_s: how long it waits for capacity;
+    None: it does not. ends: when it is deleted by itself, unix seconds.
     """
 
-    path: str
+    name: str
     properties: Json
     pool: ChipPool
     chips: int
@@ -76,29 +57,20 @@ class Instance:
     worker: int = 0
     valid_s: float | None = None
     status: str = "PROVISIONING"
-    placed: bool = False
     ends: float | None = None
     operation: Operation | None = None
     addresses: tuple[tuple[str, str], ...] = ()
     host_key: str = ""
 
     @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-    @property
-    def zone(self) -> str:
-        return self.path.rpartition("/instances/")[0]
-
-    @property
     def instances(self) -> list[str]:
-        """As `rehearsal.tpu_api.Hosts`."""
-        return [self.name]
+        """The name of its machine."""
+        return [last_part(self.name)]
 
     def boot(self, hardware: Hardware) -> None:
         if not self.addresses:
-            self.addresses = (hardware.addresses(self.name),)
-            self.host_key = hardware.host_key(self.name)
+            (name,) = self.instances
+            self.addresses, self.host_key = (hardware.addresses(name),), hardware.host_key(name)
 
     @property
     def guest_attributes(self) -> list[tuple[str, str, str]]:
@@ -114,14 +86,9 @@ class Instance:
         properties = self.properties
         metadata = [{"key": key, "value": value} for key, value in sorted(self.metadata.items())]
         answer: Json = {
-            "kind": "compute#instance",
-            "id": str(self.number),
-            "name": self.name,
-            "zone": url(self.zone),
-            "selfLink": url(self.path),
-            "creationTimestamp": timestamp(self.created),
+            **_header("compute#instance", self),
             "status": self.status,
-            "machineType": url(f"{self.zone}/machineTypes/{properties['machineType']}"),
+            "machineType": url(f"{place(self.name)}/machineTypes/{properties['machineType']}"),
             "labels": self.labels,
             "labelFingerprint": fingerprint(self.labels),
             "metadata": {"kind": "compute#metadata", "items": metadata, "fingerprint": fingerprint(metadata)},
@@ -162,13 +129,13 @@ class Instance:
 
 @dataclasses.dataclass(kw_only=True)
 class Group:
-    """path: projects/P/zones/Z/instanceGroupManagers/N. body: as it was asked for.
+    """name: projects/P/zones/Z/instanceGroupManagers/N. body: as it was asked for.
 
     phase: waiting (for capacity), creating, standing or deleting. topology: the state of its accelerator topology.
-    trouble: (code, message) of the last look for capacity.
+    trouble: of the last look for capacity. instances: none; its machines are things of their own.
     """
 
-    path: str
+    name: str
     body: Json
     pool: ChipPool
     chips: int
@@ -176,15 +143,14 @@ class Group:
     created: float
     phase: str = "waiting"
     topology: str = "INCOMPLETE"
-    trouble: tuple[str, str] | None = None
+    trouble: ApiError | None = None
+    operation: Operation | None = None
+    instances: Sequence[str] = ()
 
     @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-    @property
-    def zone(self) -> str:
-        return self.path.rpartition("/instanceGroupManagers/")[0]
+    def state(self) -> str:
+        """Of its topology, or of what is being done with it."""
+        return self.topology if self.phase == "standing" else self.phase.upper()
 
     @property
     def size(self) -> int:
@@ -214,20 +180,50 @@ class Group:
         if self.has_policy:
             bulk: Json = {"inProgress": is_busy}
             if self.trouble is not None:
-                code, message = self.trouble
-                bulk["lastProgressCheck"] = {"error": {"errors": [{"code": code, "message": message}]}}
+                bulk["lastProgressCheck"] = {"error": errors(self.trouble)}
             status["bulkInstanceOperation"] = bulk
             status["appliedAcceleratorTopologies"] = [
                 {"acceleratorTopology": topology, "state": self.topology}
             ]
         return copy.deepcopy(self.body) | {
-            "kind": "compute#instanceGroupManager",
-            "id": str(self.number),
-            "name": self.name,
-            "zone": url(self.zone),
-            "selfLink": url(self.path),
-            "creationTimestamp": timestamp(self.created),
+            **_header("compute#instanceGroupManager", self),
             "fingerprint": fingerprint(self.body),
             "currentActions": actions,
             "status": status,
         }
+
+
+def _header(kind: str, thing: Instance | Group) -> Json:
+    """What all things of Compute Engine begin with."""
+    return {
+        "kind": kind,
+        "id": str(thing.number),
+        "name": last_part(thing.name),
+        "zone": url(place(thing.name)),
+        "selfLink": url(thing.name),
+        "creationTimestamp": timestamp(thing.created),
+    }
+
+
+def render_operation(operation: Operation) -> Json:
+    """As the API answers."""
+    where, is_done = place(operation.name), operation.ended is not None
+    answer: Json = {
+        "kind": "compute#operation",
+        "id": str(operation.number),
+        "name": last_part(operation.name),
+        where.split("/")[2].rstrip("s"): url(where),
+        "operationType": operation.verb,
+        "targetLink": url(operation.target),
+        "insertTime": timestamp(operation.created),
+        "status": "DONE" if is_done else "RUNNING",
+        "progress": 100 if is_done else 0,
+    }
+    if isinstance(operation.outcome, ApiError):
+        answer |= {"error": errors(operation.outcome), "httpErrorStatusCode": 503}
+    return answer
+
+
+def errors(error: ApiError) -> Json:
+    """As operations and groups carry an error. Its status is a code of Compute Engine."""
+    return {"errors": [{"code": error.status, "message": error.message}]}

@@ -1,20 +1,21 @@
-"""What each method of the API does in the simulated cloud: a call that the document allows in, an answer out.
+"""What each method of the Cloud TPU API does in the simulated cloud: a call that the document allows in, an answer out.
 
 Here are the methods that tpu-stack calls, and the stand-ins for the gcp provider and gcloud; others are answered 501.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from contracts.aliases import Json
 from infra.catalogue import generations
-from rehearsal.simulator.api_error import ApiError, invalid, missing, taken
+from rehearsal.simulated_cloud.capacity import ChipPool, Offers, accelerator_config, first_over
+from rehearsal.simulated_cloud.cloud import Operation
+from rehearsal.simulated_cloud.tpu_lifecycle import TpuLifecycle, chips_by_pool
+from rehearsal.simulated_cloud.tpu_records import Node, QueuedResource, render_operation
+from rehearsal.simulator.api_error import ApiError, invalid, taken
 from rehearsal.simulator.discovery import Call, Document, shipped
 from rehearsal.simulator.repeats_and_pages import Repeats, page
-from rehearsal.tpu_api.capacity import ChipPool, Offers, accelerator_config, first_over
-from rehearsal.tpu_api.cloud import Cloud, chips_by_pool
-from rehearsal.tpu_api.resources import Node, Operation, QueuedResource
 
 PREFIX = "tpu.projects.locations."
 ALL_ZONES_METHODS = ("queuedResources.list", "nodes.list")
@@ -30,30 +31,24 @@ PATCHABLE = (*_EMPTY, "networkConfig.enableExternalIps")
 class TpuService:
     """A `rehearsal.simulator.http_server.ApiService`, called with the lock of the cloud held, once that has settled."""
 
-    def __init__(self, cloud: Cloud, offers: Offers) -> None:
-        self._cloud = cloud
+    def __init__(self, lifecycle: TpuLifecycle, offers: Offers) -> None:
+        self._lifecycle, self._cloud = lifecycle, lifecycle.cloud
         self._offers = offers
-        self._repeats = Repeats[Operation]()
-        self._table: dict[str, Callable[[Call], Json]] = {
+        once = Repeats[Operation]().once
+        self._table: dict[str, Callable[[Call], Json | Operation]] = {
             "acceleratorTypes.list": self._accelerator_types,
             "runtimeVersions.list": self._runtime_versions,
-            "operations.get": self._operation,
+            "operations.get": lambda call: self._cloud.operation(call.resource),
             "nodes.create": self._create_node,
-            "nodes.get": lambda call: cloud.node(call.resource).render(),
-            "nodes.list": self._nodes,
+            "nodes.get": lambda call: self._node(call).render(),
+            "nodes.list": lambda call: self._list(call, "nodes", Node),
             "nodes.patch": self._patch_node,
-            "nodes.delete": lambda call: cloud.delete_node(cloud.node(call.resource)).render(),
-            "nodes.getGuestAttributes": lambda call: {
-                "guestAttributes": cloud.node(call.resource).guest_attributes()
-            },
-            "queuedResources.create": lambda call: self._repeats.once(
-                call, self._create_queued_resource
-            ).render(),
-            "queuedResources.get": lambda call: cloud.queued_resource(call.resource).render(),
-            "queuedResources.list": self._queued_resources,
-            "queuedResources.delete": lambda call: self._repeats.once(
-                call, self._delete_queued_resource
-            ).render(),
+            "nodes.delete": lambda call: lifecycle.delete_node(self._node(call)),
+            "nodes.getGuestAttributes": lambda call: {"guestAttributes": self._node(call).guest_attributes()},
+            "queuedResources.create": lambda call: once(call, self._create_queued_resource),
+            "queuedResources.get": lambda call: self._queued_resource(call).render(),
+            "queuedResources.list": lambda call: self._list(call, "queuedResources", QueuedResource),
+            "queuedResources.delete": lambda call: once(call, self._delete_queued_resource),
         }
 
     def document(self, target: str) -> Document:
@@ -73,7 +68,8 @@ class TpuService:
             self._offers.require_zone(zone)
             if zone in self._cloud.unreachable:
                 raise ApiError("UNAVAILABLE", f"{zone} cannot be reached")
-        answer = self._table[name](call)
+        result = self._table[name](call)
+        answer = render_operation(result) if isinstance(result, Operation) else result
         if zone == "-" and self._cloud.unreachable:
             answer["unreachable"] = [
                 f"locations/{unreachable_zone}" for unreachable_zone in sorted(self._cloud.unreachable)
@@ -100,27 +96,27 @@ class TpuService:
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
-    def _create_node(self, call: Call) -> Json:
+    def _node(self, call: Call) -> Node:
+        return self._cloud.find(Node, call.resource)
+
+    def _create_node(self, call: Call) -> Operation:
         node_id = call.query.get("nodeId") or f"tpu-{self._cloud.number()}"
         tier = tier_of_node(call.body)
         node = self._new_node(call.resource, node_id, call.body, tier=tier, at="Node")
         self._require_quota(call.resource, chips_by_pool([node]))
-        return self._cloud.create_node(node).render()
+        return self._lifecycle.create_node(node)
 
-    def _nodes(self, call: Call) -> Json:
-        return self._page(call, "nodes", self._inside(call, self._cloud.nodes))
-
-    def _patch_node(self, call: Call) -> Json:
-        node = self._cloud.node(call.resource)
+    def _patch_node(self, call: Call) -> Operation:
+        node = self._node(call)
         changes = patched(call.query["updateMask"], node.spec, call.body)
-        return self._cloud.patch_node(node, changes).render()
+        return self._lifecycle.patch_node(node, changes)
 
     def _new_node(self, parent: str, node_id: str, spec: Json, *, tier: str, at: str) -> Node:
         """A node that is not in the cloud yet. Raises ApiError for a taken id or hardware that is not offered."""
         cloud, offers = self._cloud, self._offers
         name = f"{parent}/nodes/{_checked_id(node_id, f'{at} id')}"
         zone = parent.rpartition("/")[2]
-        if cloud.node_name_is_taken(name):
+        if self._lifecycle.node_name_is_taken(name):
             raise taken(name)
         accelerator = offers.accelerator(spec, zone, at)
         version = spec["runtimeVersion"]
@@ -135,28 +131,28 @@ class TpuService:
             accelerator=accelerator,
             pool=ChipPool(zone=zone, prefix=accelerator.generation.type_prefix, tier=tier),
             created=cloud.moment,
-            incarnation=cloud.number(),
+            number=cloud.number(),
         )
 
     # --- queued resources -------------------------------------------------------------------------------------
 
-    def _queued_resources(self, call: Call) -> Json:
-        return self._page(call, "queuedResources", self._inside(call, self._cloud.queued_resources))
+    def _queued_resource(self, call: Call) -> QueuedResource:
+        return self._cloud.find(QueuedResource, call.resource)
 
     def _create_queued_resource(self, call: Call) -> Operation:
         own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
         qr = self._new_queued_resource(call.resource, own_id, call.body)
         self._require_quota(call.resource, chips_by_pool(qr.plans))
-        return self._cloud.submit_queued_resource(qr)
+        return self._lifecycle.submit_queued_resource(qr)
 
     def _delete_queued_resource(self, call: Call) -> Operation:
-        qr = self._cloud.queued_resource(call.resource)
-        return self._cloud.delete_queued_resource(qr, force=call.query.get("force", False))
+        is_forced = call.query.get("force", False)
+        return self._lifecycle.delete_queued_resource(self._queued_resource(call), force=is_forced)
 
     def _new_queued_resource(self, parent: str, own_id: str, spec: Json) -> QueuedResource:
         """A queued resource that is not in the cloud yet, with the nodes that it asks for. Raises ApiError."""
         name = f"{parent}/queuedResources/{_checked_id(own_id, 'queuedResourceId')}"
-        if name in self._cloud.queued_resources:
+        if name in self._cloud.things:
             raise taken(name)
         if "spot" in spec and "guaranteed" in spec:
             raise invalid("QueuedResource", "spot and guaranteed are one union: give one of them")
@@ -194,15 +190,15 @@ class TpuService:
             run_s=run_s,
         )
 
-    def _inside(self, call: Call, things: Mapping[str, Node] | Mapping[str, QueuedResource]) -> list[Json]:
-        """The things in the requested location, or in all that can be reached."""
+    def _list(self, call: Call, key: str, kind: type[Node] | type[QueuedResource]) -> Json:
+        """The things of a kind in the requested location, or in all that can be reached."""
         project, _, zone = call.resource.rpartition("/locations/")
         inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
-        hidden = tuple(
-            f"{project}/locations/{unreachable_zone}/" for unreachable_zone in self._cloud.unreachable
+        hidden = tuple(f"{project}/locations/{unreachable}/" for unreachable in self._cloud.unreachable)
+        things = [thing for thing in self._cloud.all(kind) if thing.name.startswith(inside)]
+        return self._page(
+            call, key, [thing.render() for thing in things if not thing.name.startswith(hidden)]
         )
-        shown = (thing for name, thing in things.items() if name.startswith(inside))
-        return [thing.render() for thing in shown if not thing.name.startswith(hidden)]
 
     @staticmethod
     def _page(call: Call, key: str, items: Sequence[Json]) -> Json:
@@ -211,12 +207,12 @@ class TpuService:
                 raise ApiError("UNIMPLEMENTED", f"{name}: this stand-in does not filter or sort")
         return page(call, key, items, call.query.get("pageSize") or PAGE_SIZE)
 
-    # --- quota, operations ------------------------------------------------------------------------------------
+    # --- quota ---------------------------------------------------------------------------------------------
 
     def _require_quota(self, parent: str, requested: Counter[ChipPool]) -> None:
         """Raises ApiError RESOURCE_EXHAUSTED, in the API's words, where a project asks for more than its quota."""
         quota = self._cloud.quota
-        over = first_over(quota, requested, self._cloud.asked_for(parent.split("/")[1]))
+        over = first_over(quota, requested, self._lifecycle.asked_for(parent.split("/")[1]))
         if over is None:
             return
         is_pod = over.prefix.endswith("litepod")
@@ -229,11 +225,6 @@ class TpuService:
             f"Quota limit 'TPU{generation}{tier}PerProjectPerZoneForTPUAPI' has been exceeded."
             f" Limit: {quota[over]} in zone {over.zone}.",
         )
-
-    def _operation(self, call: Call) -> Json:
-        if call.resource not in self._cloud.operations:
-            raise missing(call.resource)
-        return self._cloud.operations[call.resource].render()
 
 
 def tier_of_node(spec: Json) -> str:

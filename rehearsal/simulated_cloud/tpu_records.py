@@ -1,20 +1,20 @@
-"""The things that the simulated API answers about: operations, nodes with their workers, queued resources.
+"""The things that the simulated Cloud TPU API answers about: nodes with their workers, queued resources, operations.
 
 Each is a record that the cloud changes as time goes on; `render` is the thing as the API answers.
 """
 
-import base64
 import copy
 import dataclasses
 import hashlib
-import itertools
-from typing import Protocol
+from collections.abc import Sequence
 
 from contracts.aliases import Json
 from infra.catalogue import Accelerator
+from rehearsal.simulated_cloud.capacity import ChipPool, accelerator_config
+from rehearsal.simulated_cloud.cloud import Operation
+from rehearsal.simulated_cloud.hardware import Hardware
 from rehearsal.simulator.api_error import ApiError
 from rehearsal.simulator.discovery import timestamp
-from rehearsal.tpu_api.capacity import ChipPool, accelerator_config
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
 TYPES = "type.googleapis.com/google.cloud.tpu.v2."
@@ -55,93 +55,11 @@ _DATA = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class Operation:
-    """A record of the cloud, changed as time goes on. outcome: its response or its error, once it has ended."""
-
-    name: str
-    target: str
-    verb: str
-    created: float
-    ended: float | None = None
-    outcome: Json | ApiError = dataclasses.field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self.ended is not None
-
-    def render(self) -> Json:
-        """As the API answers. `done` is absent while it runs, as false is from all of Google's answers."""
-        metadata: Json = {
-            "@type": f"{TYPES}OperationMetadata",
-            "createTime": timestamp(self.created),
-            "target": self.target,
-            "verb": self.verb,
-            "apiVersion": "v2",
-            "cancelRequested": False,
-        }
-        answer: Json = {"name": self.name, "metadata": metadata}
-        if self.ended is not None:
-            metadata["endTime"] = timestamp(self.ended)
-            answer["done"] = True
-            if isinstance(self.outcome, ApiError):
-                answer["error"] = self.outcome.as_status()
-            else:
-                answer["response"] = self.outcome
-        return answer
-
-
-class Hosts(Protocol):
-    """A node, or a machine of another API. addresses: of each instance, inside and outside, once it has booted."""
-
-    @property
-    def instances(self) -> list[str]: ...
-    @property
-    def addresses(self) -> tuple[tuple[str, str], ...]: ...
-
-
-class Hardware(Protocol):
-    """Asked and told by the cloud, whose lock is held meanwhile: nothing here may take long.
-
-    Workers are known by their instance names, which no two ever share.
-    """
-
-    def addresses(self, instance: str) -> tuple[str, str]:
-        """The internal and external address of a worker that boots for the first time; both are unique."""
-
-    def host_key(self, instance: str) -> str:
-        """The public ed25519 key of a worker that comes up for the first time, without its type: AAAA…"""
-
-    def changed(self, node: "Hosts", state: str) -> None:
-        """Hosts have come into a state of a node, or are "gone"."""
-
-
-class NoHardware:
-    """No hosts at all: addresses are numbers, and nobody has the private half of the keys."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-
-    def addresses(self, instance: str) -> tuple[str, str]:  # noqa: ARG002
-        number = next(self._numbers)
-        # Outside: addresses for benchmarks, which nobody on the internet has (RFC 2544).
-        outside = f"198.{18 + number // 62500 % 2}.{number // 250 % 250}.{2 + number % 250}"
-        return f"10.{128 + number // 62500}.{number // 250 % 250}.{2 + number % 250}", outside
-
-    def host_key(self, instance: str) -> str:
-        fields = [b"ssh-ed25519", hashlib.sha256(instance.encode()).digest()]
-        return base64.b64encode(b"".join(len(field).to_bytes(4) + field for field in fields)).decode()
-
-    def changed(self, node: "Hosts", state: str) -> None:
-        """Do nothing: there is no hardware."""
-
-
-@dataclasses.dataclass(kw_only=True)
 class Node:
     """A record of the cloud, changed as time goes on. `spec` is what was asked for, less output-only fields.
 
-    `placed`: it has its chips. `operation` is the one that it is busy with. `incarnation` is its number among all
-    nodes ever. `addresses`: of each worker, inside and outside, from its first boot on.
+    `operation` is the one that it is busy with. `number` is nobody else's. `addresses`: of each worker, inside and
+    outside, from its first boot on.
     """
 
     name: str
@@ -149,11 +67,10 @@ class Node:
     accelerator: Accelerator
     pool: ChipPool
     created: float
-    incarnation: int
+    number: int
     queued_resource: str | None = None
     multislice: bool = False
     state: str = "CREATING"
-    placed: bool = False
     operation: Operation | None = None
     addresses: tuple[tuple[str, str], ...] = ()
     attributes: dict[tuple[int, str, str], str] = dataclasses.field(default_factory=dict)
@@ -170,7 +87,7 @@ class Node:
     @property
     def instances(self) -> list[str]:
         """The instance names of its workers, in worker order: t1v-n-1a2b3c4d-w-0."""
-        unique = hashlib.sha256(f"{self.name} {self.incarnation}".encode()).hexdigest()[:8]
+        unique = hashlib.sha256(f"{self.name} {self.number}".encode()).hexdigest()[:8]
         return [f"t1v-n-{unique}-w-{worker}" for worker in range(self.accelerator.hosts)]
 
     def _endpoints(self) -> list[Json]:
@@ -189,7 +106,7 @@ class Node:
         answer |= {
             "name": self.name,
             "state": self.state,
-            "id": str(6_000_000_000_000_000_000 + self.incarnation),
+            "id": str(6_000_000_000_000_000_000 + self.number),
             "createTime": timestamp(self.created),
             "apiVersion": "V2",
             "acceleratorType": self.accelerator.type_name,
@@ -241,6 +158,13 @@ class QueuedResource:
     state: str = "ACCEPTED"
     initiator: str = "USER"
     error: ApiError | None = None
+    operation: Operation | None = None
+    instances: Sequence[str] = ()
+
+    @property
+    def pool(self) -> ChipPool:
+        """Of its nodes, which are alike."""
+        return self.plans[0].pool
 
     def render(self) -> Json:
         """As the API answers."""
@@ -255,3 +179,24 @@ class QueuedResource:
     def as_response(self) -> Json:
         """As the operation that made it answers."""
         return self.render() | {"@type": f"{TYPES}QueuedResource"}
+
+
+def render_operation(operation: Operation) -> Json:
+    """As the API answers. `done` is absent while it runs, as false is from all of Google's answers."""
+    metadata: Json = {
+        "@type": f"{TYPES}OperationMetadata",
+        "createTime": timestamp(operation.created),
+        "target": operation.target,
+        "verb": operation.verb,
+        "apiVersion": "v2",
+        "cancelRequested": False,
+    }
+    answer: Json = {"name": operation.name, "metadata": metadata}
+    if operation.ended is not None:
+        metadata["endTime"] = timestamp(operation.ended)
+        answer["done"] = True
+        if isinstance(operation.outcome, ApiError):
+            answer["error"] = operation.outcome.as_status()
+        else:
+            answer["response"] = operation.outcome
+    return answer
