@@ -102,87 +102,71 @@ class Document:
 
     def checked(self, schema: str, message: Json, *, required: bool) -> tuple[Json, list[Violation]]:
         """A request's message without its output-only fields, and what is wrong with it."""
-        violations: list[Violation] = []
-        cleaned = self._message(schema, message, schema, violations, inbound=True, required=required)
-        return cleaned, violations
+        reader = _Reader(schemas=self.schemas, inbound=True, required=required)
+        return reader.read(schema, message, schema), reader.violations
 
     def wrong(self, schema: str, message: Json) -> list[Violation]:
         """The faults of an answer. The payload of an operation is checked by the schema that its @type names."""
-        violations: list[Violation] = []
-        self._message(schema, message, schema, violations, inbound=False, required=False)
+        reader = _Reader(schemas=self.schemas)
+        reader.read(schema, message, schema)
         for name in ("response", "metadata") if schema == "Operation" else ():
             payload = dict(message.get(name, {}))
             kind = str(payload.pop("@type", "")).rpartition(".")[2]
             if kind in self.schemas:
-                self._message(kind, payload, f"{schema}.{name}", violations, inbound=False, required=False)
-        return violations
+                reader.read(kind, payload, f"{schema}.{name}")
+        return reader.violations
 
-    def _message(
-        self,
-        schema: str,
-        message: Any,
-        at: str,
-        violations: list[Violation],
-        *,
-        inbound: bool,
-        required: bool,
-    ) -> Json:
-        if not isinstance(message, dict):
-            violations.append((at, f"{message!r} is no {schema} object"))
-            return {}
-        properties: Json = self.schemas[schema].get("properties", {})
-        return self._fields(schema, properties, message, at, violations, inbound=inbound, required=required)
 
-    def _fields(
-        self,
-        schema: str,
-        properties: Json,
-        message: Json,
-        at: str,
-        violations: list[Violation],
-        *,
-        inbound: bool,
-        required: bool,
-    ) -> Json:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """Collects the violations of messages that it reads. inbound: output-only fields are left out. required: what the
+    document requires has to be there."""
+
+    schemas: Json
+    inbound: bool = False
+    required: bool = False
+    violations: list[Violation] = dataclasses.field(default_factory=list)
+
+    def read(self, schema: str, message: Any, at: str) -> Json:
+        """The message's own copy, less what is wrong or left out. at: its place, for violations."""
+        if isinstance(message, dict):
+            return self._fields(schema, self.schemas[schema].get("properties", {}), message, at)
+        self.violations.append((at, f"{message!r} is no {schema} object"))
+        return {}
+
+    def _fields(self, schema: str, properties: Json, message: Json, at: str) -> Json:
         cleaned: Json = {}
         for name, value in message.items():
             spec = properties.get(name)
             if spec is None:
-                violations.append(
-                    (
-                        f"{at}.{name}",
-                        f"unknown name; {schema} has {', '.join(sorted(properties)) or 'no fields'}",
-                    )
-                )
-            elif value is not None and not (inbound and spec.get("readOnly")):
-                cleaned[name] = self._value(
-                    spec, value, f"{at}.{name}", violations, inbound=inbound, required=required
-                )
-        for name, spec in properties.items() if required else ():
-            if spec.get("description", "").startswith("Required.") and cleaned.get(name) in (None, "", 0, {}):
-                violations.append((f"{at}.{name}", "is required"))
+                known = ", ".join(sorted(properties)) or "no fields"
+                self.violations.append((f"{at}.{name}", f"unknown name; {schema} has {known}"))
+            elif value is not None and not (self.inbound and spec.get("readOnly")):
+                cleaned[name] = self._value(spec, value, f"{at}.{name}")
+        for name, spec in properties.items() if self.required else ():
+            if is_required(spec) and cleaned.get(name) in (None, "", 0, {}):
+                self.violations.append((f"{at}.{name}", "is required"))
         return cleaned
 
-    def _value(
-        self, spec: Json, value: Any, at: str, violations: list[Violation], *, inbound: bool, required: bool
-    ) -> Any:
-        check_item = functools.partial(self._value, violations=violations, inbound=inbound, required=required)
+    def _value(self, spec: Json, value: Any, at: str) -> Any:
         if "$ref" in spec:
-            return self._message(spec["$ref"], value, at, violations, inbound=inbound, required=required)
+            return self.read(spec["$ref"], value, at)
         if spec["type"] == "array" and isinstance(value, list):
-            return [check_item(spec["items"], item, f"{at}[{index}]") for index, item in enumerate(value)]
-        if spec["type"] == "object" and isinstance(value, dict) and "properties" in spec:
-            return self._fields(
-                at, spec["properties"], value, at, violations, inbound=inbound, required=required
-            )
+            return [self._value(spec["items"], item, f"{at}[{index}]") for index, item in enumerate(value)]
         if spec["type"] == "object" and isinstance(value, dict):
+            if "properties" in spec:
+                return self._fields(at, spec["properties"], value, at)
             return {
-                key: check_item(spec["additionalProperties"], item, f"{at}.{key}")
+                key: self._value(spec["additionalProperties"], item, f"{at}.{key}")
                 for key, item in value.items()
             }
         if fault := scalar_fault(spec, value):
-            violations.append((at, fault))
+            self.violations.append((at, fault))
         return value
+
+
+def is_required(spec: Json) -> bool:
+    return str(spec.get("description", "")).startswith("Required.")
 
 
 def _query(method: Method, text: str) -> tuple[Json, list[Violation]]:
@@ -207,7 +191,7 @@ def _query(method: Method, text: str) -> tuple[Json, list[Violation]]:
             if fault := scalar_fault(spec, query[name]):
                 violations.append((name, fault))
     for name, spec in specs.items():
-        if spec.get("description", "").startswith("Required.") and not query.get(name):
+        if is_required(spec) and not query.get(name):
             violations.append((name, "is required"))
     return query, violations
 
@@ -266,40 +250,30 @@ def _refusal(violations: list[Violation]) -> ApiError:
 
 def _methods(resource: Json, base: str) -> Iterator[Method]:
     for method in resource.get("methods", {}).values():
-        if "{+" not in method["path"]:
-            yield _plain_method(method, base)
-            continue
-        # Of flatPath, v2/projects/{projectsId}/…/nodes/{nodesId}:start, path, v2/{+name}:start, tells what the name is.
-        version, _, named = method["path"].partition("/{+")
-        name, _, tail = named.partition("}")
-        flat = re.sub(
-            r"\\\{\w+\\\}",
-            "[^/:?]+",
-            re.escape(method["flatPath"].removeprefix(f"{version}/").removesuffix(tail)),
-        )
         yield Method(
             id=method["id"],
             http_method=method["httpMethod"],
-            path=re.compile(f"{version}/(?P<resource>{flat}){re.escape(tail)}"),
-            parameters={key: spec for key, spec in method["parameters"].items() if key != name},
+            path=_path(method, base),
+            parameters={
+                key: spec for key, spec in method["parameters"].items() if spec["location"] != "path"
+            },
             request=method.get("request", {}).get("$ref"),
-            response=method["response"]["$ref"],
+            response=method.get("response", {}).get("$ref", ""),
         )
     for child in resource.get("resources", {}).values():
         yield from _methods(child, base)
 
 
-def _plain_method(method: Json, base: str) -> Method:
-    """One whose path has a parameter for each part: projects/{project}/zones/{zone}/instances."""
-    pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:?]+)", re.escape(method["path"]))
-    return Method(
-        id=method["id"],
-        http_method=method["httpMethod"],
-        path=re.compile(f"{re.escape(base)}{pattern}"),
-        parameters={key: spec for key, spec in method["parameters"].items() if spec["location"] != "path"},
-        request=method.get("request", {}).get("$ref"),
-        response=method.get("response", {}).get("$ref", ""),
-    )
+def _path(method: Json, base: str) -> re.Pattern[str]:
+    if "{+" not in method["path"]:  # a parameter for each part: projects/{project}/zones/{zone}/instances
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:?]+)", re.escape(method["path"]))
+        return re.compile(f"{re.escape(base)}{pattern}")
+    # Of flatPath, v2/projects/{projectsId}/…/nodes/{nodesId}:start, path, v2/{+name}:start, tells what the name is.
+    version, _, named = method["path"].partition("/{+")
+    tail = named.partition("}")[2]
+    whole = re.escape(method["flatPath"].removeprefix(f"{version}/").removesuffix(tail))
+    flat = re.sub(r"\\\{\w+\\\}", "[^/:?]+", whole)
+    return re.compile(f"{version}/(?P<resource>{flat}){re.escape(tail)}")
 
 
 @functools.cache
