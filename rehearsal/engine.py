@@ -306,7 +306,7 @@ class Engine:
         self.settings_file = folder / "work" / f"Pulumi.{stack}.yaml"
         for name in ("work", "backend", "home", "cloudsdk"):
             (folder / name).mkdir(parents=True)
-        project = _project(project_file)
+        project = _project(project_file, tpu_url)
         (folder / "work" / "Pulumi.yaml").write_text(yaml.safe_dump(project), encoding="utf-8")
         self._command = EngineCommand(cli.command, cli.version, self._environment(cli))
         options = automation.LocalWorkspaceOptions(
@@ -315,11 +315,6 @@ class Engine:
         self._stack = automation.create_stack(
             stack, project_name=project["name"], program=self._run_program, opts=options
         )
-        self._stack.set_config("gcp:accessToken", automation.ConfigValue(value=ACCESS_TOKEN, secret=True))
-        # What every settings file of this stack has to hold: how its secrets are kept, and where the cloud is.
-        self.own_settings: dict[str, Any] = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
-        self.own_settings["config"]["gcp:tpuV2CustomEndpoint"] = f"{tpu_url}/v2/"
-        self.own_settings["config"]["gcp:computeCustomEndpoint"] = f"{tpu_url}{COMPUTE_PATH}"
         self.configure({})
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -340,11 +335,12 @@ class Engine:
 
     def configure(self, values: Mapping[str, object]) -> None:
         """The stack's whole configuration from now on, keys with their namespace, values as in YAML."""
-        settings = {**self.own_settings, "config": {**values, **self.own_settings["config"]}}
-        self.settings_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        settings = yaml.safe_load(self.settings_file.read_text(encoding="utf-8")) or {}
+        # What else it holds says how this stack keeps its secrets.
+        self.settings_file.write_text(yaml.safe_dump({**settings, "config": dict(values)}), encoding="utf-8")
 
     def adopt(self, settings: bytes) -> None:
-        """The stack's settings file from now on, to the byte; without `own_settings` it has no cloud to ask."""
+        """The stack's settings file from now on, to the byte."""
         self.settings_file.write_bytes(settings)
 
     # --- operations -----------------------------------------------------------------------------------------------
@@ -410,6 +406,7 @@ class Engine:
             MARK: str(self.folder),
             WORLD_VARIABLE: str(self.world.path),
             "PATH": os.pathsep.join([*map(str, folders), inherited.get("PATH", os.defpath)]),
+            "GOOGLE_OAUTH_ACCESS_TOKEN": ACCESS_TOKEN,
             "PYTHONPATH": str(ROOT),
             "PULUMI_PYTHON_CMD": sys.executable,
             "PULUMI_BACKEND_URL": (self.folder / "backend").as_uri(),
@@ -421,12 +418,17 @@ class Engine:
         }
 
 
-def _project(project_file: Path | None) -> dict[str, Any]:
-    """A project for an inline program: no folder of its own, and any Python."""
-    if project_file is None:
-        return {"name": "tpu-stack", "runtime": "python"}
-    project: dict[str, Any] = yaml.safe_load(project_file.read_text(encoding="utf-8"))
-    return {name: value for name, value in project.items() if name != "main"} | {"runtime": "python"}
+def _project(project_file: Path | None, tpu_url: str) -> dict[str, Any]:
+    """A project for an inline program: no folder of its own, any Python, and its cloud at that address."""
+    project: dict[str, Any] = {"name": "tpu-stack"}
+    if project_file is not None:
+        project = yaml.safe_load(project_file.read_text(encoding="utf-8"))
+    endpoints = {"tpuV2": f"{tpu_url}/v2/", "compute": f"{tpu_url}{COMPUTE_PATH}"}
+    config = {f"gcp:{name}CustomEndpoint": {"value": url} for name, url in endpoints.items()}
+    return {name: value for name, value in project.items() if name != "main"} | {
+        "runtime": "python",
+        "config": config,
+    }
 
 
 def marked(variable: str, value: str) -> list[int]:

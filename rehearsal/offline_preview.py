@@ -7,14 +7,12 @@ Exit codes: 0 it would be made; 2 it would not, and the reasons are told."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -27,9 +25,6 @@ MARKS = {"create": "+", "update": "~", "delete": "-", "replace": "+-", "same": "
 ENGINES_OWN = "pulumi:providers:"
 # How the stack of the file keeps its secrets: the offline engine has its own way.
 STACK_KEYS = frozenset({"encryptionsalt", "encryptedkey", "secretsprovider"})
-
-Change = tuple[int, int, str]
-"""Start, end, and the replacement."""
 
 
 class PreviewError(Exception):
@@ -46,11 +41,11 @@ def read_settings(path: Path) -> bytes:
         ) from None
 
 
-def for_the_engine(path: Path, own: Mapping[str, Any]) -> bytes:
-    """The file as it is, with `own` settings in place of those that need an account. Raises PreviewError."""
+def for_the_engine(path: Path) -> bytes:
+    """The file as it is, without the settings that need an account. Raises PreviewError."""
     content = read_settings(path)
     try:
-        text, encrypted = adapted(content.decode(), own)
+        text, encrypted = without_account(content.decode())
     except (UnicodeDecodeError, RecursionError):
         return content  # the engine says what is wrong with it
     if encrypted:
@@ -147,7 +142,7 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
             stack=stack_name(path),
         ) as engine,
     ):
-        engine.adopt(for_the_engine(path, engine.own_settings))
+        engine.adopt(for_the_engine(path))
         report = engine.preview(color="always" if sys.stdout.isatty() else "never")
     parts = ("\n".join(lines).strip("\n") for lines in (tree(report.steps), remarks(report)))
     # Of a file that is refused for what the engine does not read, nothing would be made.
@@ -198,44 +193,33 @@ def _without_colours(line: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", line)
 
 
-# --- a settings file, Pulumi.NAME.yaml, as text: what an offline engine needs is put in, the rest stays as it is ------
+# --- a settings file, Pulumi.NAME.yaml, as text: what only its own stack can use is taken out, the rest stays -------
 #
 # The engine's own reader of YAML decides what the file says. Here it is only asked where each key stands; a file that
 # cannot be read for that is handed over unchanged, since the engine will refuse it with better words.
 
 
-def adapted(text: str, own: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The text with the settings `own` (keys of `config` and others) in place of those that need a user's account, and
-    the paths of values that only the file's own stack can read.
+def without_account(text: str) -> tuple[str, list[str]]:
+    """The text without the settings that need a user's account, and the paths of values that only the file's own stack
+    can read.
 
-    No line moves that holds a key of the configuration, so that the engine's line numbers are those of the file."""
-    text = text if text.endswith("\n") else f"{text}\n"
+    No line moves, so that the engine's line numbers are those of the file."""
     try:
         # Only the first document, as the engine reads it, and no values are made of it: 2026-13-45 is a text here.
         loader = yaml.SafeLoader(text)
         root = loader.get_node() if loader.check_node() else None
     except yaml.YAMLError:
         return text, []
-    if root is None:
-        return f"{text}{json.dumps(own)}\n", []
     if not isinstance(root, yaml.MappingNode):
         return text, []
-    outside = {key: value for key, value in own.items() if key != "config"}
-    values = [value for key, value in root.value if key.value == "config"]
-    changes: list[Change] = []
+    places = list(_entries(text, root, STACK_KEYS.__contains__))
     encrypted: list[str] = []
-    if not values:
-        outside["config"] = own["config"]
-    elif isinstance(values[0], yaml.MappingNode):
-        changes += _replaced(text, values[0], own["config"], is_for_google_alone)
-        encrypted = list(_encrypted(values[0]))
-    elif values[0].tag == "tag:yaml.org,2002:null":
-        begin, end = values[0].start_mark.index, values[0].end_mark.index
-        changes.append((begin, end, f" {json.dumps(own['config'])}"))
-    changes += _replaced(text, root, outside, STACK_KEYS.__contains__)
-    # From the last to the first, so that the places of the others hold; where two are one, the inner one goes first.
-    for begin, end, instead in sorted(changes, key=lambda change: change[:2])[::-1]:
-        text = text[:begin] + instead + text[end:]
+    for key, value in root.value:
+        if key.value == "config" and isinstance(value, yaml.MappingNode):
+            places += _entries(text, value, is_for_google_alone)
+            encrypted += _encrypted(value)
+    for begin, end in sorted(places, reverse=True):  # so that the places of the others hold
+        text = text[:begin] + "\n" * text[begin:end].count("\n") + text[end:]
     return text, encrypted
 
 
@@ -247,25 +231,15 @@ def is_for_google_alone(key: str) -> bool:
     )
 
 
-def _replaced(
-    text: str, mapping: yaml.MappingNode, own: Mapping[str, Any], is_out: Callable[[str], bool]
-) -> list[Change]:
-    """The changes that take entries out of a mapping, each for as many empty lines, and put `own` in."""
-    changes = []
+def _entries(
+    text: str, mapping: yaml.MappingNode, is_out: Callable[[str], bool]
+) -> Iterator[tuple[int, int]]:
+    """Start and end of the entries of a mapping whose keys are out."""
     starts = [key.start_mark.index for key, _value in mapping.value]
-    for (key, value), following in zip(mapping.value, [*starts[1:], None], strict=True):
+    last = mapping.end_mark.index - 1  # the brace, where there is one
+    for (key, value), following in zip(mapping.value, [*starts[1:], last], strict=True):
         if is_out(str(key.value)):
-            begin, end = key.start_mark.index, _entry_end(text, value)
-            if mapping.flow_style:
-                end = mapping.end_mark.index - 1 if following is None else following
-            changes.append((begin, end, "\n" * text[begin:end].count("\n")))
-    entries = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in own.items()]
-    if mapping.flow_style:
-        begin = mapping.start_mark.index + 1
-        return [*changes, (begin, begin, "".join(f"{entry}, " for entry in entries))]
-    end = _entry_end(text, mapping.value[-1][1])
-    indent = " " * mapping.start_mark.column
-    return [*changes, (end, end, "".join(f"{indent}{entry}\n" for entry in entries))]
+            yield key.start_mark.index, following if mapping.flow_style else _entry_end(text, value)
 
 
 def _entry_end(text: str, value: yaml.Node) -> int:
@@ -282,7 +256,7 @@ def _entry_end(text: str, value: yaml.Node) -> int:
 
 
 def _encrypted(node: yaml.Node, path: str = "") -> Iterator[str]:
-    """The paths of values that are kept as {secure: …}, those left out that are taken out anyhow."""
+    """The paths of values that are kept as {secure: …}, but for those that are taken out anyhow."""
     if isinstance(node, yaml.MappingNode):
         if path and [key.value for key, _value in node.value] == ["secure"]:
             yield path
