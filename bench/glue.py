@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import statistics
 import tempfile
@@ -25,61 +24,57 @@ from bench import rounds
 
 WARM_STEPS = 50
 SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "dropout": 0.1}
-OURS = {"torch_glue": "no", "torch_glue, compiled": "yes", "keras_glue": ""}
+OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "torch_glue": ("torch_glue", "pytorch", {"compile": "no"}),
+    "torch_glue, compiled": ("torch_glue", "pytorch", {"compile": "yes"}),
+    "keras_glue": ("keras_glue", "jax", {}),
+}
+"""By name: the job, its framework and its options."""
 TRAINER: dict[str, dict[str, Any]] = {
     "Trainer": {},
     "Trainer, grouped by length": {"train_sampling_strategy": "group_by_length"},
     "Trainer, grouped, compiled": {"train_sampling_strategy": "group_by_length", "torch_compile": True},
 }
-"""By name: what TrainingArguments is given besides bf16, or torch_glue's --compile."""
+"""By name: what TrainingArguments is given besides bf16."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--model", default="small", choices=["tiny", "small", "base"])
-    parser.add_argument("--only", nargs="+", choices=[*OURS, *TRAINER], help="these programs (default: all)")
-    parser.add_argument("--turn", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    model, steps = options.model, options.steps
-    if options.turn is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(_trainer(Path(folder), model, steps, TRAINER[options.turn])))
-        return
-    forwarded = ["--model", model, "--steps", steps, "--turn"]
-    only = options.only or [*OURS, *TRAINER]
-    ours = {
-        name: functools.partial(_ours, model, steps, compiled)
-        for name, compiled in OURS.items()
-        if name in only
-    }
-    theirs = {
-        name: functools.partial(rounds.ask, "bench.glue", "pytorch", [*forwarded, name])
-        for name in TRAINER
-        if name in only
-    }
-    print(f"model {model}, {steps} steps")
-    columns = {
-        "rate": ("rows/s", ".1f"),
-        "peak_mib": ("peak memory, MiB", ".0f"),
-        "loss": ("mean loss of the last 50 steps", ".4f"),
-    }
-    rounds.compare(ours, theirs, rounds=options.rounds, columns=columns)
+    rounds.main(
+        parser,
+        module="bench.glue",
+        framework="pytorch",
+        ours={name: functools.partial(_ours, job=job) for name, job in OURS.items()},
+        theirs={name: functools.partial(_trainer, more=more) for name, more in TRAINER.items()},
+        columns={
+            "rate": ("rows/s", ".1f"),
+            "peak_mib": ("peak memory, MiB", ".0f"),
+            "loss": ("mean loss of the last 50 steps", ".4f"),
+        },
+    )
 
 
-def _ours(model: str, steps: int, compiled: str) -> rounds.Measured:
-    job, framework = ("torch_glue", "pytorch") if compiled else ("keras_glue", "jax")
-    options = {"model": model, "steps": steps, **SETTINGS, "log_every": 1, "checkpoint_every": steps}
-    with tempfile.TemporaryDirectory() as folder:
-        more = {"compile": compiled} if compiled else {}
-        lines, measured = rounds.run_job(job, framework, {**options, **more}, Path(folder))
+def _ours(
+    arguments: argparse.Namespace, folder: Path, *, job: tuple[str, str, dict[str, Any]]
+) -> rounds.Measured:
+    name, framework, more = job
+    steps = arguments.steps
+    options = {
+        "model": arguments.model,
+        "steps": steps,
+        **SETTINGS,
+        "log_every": 1,
+        "checkpoint_every": steps,
+    }
+    lines, measured = rounds.run_job(name, framework, {**options, **more}, folder)
     lines = [line for line in lines if "loss" in line]
     losses, warm = [line["loss"] for line in lines], lines[WARM_STEPS:]
     return {"rate": rounds.rate(warm, "rows_per_s"), "loss": _last(losses), **measured}
 
 
-def _trainer(folder: Path, model: Any, steps: int, more: dict[str, Any]) -> rounds.Measured:
+def _trainer(arguments: argparse.Namespace, parent: Path, *, more: dict[str, Any]) -> rounds.Measured:
     import torch
     import transformers
 
@@ -91,7 +86,8 @@ def _trainer(folder: Path, model: Any, steps: int, more: dict[str, Any]) -> roun
     from jobs.torch_glue.config import Config
     from jobs.torch_glue.model import build
 
-    config = Config(model=model, steps=steps, **SETTINGS)
+    folder, steps = Path(tempfile.mkdtemp(dir=parent)), arguments.steps
+    config = Config(model=arguments.model, steps=steps, **SETTINGS)
     dataset = data.read(config)
     beginning = prepare(config, dataset, folder, print)
     encoded = Encoded(

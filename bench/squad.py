@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
@@ -24,12 +22,6 @@ from bench import rounds
 from contracts.run_directory import EXPORT
 from jobs.tf_squad.config import Config, learning_rate
 
-OURS = {"tf_squad, float32": "float32", "tf_squad, bfloat16": "bfloat16"}
-PYTORCH = {
-    f"PyTorch, {dtype}{', compiled' if is_compiled else ''}": (dtype, is_compiled)
-    for dtype in ("float32", "bfloat16")
-    for is_compiled in (False, True)
-}
 LOG_EVERY = 5
 """Steps, which tf_squad takes in one call; so many are left out too."""
 
@@ -37,32 +29,29 @@ LOG_EVERY = 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--model", default="small", choices=["tiny", "small", "base"])
-    parser.add_argument("--turn", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.turn is not None:
-        print(json.dumps(_pytorch(arguments, *PYTORCH[arguments.turn])))
-        return
-    print(f"model {arguments.model}, {arguments.steps} steps")
-    with tempfile.TemporaryDirectory() as folder:
-        forwarded = ["--steps", arguments.steps, "--model", arguments.model, "--folder", folder, "--turn"]
-        ask = functools.partial(rounds.ask, "bench.squad", "pytorch")
-        columns = {
+    dtypes = ("float32", "bfloat16")
+    rounds.main(
+        parser,
+        module="bench.squad",
+        framework="pytorch",
+        ours={f"tf_squad, {dtype}": functools.partial(_ours, dtype=dtype) for dtype in dtypes},
+        theirs={
+            f"PyTorch, {dtype}{', compiled' if is_compiled else ''}": functools.partial(
+                _pytorch, dtype=dtype, is_compiled=is_compiled
+            )
+            for dtype in dtypes
+            for is_compiled in (False, True)
+        },
+        columns={
             "rate": ("windows/s", ".1f"),
             "peak_mib": ("peak memory, MiB", ".0f"),
             "loss": ("mean loss of the second half", ".4f"),
-        }
-        rounds.compare(
-            {name: functools.partial(_ours, arguments, Path(folder), dtype) for name, dtype in OURS.items()},
-            {name: functools.partial(ask, [*forwarded, name]) for name in PYTORCH},
-            rounds=arguments.rounds,
-            columns=columns,
-        )
+        },
+    )
 
 
-def _ours(arguments: argparse.Namespace, folder: Path, dtype: str) -> rounds.Measured:
+def _ours(arguments: argparse.Namespace, folder: Path, *, dtype: str) -> rounds.Measured:
     options = {
         "model": arguments.model,
         "steps": arguments.steps,
@@ -71,7 +60,6 @@ def _ours(arguments: argparse.Namespace, folder: Path, dtype: str) -> rounds.Mea
         "eval_every": arguments.steps,
         "checkpoint_every": arguments.steps,
     }
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     lines, measured = rounds.run_job("tf_squad", "tensorflow", options, folder)
     lines = [line for line in lines if "windows_per_s" in line]
     return {
@@ -81,7 +69,9 @@ def _ours(arguments: argparse.Namespace, folder: Path, dtype: str) -> rounds.Mea
     }
 
 
-def _pytorch(arguments: argparse.Namespace, dtype: str, is_compiled: bool) -> rounds.Measured:
+def _pytorch(
+    arguments: argparse.Namespace, folder: Path, *, dtype: str, is_compiled: bool
+) -> rounds.Measured:
     import numpy as np
     import torch
     import transformers
@@ -89,7 +79,7 @@ def _pytorch(arguments: argparse.Namespace, dtype: str, is_compiled: bool) -> ro
     from jobs.glue.tokenizer import open_tokenizer
     from jobs.tf_squad import data, windows
 
-    export = next(arguments.folder.glob(f"run-*/{EXPORT}"))
+    export = next(folder.glob(f"{rounds.RUN}*/{EXPORT}"))
     config, dataset, tokenizer = Config(), data.read(Config()), open_tokenizer(export)
     train, held_out = (windows.encode(part, tokenizer, config) for part in (dataset.train, dataset.eval))
     length = windows.shared_length(train, held_out)

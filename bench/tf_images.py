@@ -1,12 +1,11 @@
 """tf_images beside a plain `fit`: the same model, optimizer, batch and pictures, on this machine's CPU, by turns.
 
-    python -m bench.tf_images                          Fashion-MNIST (Debian's dataset-fashion-mnist), else digits
-    python -m bench.tf_images --data photos --size 64  JPEG pictures of 320 x 240, cut out of scikit-learn's two
-    python -m bench.tf_images --data FOLDER --size 96  your pictures, in a folder for each class
+    python -m bench.tf_images --pictures 3000 --size 28 --steps 46 --dtype float32
 
-tf_images reads shards, which are made before, as docs/jobs.md says. The plain program is that of TensorFlow's tutorials
-"Load and preprocess images" and "Data augmentation": `image_dataset_from_directory`, preprocessing layers in a `map`,
-`.prefetch(AUTOTUNE)`, `model.fit`; and the same with `.cache()` before the map, for sets that fit into memory.
+The pictures are JPEGs of 320 x 240, cut out of scikit-learn's two. tf_images reads shards of them, as docs/jobs.md
+says. The plain program is that of TensorFlow's tutorials "Load and preprocess images" and "Data augmentation":
+`image_dataset_from_directory`, preprocessing layers in a `map`, `.prefetch(AUTOTUNE)`, `model.fit`; and the same with
+`.cache()` before the map, for sets that fit into memory.
 The first epoch is left out: TensorFlow builds its programs then, and fills the cache.
 """
 
@@ -14,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,18 +22,14 @@ from bench import rounds
 from jobs.tf_images.config import Config
 from jobs.tf_images.data import DEFAULT_SIZE, Index, read_index
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")
-PLAIN = {"plain fit": False, "plain fit, cached": True}
-"""By name: whether it has `.cache()`."""
-DATA_TURN, SHARDS, FILES, PHOTOS = "make the data", "shards", "files", "photos"
+SHARDS, FILES = "shards", "files"
 PHOTO = (320, 240)
 HELD_OUT_EVERY, LOG_EVERY = 50, 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", default="fashion" if FASHION.is_dir() else "digits")
-    parser.add_argument("--pictures", type=int, default=12_800, help="so many are taken at most")
+    parser.add_argument("--pictures", type=int, default=12_800)
     parser.add_argument("--size", type=int, default=0, help="side that pictures are brought to")
     parser.add_argument(
         "--steps", type=int, default=200, help="that are measured; at least, as epochs are whole"
@@ -44,111 +37,83 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of all programs"
     )
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--turn", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.turn == DATA_TURN:
-        _make(arguments)
-    elif arguments.turn is not None:
-        print(json.dumps(_plain(arguments, is_cached=PLAIN[arguments.turn])))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            arguments.folder = Path(folder)
-            _compare(arguments)
-
-
-def _compare(arguments: argparse.Namespace) -> None:
-    forwarded = [
-        word for name, value in vars(arguments).items() if name != "turn" for word in (f"--{name}", value)
-    ]
-    ask = functools.partial(rounds.ask, "bench.tf_images", "tensorflow")
-    ask([*forwarded, "--turn", DATA_TURN])
-    _, config, epoch, _ = _decided(arguments)
-    side = config.image_size
-    print(
-        f"{arguments.data}: steps of {config.batch_per_core} pictures of {side} x {side}, {epoch} in an epoch"
-    )
-    columns = {
-        "rate": ("pictures/s", ".1f"),
-        "input_wait": ("waiting for input", ".2%"),
-        "peak_mib": ("peak memory, MiB", ".0f"),
-        "loss": ("loss of the last steps", ".4f"),
-    }
-    rounds.compare(
-        {"tf_images": functools.partial(_ours, arguments)},
-        {name: functools.partial(ask, [*forwarded, "--turn", name]) for name in PLAIN},
-        rounds=arguments.rounds,
-        columns=columns,
+    rounds.main(
+        parser,
+        module="bench.tf_images",
+        framework="tensorflow",
+        ours={"tf_images": _ours},
+        theirs={
+            "plain fit": functools.partial(_plain, is_cached=False),
+            "plain fit, cached": functools.partial(_plain, is_cached=True),
+        },
+        columns={
+            "rate": ("pictures/s", ".1f"),
+            "input_wait": ("waiting for input", ".2%"),
+            "peak_mib": ("peak memory, MiB", ".0f"),
+            "loss": ("loss of the last steps", ".4f"),
+        },
+        prepare=_make,
     )
 
 
-def _decided(arguments: argparse.Namespace) -> tuple[Index, Config, int, int]:
+def _decided(arguments: argparse.Namespace, folder: Path) -> tuple[Index, Config, int, int]:
     """What the pictures turned out to be, what all programs train, steps of an epoch, and epochs."""
-    index = read_index(str(arguments.folder / SHARDS))
+    index = read_index(str(folder / SHARDS))
     config = Config(data=index.place, image_size=arguments.size or index.size or DEFAULT_SIZE)
     epoch = math.ceil(sum(index.counts("train")) / config.batch_per_core)
     return index, config, epoch, 1 + math.ceil(arguments.steps / epoch)
 
 
-def _make(arguments: argparse.Namespace) -> None:
-    """The pictures as files in folders by class, and as shards of these."""
-    from jobs.tf_images import shards
-
-    if arguments.data == PHOTOS:
-        _cut_photos(arguments.folder / PHOTOS, arguments.pictures)
-    place = {"fashion": FASHION, PHOTOS: arguments.folder / PHOTOS}.get(arguments.data, arguments.data)
-    source = shards.digits() if arguments.data == "digits" else shards.read_source(str(place))
-    stride, files = max(1, len(source.pictures) // arguments.pictures), arguments.folder / FILES
-    for number, picture in enumerate(source.pictures[::stride][: arguments.pictures]):
-        split = "train" if number % HELD_OUT_EVERY else "test"
-        suffix = Path(picture.content).suffix if isinstance(picture.content, str) else ".png"
-        to = files / split / source.labels[picture.label] / f"{number}{suffix}"
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(shards.encoded(picture.content)[0])
-    options = shards.Options(size=arguments.size)
-    shards.write(shards.read_source(str(files)), str(arguments.folder / SHARDS), options, print)
-    print("{}")
-
-
-def _cut_photos(folder: Path, count: int) -> None:
-    """Pieces of scikit-learn's pictures of a temple and of a flower, 640 x 427 each."""
+def _make(arguments: argparse.Namespace, folder: Path) -> rounds.Measured:
+    """Pieces of scikit-learn's pictures of a temple and of a flower, 640 x 427 each, as files in folders by class, and
+    as shards of these."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
+    from jobs.tf_images import shards
+
     random, photos = np.random.default_rng(0), load_sample_images()
-    for number in range(count):
+    for number in range(arguments.pictures):
         name, pixels = ("temple", "flower")[number % 2], photos.images[number % 2]
         left, top = (int(random.integers(limit)) for limit in (640 - PHOTO[0], 427 - PHOTO[1]))
-        to = folder / name / f"{number}.jpg"
+        split = "train" if number % HELD_OUT_EVERY else "test"
+        to = folder / FILES / split / name / f"{number}.jpg"
         to.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[top : top + PHOTO[1], left : left + PHOTO[0]]).save(to, quality=90)
+    options = shards.Options(size=arguments.size)
+    shards.write(shards.read_source(str(folder / FILES)), str(folder / SHARDS), options, print)
+    return {}
 
 
-def _ours(arguments: argparse.Namespace) -> rounds.Measured:
-    _, config, epoch, epochs = _decided(arguments)
+def _ours(arguments: argparse.Namespace, folder: Path) -> rounds.Measured:
+    _, config, epoch, epochs = _decided(arguments, folder)
     steps = epoch * epochs
-    options = {"data": config.data, "image_size": config.image_size, "steps": steps, "log_every": LOG_EVERY}
-    options["dtype"] = arguments.dtype
-    with tempfile.TemporaryDirectory() as folder:
-        own = {**options, "eval_every": steps, "checkpoint_every": steps}
-        lines, measured = rounds.run_job("tf_images", "tensorflow", own, Path(folder))
+    options = {
+        "data": config.data,
+        "image_size": config.image_size,
+        "dtype": arguments.dtype,
+        "steps": steps,
+        "log_every": LOG_EVERY,
+        "eval_every": steps,
+        "checkpoint_every": steps,
+    }
+    lines, measured = rounds.run_job("tf_images", "tensorflow", options, folder)
     lines = [line for line in lines if "images_per_s" in line and line["step"] > epoch]
     waited_s, spent_s = (sum(line[name] for line in lines) for name in ("input_wait_s", "step_s"))
     rate = rounds.rate(lines, "images_per_s")
     return {"rate": rate, "input_wait": waited_s / spent_s, "loss": lines[-1]["loss"], **measured}
 
 
-def _plain(arguments: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
+def _plain(arguments: argparse.Namespace, folder: Path, *, is_cached: bool) -> rounds.Measured:
     import tensorflow as tf
     import tf_keras as keras
 
     from jobs.tf_images import model
 
-    index, config, epoch, epochs = _decided(arguments)
+    index, config, epoch, epochs = _decided(arguments, folder)
     pictures = keras.utils.image_dataset_from_directory(
-        arguments.folder / FILES / "train",
+        folder / FILES / "train",
         label_mode="categorical",
         color_mode="grayscale" if index.channels == 1 else "rgb",
         batch_size=config.batch_per_core,

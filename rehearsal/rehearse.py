@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -31,6 +30,7 @@ from typing import get_args
 from contracts.aliases import Say
 from rehearsal import state
 from rehearsal.daemon.cli import OWNER_VARIABLE, Provisioning
+from rehearsal.local_servers import RefusalError, ask
 from rehearsal.machines import docker_engine, guardian
 from rehearsal.machines.docker_engine import MachinesError
 
@@ -271,10 +271,8 @@ def fetch_from_bucket(story: Story, run_id: str, target: Path) -> None:
     url = f"{server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
     story.say(f"$ curl --output {target} {shlex.quote(url)}")
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=FETCH_LIMIT_S) as answer:
-            target.write_bytes(answer.read())
-    except OSError as error:
+        target.write_bytes(ask("GET", url, limit_s=FETCH_LIMIT_S))
+    except (OSError, RefusalError) as error:
         raise StoryError(f"{url}: {error}") from None
 
 

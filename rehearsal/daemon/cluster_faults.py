@@ -24,7 +24,7 @@ from rehearsal.daemon.fault_commands import (
 )
 from rehearsal.kubernetes.nodes import CHIPS
 from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE, RehearsalCluster
-from rehearsal.machines.docker_engine import MachinesError, asking
+from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.machines import Machines
 from rehearsal.state import RehearsalError
 
@@ -41,8 +41,8 @@ class ClusterFaults:
     """The faults of one cluster. close: what was to come later does not."""
 
     def __init__(self, *, cluster: RehearsalCluster, machines: Machines, say: Say) -> None:
-        self._cluster, self._say = cluster, say
-        self.common_faults = CommonFaults(cluster.faults, machines.freeze_bucket)
+        self._cluster, self._machines, self._say = cluster, machines, say
+        self.common_faults = CommonFaults(machines.faults, machines.freeze_bucket)
         self._core = kubernetes.client.CoreV1Api(cluster.api)
 
     def carry_out(self, name: str, request: FaultRequest) -> str:
@@ -68,7 +68,7 @@ class ClusterFaults:
             if container_status.name == CONTAINER
         )
         task = container.container_id.removeprefix("containerd://")
-        self._cluster.run_on(
+        self._machines.containers.run_in(
             pod.spec.node_name, ["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", task]
         )
         return f"the first process of {pod.metadata.name} is killed. Look: fab status"
@@ -135,12 +135,12 @@ class ClusterFaults:
 
     def cut(self, request: FaultRequest) -> str:
         node = self._node(request)
-        self._cluster.faults.cut(node)
+        self._machines.faults.cut(node)
         return f"the kubelet of {node} is cut off the network; its pods are not. Mend: fab rehearsal heal"
 
     def heal(self, request: FaultRequest) -> str:
         node = self._node(request)
-        self._cluster.faults.heal(node)
+        self._machines.faults.heal(node)
         return f"{node} is on the network again"
 
     def _node(self, request: FaultRequest) -> str:
@@ -168,17 +168,11 @@ class ClusterFaults:
     # --- the cluster -------------------------------------------------------------------------------------------
 
     def api_away(self, _request: FaultRequest) -> str:
-        container = self._cluster.component("kube-apiserver")
-        with asking("the API server"):
-            if container.status == "running":
-                container.pause()
+        self._machines.containers.freeze("kube-apiserver", frozen=True)
         return "the API server does not answer; pods go on. Look: fab status; mend: fab rehearsal api-back"
 
     def api_back(self, _request: FaultRequest) -> str:
-        container = self._cluster.component("kube-apiserver")
-        with asking("the API server"):
-            if container.status == "paused":
-                container.unpause()
+        self._machines.containers.freeze("kube-apiserver", frozen=False)
         return "the API server answers again"
 
     def quota(self, request: FaultRequest) -> str:

@@ -21,7 +21,7 @@ from rehearsal.daemon.fault_commands import FaultCommands
 from rehearsal.daemon.gateway import KeeperGateway
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
 from rehearsal.daemon.rehearsal_stack import RehearsalStack
-from rehearsal.gcp_stand_in import bucket_server
+from rehearsal.gcp_stand_in import server_resources
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import DEVICE, PYTHON
 from rehearsal.machines.machines import Machines
@@ -150,7 +150,7 @@ class HostRehearsal:
             provisioning=self._setup.request.provisioning,
             variables={
                 **machines.environment,
-                bucket_server.HOSTS: json.dumps(
+                server_resources.HOSTS: json.dumps(
                     {"platform": "cpu", "python": PYTHON, "stand_in_devices": [DEVICE], "reach": "iap"}
                 ),
             },
@@ -162,9 +162,6 @@ class HostRehearsal:
         if not report.ok:
             raise RehearsalError(f"`pulumi up` failed:\n{report.text}")
         self._wait_for_hosts(self._hosts)
-        url = json.loads(self._stack.inventory)["storage"]["bucket_url"] or ""
-        if bucket := url.removeprefix("gs://"):
-            machines.storage.make_bucket(bucket)
 
     @staticmethod
     def _wait_for_hosts(hosts: NodeMachines) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.gcp_stand_in import arguments, bucket_server, compute_api
+from rehearsal.gcp_stand_in import arguments, server_resources
 from rehearsal.gcp_stand_in.arguments import Mistake
 from rehearsal.gcp_stand_in.stand_in_world import HalfMadeError, Thing, World, WorldError, same, short
 from rehearsal.gcp_stand_in.table import KINDS, ResourceKind, label_outputs
@@ -92,8 +92,7 @@ class Provider:
             inputs = kind.as_kept(inputs)
             created = kind.outputs(own_id, inputs, self.world.number(), self._address_range(inputs))
             self._add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=created))
-            bucket_server.write(type_token, inputs)
-            compute_api.write(self.settings.get(COMPUTE_ENDPOINT), type_token, inputs)
+            server_resources.write(type_token, inputs, self.settings.get(COMPUTE_ENDPOINT))
         return own_id, self._outputs(type_token, own_id, inputs) or {}
 
     def _add(self, thing: Thing) -> None:
@@ -136,7 +135,7 @@ class Provider:
         completed = {name: merged(before.get(name), new.get(name)) for name in kind.completed.split()}
         outputs = before | new | completed | label_outputs(new)
         self.world.replace(Thing(type=type_token, id=own_id, inputs=new, outputs=outputs))
-        bucket_server.write(type_token, new)
+        server_resources.write(type_token, new)
         return outputs
 
     def delete(self, urn: str, own_id: str, limit_s: float) -> None:
@@ -148,8 +147,7 @@ class Provider:
         existing = self.world.find(type_token, own_id)
         if existing is not None:
             self._free(existing)
-            compute_api.remove(self.settings.get(COMPUTE_ENDPOINT), type_token, existing.inputs)
-            bucket_server.remove(type_token, existing.inputs)
+            server_resources.remove(type_token, existing.inputs, self.settings.get(COMPUTE_ENDPOINT))
         elif type_token == MACHINE:  # of other types, the provider takes this for done
             message = f"googleapi: Error 404: The resource '{own_id}' was not found, notFound"
             raise WorldError(f"Error deleting instance: {message}")
@@ -159,7 +157,7 @@ class Provider:
 
     def _free(self, thing: Thing) -> None:
         """Prepare a deletion. Raises WorldError if Google or the provider refuses it."""
-        if thing.type == BUCKET and not bucket_server.is_empty(thing.id):
+        if thing.type == BUCKET and not server_resources.is_empty(thing.id):
             raise WorldError(
                 f"Error trying to delete bucket {thing.id} containing objects without force_destroy set to true"
             )

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.aliases import Json
-from rehearsal.gcp_stand_in.local_servers import RefusalError, ask
 from rehearsal.gcp_stand_in.stand_in_world import WorldError
+from rehearsal.local_servers import RefusalError, ask
 
 POLL_S = 0.05
 LONGEST_GAP_S = 1.0

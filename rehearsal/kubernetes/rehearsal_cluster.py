@@ -7,6 +7,7 @@ control plane share a network, and each can be stopped by itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +41,8 @@ from rehearsal.kubernetes.control_plane import (
 )
 from rehearsal.kubernetes.controllers import KUEUE_METRICS
 from rehearsal.kubernetes.nodes import CREDENTIALS, DATA, IMAGES, KUBELET, MEMORY_MIB, ClusterNode
-from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
-from rehearsal.machines.faults import Faults
+from rehearsal.machines.containers import container_name
+from rehearsal.machines.docker_engine import MachinesError, asking, labels, wait_for
 from rehearsal.machines.host_image import ROOT
 from rehearsal.machines.machines import DOCKER_RIGHTS, Machines
 from rehearsal.machines.servers import manifests_beside
@@ -111,7 +112,7 @@ class RehearsalCluster:
         # Importing images takes a while, during which Docker says nothing.
         self.client = docker.from_env(timeout=IMPORT_LIMIT_S)
         self._exits.callback(self.client.close)
-        self.faults = Faults(self.client, self.node_container, machines.image)
+        self.containers = dataclasses.replace(machines.containers, client=self.client)
         address = nodes.control_plane_address(machines.network)
         self.layout = Layout(credentials=CREDENTIALS, data="/var/lib/etcd", address=address)
         self.folder.mkdir(mode=0o700, parents=True)
@@ -147,23 +148,33 @@ class RehearsalCluster:
                 wait_for(lambda: not answers(self.layout), READY_LIMIT_S, container, awaited)
 
     @functools.cached_property
-    def _files(self) -> bytes:
-        """The files of every component's container, as an archive."""
+    def _files(self) -> dict[str, tuple[bytes, int]]:
+        """The files of every component's container."""
         credentials = {path.name: path.read_bytes() for path in (self.folder / "credentials").iterdir()}
         files = {f"{CREDENTIALS}/{name}": (content, 0o600) for name, content in credentials.items()}
         files |= {f"{KUEUE_METRICS}/{name}": (credentials[name], 0o600) for name in ("tls.crt", "tls.key")}
-        files[f"{CREDENTIALS}/Corefile"] = (corefile(self.layout).encode(), 0o644)
-        return archive(files)
+        return files | {f"{CREDENTIALS}/Corefile": (corefile(self.layout).encode(), 0o644)}
 
     def _start_component(self, name: ProgramName) -> Container:
+        # etcd has the address, and the others are in its network: so they may come and go.
+        first = container_name(self._machines.name, "etcd")
+        place = (
+            {"network": self._machines.network.name, "address": self.layout.address}
+            if name == "etcd"
+            else {"network_mode": f"container:{first}"}
+        )
+        container = self.containers.create(
+            name,
+            role="control-plane",
+            files=self._files,
+            entrypoint=[PROGRAM],
+            command=arguments(name, self.layout),
+            cap_drop=["ALL"],
+            cap_add=["NET_BIND_SERVICE"],
+            mounts=[_program_at(PROGRAM, self._programs[name])],
+            **place,
+        )
         with asking(f"starting {name}"):
-            container = self.client.containers.create(
-                self._machines.image, name=self._container_name(name), entrypoint=[PROGRAM],
-                command=arguments(name, self.layout), init=True, cap_drop=["ALL"], cap_add=["NET_BIND_SERVICE"],
-                labels=labels(self._machines.name, role="control-plane"),
-                mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_settings(name),
-            )  # fmt: skip
-            container.put_archive("/", self._files)
             container.start()
         return container
 
@@ -186,17 +197,6 @@ class RehearsalCluster:
                 else:
                     custom.create_cluster_custom_object(*version, plural, queue_object)
 
-    def _network_settings(self, name: ProgramName) -> dict[str, Any]:
-        """etcd has the address, and the others are in its network: so they may come and go."""
-        first = self._container_name("etcd")
-        if name != "etcd":
-            return {"network_mode": f"container:{first}"}
-        network = self._machines.network.name
-        endpoint = self.client.api.create_endpoint_config(
-            ipv4_address=self.layout.address, aliases=["kubernetes"]
-        )
-        return {"network": network, "networking_config": {network: endpoint}, "hostname": "control-plane"}
-
     def _declare(self) -> None:
         """The namespace of the stack's runs, whom they act as, and what the user may do."""
         core = kubernetes.client.CoreV1Api(self.api)
@@ -217,11 +217,6 @@ class RehearsalCluster:
             rights.create_namespaced_role(NAMESPACE, role)
             rights.create_namespaced_role_binding(NAMESPACE, binding)
 
-    def component(self, name: ProgramName) -> Container:
-        """Raises MachinesError where it is gone."""
-        with asking(name):
-            return self.client.containers.get(self._container_name(name))
-
     # --- nodes -----------------------------------------------------------------------------------------------------
 
     def _make_node(self, node: ClusterNode) -> None:
@@ -233,16 +228,19 @@ class RehearsalCluster:
         node_files = nodes.files(node, network, path.read_bytes(), self.authority.certificate)
         data = docker.types.Mount(DATA, None, type="volume", labels=labels(machines.name))
         images = docker.types.Mount(IMAGES, str(self.folder / "images"), type="bind", read_only=True)
-        endpoint = self.client.api.create_endpoint_config(ipv4_address=node.address, aliases=[name])
+        container = self.containers.create(
+            name,
+            role="node",
+            files=node_files,
+            network=network.name,
+            address=node.address,
+            command=nodes.kubelet_arguments(node),
+            cgroupns="private",
+            mounts=[data, images, _program_at(KUBELET, self._programs["kubelet"])],
+            mem_limit=f"{MEMORY_MIB}m",
+            **NODE_RIGHTS,
+        )
         with asking(f"node {name}"):
-            container = self.client.containers.create(
-                machines.image, name=self._container_name(name), command=nodes.kubelet_arguments(node), init=True,
-                hostname=name, labels=labels(machines.name, role="node", machine=name, address=node.address),
-                network=network.name, networking_config={network.name: endpoint}, cgroupns="private",
-                mounts=[data, images, _program_at(KUBELET, self._programs["kubelet"])],
-                mem_limit=f"{MEMORY_MIB}m", **NODE_RIGHTS,
-            )  # fmt: skip
-            container.put_archive("/", archive(node_files))
             container.start()
 
     def register(self, name: str) -> None:
@@ -257,13 +255,13 @@ class RehearsalCluster:
             conditions = {condition.type: condition.status for condition in node.status.conditions or []}
             return conditions.get("Ready") == "True"
 
-        wait_for(is_ready, NODE_LIMIT_S, self.node_container(name), f"the kubelet of {name}")
+        wait_for(is_ready, NODE_LIMIT_S, self.containers.find(name), f"the kubelet of {name}")
         with _answered(f"the chips of {name}"):
             core.patch_node_status(name, nodes.chips_patch(self.nodes[name].chips))
 
     def kill_node(self, name: str) -> None:
         """Cut a node's power and remove it from the cluster's list, as the cloud does."""
-        container = self.node_container(name)
+        container = self.containers.find(name)
         with asking(f"killing {name}"):
             if container.status in ("running", "paused"):
                 container.kill("SIGKILL")
@@ -276,28 +274,10 @@ class RehearsalCluster:
 
     def restart_node(self, name: str) -> None:
         """Starts what was killed; returns when it is ready, with the images that it had and no pod."""
-        container = self.node_container(name)
+        container = self.containers.find(name)
         with asking(f"starting {name}"):
             container.start()
         self.register(name)
-
-    def node_container(self, name: str) -> Container:
-        """Raises MachinesError where there is none of that name."""
-        if name not in self.nodes:
-            raise MachinesError(f"there is no node {name!r}; there are: {', '.join(self.nodes)}")
-        with asking(f"node {name}"):
-            return self.client.containers.get(self._container_name(name))
-
-    def run_on(self, name: str, command: Sequence[str]) -> str:
-        """Run a command on a node, and return its output. Raises MachinesError if it fails."""
-        with asking(f"on {name}"):
-            done = self.node_container(name).exec_run(list(command), demux=True)
-        output, complained = (part.decode(errors="replace") if part else "" for part in done.output)
-        if done.exit_code != 0:
-            raise MachinesError(
-                f"on {name}: {command[0]}: exit code {done.exit_code}: {complained.strip()[-500:]}"
-            )
-        return output
 
     # --- images ----------------------------------------------------------------------------------------------------
 
@@ -331,15 +311,12 @@ class RehearsalCluster:
         control = ["ctr", "--namespace", "k8s.io", "images"]
         for tag, file in archives.items():
             full = f"docker.io/{tag}"
-            self.run_on(name, [*control, "import", f"{IMAGES}/{file}"])
-            listed = self.run_on(name, [*control, "list", f"name=={full}"]).split()
+            self.containers.run_in(name, [*control, "import", f"{IMAGES}/{file}"])
+            listed = self.containers.run_in(name, [*control, "list", f"name=={full}"]).split()
             digest = next(word for word in listed if word.startswith("sha256:"))
             reference = f"{full.rpartition(':')[0]}@{digest}"
-            self.run_on(name, [*control, "tag", "--force", full, reference])
+            self.containers.run_in(name, [*control, "tag", "--force", full, reference])
             self.images[tag.partition(":")[0].removeprefix(IMAGE_PREFIX)] = reference
-
-    def _container_name(self, name: str) -> str:
-        return f"tpu-stack-{self._machines.name}-{name}"
 
 
 def launch_role(page: str) -> dict[str, Any]:

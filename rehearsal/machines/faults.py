@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-import docker
-from docker.models.containers import Container
-
-from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, labels, wait_for
+from rehearsal.machines.containers import Containers
+from rehearsal.machines.docker_engine import MachinesError, asking, labels, wait_for
 from rehearsal.machines.host_image import (
     AUTHORIZED_KEYS,
     DEVICE,
@@ -101,8 +98,6 @@ NEWEST_JOB = """for process in /proc/[0-9]*; do
 done | sort -n | tail -n 1 | cut -d ' ' -f 2"""
 SIGNAL = 'kill -s "$1" "$2"'
 
-Find = Callable[[str], Container]
-
 
 def shifted(settings: str, seconds: float) -> str:
     """The machine's lines of sshd's configuration with the clock of what ssh starts so much ahead; 0.0: as it is.
@@ -117,10 +112,8 @@ def shifted(settings: str, seconds: float) -> str:
 class Faults:
     """Faults of one rehearsal's machines. Every method takes a running machine's name and raises MachinesError."""
 
-    def __init__(self, client: docker.DockerClient, find: Find, image: str) -> None:
-        self._client = client
-        self._find = find
-        self._image = image
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
 
     def cut(self, name: str) -> None:
         """Drops all packets to and from it, and tells nobody; what it does within itself goes on."""
@@ -209,27 +202,15 @@ class Faults:
         self._inside(name, DOCKER_START)
 
     def _require_docker(self, name: str) -> None:
-        mounts = self._running(name).attrs["Mounts"]
+        mounts = self._containers.running(name).attrs["Mounts"]
         if not any(mount["Destination"] == DOCKER_DATA for mount in mounts):
             raise MachinesError(
                 f"{name} was made without Docker; `fab rehearsal up --docker` makes hosts with it"
             )
 
-    def _running(self, name: str) -> Container:
-        container = self._find(name)
-        if container.status != "running":
-            raise MachinesError(f"{name} is {container.status}, not running; start it first")
-        return container
-
     def _inside(self, name: str, script: str, *arguments: str, user: str = "root") -> str:
         """Run a script in the machine with the rights of its own processes, and return its output."""
-        container = self._running(name)
-        with asking(f"in {name}"):
-            done = container.exec_run(["sh", "-c", script, "sh", *arguments], user=user, demux=True)
-        output, complained = (part.decode(errors="replace") if part else "" for part in done.output)
-        if done.exit_code != 0:
-            raise MachinesError(f"in {name}: exit code {done.exit_code}: {complained.strip()[-500:]}")
-        return output
+        return self._containers.run_in(name, ["sh", "-c", script, "sh", *arguments], user=user)
 
     def _mount(self, name: str, script: str, *arguments: str) -> None:
         enter = ["nsenter", "--target", "1", "--mount", "sh", "-c", script, "sh", *arguments]
@@ -238,18 +219,18 @@ class Faults:
     def _from_outside(self, name: str, right: str, command: list[str], action: str) -> None:
         """Run a command in a short-lived container that shares the machine's network and processes and has a capability
         that the machine itself must not have."""
-        container = self._running(name)
+        container = self._containers.running(name)
         with asking(action):
-            self._client.containers.run(
-                self._image, entrypoint=command[:1], command=command[1:], remove=True, user="root",
-                labels=labels(container.labels[LABEL], role="hand"), cap_add=[right, "SYS_PTRACE"],
+            self._containers.client.containers.run(
+                self._containers.image, entrypoint=command[:1], command=command[1:], remove=True, user="root",
+                labels=labels(self._containers.rehearsal, role="hand"), cap_add=[right, "SYS_PTRACE"],
                 security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
                 network_mode=f"container:{container.id}", pid_mode=f"container:{container.id}",
             )  # fmt: skip
 
     def _reload(self, name: str) -> None:
         """sshd reads its files anew; returns when that is done, for until then it greets with what it knew."""
-        container = self._running(name)
+        container = self._containers.running(name)
         before = container.logs().count(LISTENS)
         self._inside(name, RELOAD)
         wait_for(

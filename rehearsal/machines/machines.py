@@ -16,10 +16,10 @@ from docker.models.containers import Container
 from contracts.aliases import Say
 from contracts.host_interface import SECRET_MANAGER
 from rehearsal.machines import docker_engine, guardian
+from rehearsal.machines.containers import Containers, Standing
 from rehearsal.machines.docker_engine import (
     LABEL,
     MachinesError,
-    archive,
     asking,
     labels,
     shows_ssh,
@@ -44,6 +44,7 @@ from rehearsal.machines.servers import (
     BUCKET_SERVER,
     REGISTRY_PORT,
     REGISTRY_SERVER,
+    STORAGE,
     HostNetwork,
     RegistryServer,
     StorageServer,
@@ -69,6 +70,8 @@ DOCKER_RIGHTS: dict[str, Any] = {
     "pids_limit": 4096,  # two daemons, and a shim for each container, are added to what the machine runs
 }
 START_LIMIT_S = 60
+ROLE = "machine"
+"""Of a host's container."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,17 +88,8 @@ class Machine:
     authorized_key: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A host that was made. state: as Docker calls it, "running" or "exited" above all."""
-
-    name: str
-    address: str
-    state: str
-
-
-def container_options(rehearsal: str, machine: Machine, registry: RegistryServer | None) -> dict[str, Any]:
-    """The options of a machine's container, without image, name and network. Pure.
+def container_options(rehearsal: str, registry: RegistryServer | None) -> dict[str, Any]:
+    """The options of a machine's container. Pure.
 
     registry: set if the machine has Docker.
     """
@@ -103,9 +97,6 @@ def container_options(rehearsal: str, machine: Machine, registry: RegistryServer
     # The share twice: from the spare one it is mounted again where it was unmounted.
     mounts = [share_at(rehearsal, path) for path in (SHARE, SPARE_SHARE)]
     options: dict[str, Any] = {
-        "hostname": machine.name,
-        "init": True,
-        "labels": labels(rehearsal, role="machine", machine=machine.name, address=machine.address),
         # A home that can be full without this computer's disk being so.
         "tmpfs": {HOME: f"size={HOME_MIB}m,exec,mode=0755"},
         "mem_limit": f"{MEMORY_MIB}m",
@@ -120,19 +111,17 @@ def container_options(rehearsal: str, machine: Machine, registry: RegistryServer
     return {**options, "environment": environment, "mounts": mounts}
 
 
-def files(machine: Machine, environment: Mapping[str, str]) -> bytes:
-    """An archive, to be unpacked at / before the first start: no secret is in the container's environment or image.
+def files(machine: Machine, environment: Mapping[str, str]) -> dict[str, tuple[bytes, int]]:
+    """The files of a machine, path → (content, mode): no secret is in the container's environment or image.
 
     environment: of every ssh session. All variables stand in one SetEnv: sshd heeds only the first.
     """
     settings = " ".join(f'"{name}={value}"' for name, value in environment.items())
-    return archive(
-        {
-            HOST_KEY: (f"{machine.host_key.strip()}\n".encode(), 0o600),
-            AUTHORIZED_KEYS: (f"{machine.authorized_key.strip()}\n".encode(), 0o644),
-            SETTINGS: (f"SetEnv {settings}\n".encode(), 0o644),
-        }
-    )
+    return {
+        HOST_KEY: (f"{machine.host_key.strip()}\n".encode(), 0o600),
+        AUTHORIZED_KEYS: (f"{machine.authorized_key.strip()}\n".encode(), 0o644),
+        SETTINGS: (f"SetEnv {settings}\n".encode(), 0o644),
+    }
 
 
 class Machines:
@@ -141,7 +130,7 @@ class Machines:
     Methods may be called from several threads, but for the same machine one after the other.
     """
 
-    image: str
+    containers: Containers
     network: HostNetwork
     storage: StorageServer
     registry: RegistryServer | None = None  # where the hosts have Docker
@@ -195,12 +184,13 @@ class Machines:
         bucket_server = find_or_build_program(BUCKET_SERVER, environ, say)
         has_docker = self._kind == "docker"
         registry_server = find_or_build_program(REGISTRY_SERVER, environ, say) if has_docker else None
-        self.image = find_or_build(client, environ, say, self._kind)
+        image = find_or_build(client, environ, say, self._kind)
+        self.containers = Containers(client=client, rehearsal=name, image=image)
         self.network = make_network(client, name)
-        self.storage = start_storage(client, name, self.network, self.image, bucket_server)
+        self.storage = start_storage(self.containers, self.network, bucket_server)
         if registry_server is not None:
-            self.registry = start_registry(client, name, self.network, self.image, registry_server)
-        self.faults = Faults(client, self.find, self.image)
+            self.registry = start_registry(self.containers, self.network, registry_server)
+        self.faults = Faults(self.containers)
         self.environment = dict(self.storage.environment)
         if self._secrets is not None:
             # The address that this machine has in the hosts' own network, which leads nowhere else.
@@ -210,7 +200,7 @@ class Machines:
 
     def freeze_bucket(self, *, frozen: bool) -> None:
         """Let the bucket server answer nobody, or everybody again. Raises MachinesError."""
-        self.storage.freeze(self._client, self.name, frozen=frozen)
+        self.containers.freeze(STORAGE, frozen=frozen)
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
@@ -228,15 +218,17 @@ class Machines:
 
     def boot(self, machine: Machine) -> None:
         """Make a machine, and return when its sshd answers. Raises MachinesError, after removing it."""
-        name, network = machine.name, self.network.name
-        endpoint = self._client.api.create_endpoint_config(ipv4_address=machine.address, aliases=[name])
+        name = machine.name
         with asking(f"machine {name}"):
-            container = self._client.containers.create(
-                self.image, name=self._container_name(name), network=network, networking_config={network: endpoint},
-                **container_options(self.name, machine, self.registry),
-            )  # fmt: skip
+            container = self.containers.create(
+                name,
+                role=ROLE,
+                files=files(machine, self.environment),
+                network=self.network.name,
+                address=machine.address,
+                **container_options(self.name, self.registry),
+            )
             try:
-                container.put_archive("/", files(machine, self.environment))
                 container.start()
                 _wait_for_ssh(container, name, machine.address)
             except BaseException:
@@ -246,7 +238,7 @@ class Machines:
 
     def kill(self, name: str) -> None:
         """Kill a machine as a power cut does: off the network first, so that no peer sees its connections end."""
-        container = self.find(name)
+        container = self.containers.find(name)
         network = self.network.name
         with asking(f"killing {name}"), contextlib.suppress(docker.errors.NotFound):
             if network in container.attrs["NetworkSettings"]["Networks"]:
@@ -259,7 +251,7 @@ class Machines:
     def restart(self, name: str) -> None:
         """Starts what was killed; what runs is killed before. Its home is empty again, as after a preemption."""
         self.kill(name)
-        container = self.find(name)
+        container = self.containers.find(name)
         address = container.labels[f"{LABEL}.address"]
         with asking(f"starting {name}"):
             network = self._client.networks.get(self.network.name)
@@ -269,43 +261,17 @@ class Machines:
 
     def remove(self, name: str) -> None:
         """Kill a machine and remove it. Does nothing if there is none."""
-        if name not in [machine.name for machine in self.list()]:
-            return
-        self.kill(name)
-        with asking(f"removing {name}"), contextlib.suppress(docker.errors.NotFound):
-            self._client.api.remove_container(self._container_name(name), force=True, v=True)
+        if name in [machine.name for machine in self.list()]:
+            self.kill(name)
+            self.containers.remove(name)
 
     def list(self) -> list[Standing]:
         """All machines by name, also killed ones."""
-        only = {"label": [f"{LABEL}={self.name}", f"{LABEL}.role=machine"]}
-        with asking("listing the machines"):
-            containers = self._client.api.containers(all=True, filters=only)
-        standing = [
-            Standing(
-                name=container_labels[f"{LABEL}.machine"],
-                address=container_labels[f"{LABEL}.address"],
-                state=container["State"],
-            )
-            for container in containers
-            for container_labels in [container["Labels"]]
-        ]
-        return sorted(standing, key=lambda machine: machine.name)
-
-    def find(self, name: str) -> Container:
-        """The container of a machine. Raises MachinesError if there is none; the message lists the machines."""
-        try:
-            with asking(f"machine {name}"):
-                return self._client.containers.get(self._container_name(name))
-        except MachinesError:
-            there = ", ".join(machine.name for machine in self.list()) or "none"
-            raise MachinesError(f"there is no machine {name!r}; there are: {there}") from None
+        return self.containers.list(ROLE)
 
     def remove_everything(self) -> Sequence[str]:
         """Remove everything that carries this rehearsal's label, and return the names; may be repeated."""
         return guardian.remove_everything(self.name, self._client)
-
-    def _container_name(self, machine: str) -> str:
-        return f"tpu-stack-{self.name}-{machine}"
 
 
 def _wait_for_ssh(container: Container, name: str, address: str) -> None:

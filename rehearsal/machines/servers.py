@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import http.client
 import ipaddress
 import itertools
 import json
@@ -29,17 +28,20 @@ import docker.types
 from docker.models.containers import Container
 
 from contracts.aliases import Say
-from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
+from rehearsal.local_servers import CONFLICT, RefusalError, ask
+from rehearsal.machines.containers import Containers, container_name
+from rehearsal.machines.docker_engine import MachinesError, asking, labels, wait_for
 from rehearsal.machines.host_image import BUILD_LIMIT_S, ROOT, SPARE_SHARE, cache_folder, one_at_a_time
 from tools import go
 
 NETWORK_TRIES = 5
+STORAGE, REGISTRY = "storage", "registry"
+"""Names of containers, also in the hosts' network."""
 
 PORT = 4443
-BUCKETS = "/storage/v1/b?project=rehearsal"
+BUCKETS = "/storage/v1/b"
 SHARE_MIB = 2048
 BUCKET_PROGRAM = "/opt/tpu-stack/bucket-server"
-ANSWER_LIMIT_S = 10
 START_LIMIT_S = 30
 
 REGISTRY_PORT = 5000
@@ -50,7 +52,6 @@ log: {{level: warn, accesslog: {{disabled: true}}}}
 storage: {{filesystem: {{rootdirectory: /var/lib/registry}}}}
 http: {{addr: ":{REGISTRY_PORT}"}}
 """
-CONFLICT = 409
 
 # No C library: it has to run in whatever the hosts' base image is.
 GO_SETTINGS = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0", "GOOS": "linux"}
@@ -160,29 +161,23 @@ class StorageServer:
             "NO_GCE_CHECK": "true",
         }
 
-    def freeze(self, client: docker.DockerClient, rehearsal: str, *, frozen: bool) -> None:
-        """Let the bucket server answer nobody, or everybody again. Raises MachinesError."""
-        with asking("the bucket server"):
-            container = client.containers.get(storage_name(rehearsal))
-            if (container.status == "paused") is not frozen:
-                (container.pause if frozen else container.unpause)()
-
     def make_bucket(self, name: str) -> None:
-        """Make a bucket, unless it exists. Raises MachinesError."""
-        status, body = _ask(self.address, PORT, "POST", BUCKETS, {"name": name})
-        if status not in (200, CONFLICT):
-            raise MachinesError(f"bucket {name}: the bucket server answers {status}: {body[:300]}")
+        """Make a bucket. Raises MachinesError."""
+        self._ask("POST", "?project=rehearsal", json.dumps({"name": name}).encode())
 
     def empty_bucket(self, name: str) -> None:
         """Remove every object of a bucket. Raises MachinesError."""
-        status, body = _ask(self.address, PORT, "GET", f"/storage/v1/b/{name}/o?prefix=")
-        for item in json.loads(body).get("items") or [] if status == 200 else []:
-            path = f"/storage/v1/b/{name}/o/{urllib.parse.quote(item['name'], safe='')}"
-            _ask(self.address, PORT, "DELETE", path)
+        listed = json.loads(self._ask("GET", f"/{name}/o?prefix="))
+        for item in listed.get("items") or []:
+            self._ask("DELETE", f"/{name}/o/{urllib.parse.quote(item['name'], safe='')}")
 
-
-def storage_name(rehearsal: str) -> str:
-    return f"tpu-stack-{rehearsal}-storage"
+    def _ask(self, method: str, path: str, data: bytes | None = None) -> bytes:
+        try:
+            return ask(method, f"{self.url}{BUCKETS}{path}", data)
+        except RefusalError as refusal:
+            raise MachinesError(f"the bucket server: {refusal}") from None
+        except OSError as error:
+            raise MachinesError(f"the bucket server at {self.url} does not answer: {error}") from None
 
 
 def volume_name(rehearsal: str) -> str:
@@ -194,23 +189,26 @@ def share_at(rehearsal: str, path: str) -> docker.types.Mount:
     return docker.types.Mount(path, volume_name(rehearsal), type="volume", no_copy=True)
 
 
-def start_storage(
-    client: docker.DockerClient, rehearsal: str, network: HostNetwork, image: str, program: Path
-) -> StorageServer:
+def start_storage(containers: Containers, network: HostNetwork, program: Path) -> StorageServer:
     """The server, answering. Raises MachinesError."""
-    storage = StorageServer(address=network.storage_address)
+    storage, rehearsal = StorageServer(address=network.storage_address), containers.rehearsal
     options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={SHARE_MIB}m,mode=1777"}
     with asking(f"the storage of rehearsal {rehearsal}"):
-        client.volumes.create(volume_name(rehearsal), driver_opts=options, labels=labels(rehearsal))
-        container = client.containers.create(
-            image, name=storage_name(rehearsal), hostname="storage", labels=labels(rehearsal, role="storage"),
-            entrypoint=[BUCKET_PROGRAM], command=_bucket_arguments(storage), init=True, cap_drop=["ALL"],
-            mounts=[share_at(rehearsal, SPARE_SHARE)], network=network.name,
-            networking_config={
-                network.name: client.api.create_endpoint_config(ipv4_address=storage.address, aliases=["storage"])
-            },
-        )  # fmt: skip
-        _start(container, {BUCKET_PROGRAM: (program.read_bytes(), 0o755)}, storage.address, PORT, BUCKETS)
+        containers.client.volumes.create(
+            volume_name(rehearsal), driver_opts=options, labels=labels(rehearsal)
+        )
+    container = containers.create(
+        STORAGE,
+        role="storage",
+        files={BUCKET_PROGRAM: (program.read_bytes(), 0o755)},
+        network=network.name,
+        address=storage.address,
+        entrypoint=[BUCKET_PROGRAM],
+        command=_bucket_arguments(storage),
+        cap_drop=["ALL"],
+        mounts=[share_at(rehearsal, SPARE_SHARE)],
+    )
+    _start(container, f"{storage.url}{BUCKETS}?project=rehearsal")
     return storage
 
 
@@ -238,30 +236,28 @@ class RegistryServer:
         return f"127.0.0.1:{self.port}"
 
 
-def registry_name(rehearsal: str) -> str:
-    return f"tpu-stack-{rehearsal}-registry"
-
-
-def start_registry(
-    client: docker.DockerClient, rehearsal: str, network: HostNetwork, image: str, program: Path
-) -> RegistryServer:
+def start_registry(containers: Containers, network: HostNetwork, program: Path) -> RegistryServer:
     """The registry, answering and empty; its images go with its container. Raises MachinesError."""
-    address = network.registry_address
+    client, rehearsal, address = containers.client, containers.rehearsal, network.registry_address
     with asking(f"the image registry of rehearsal {rehearsal}"):
         # Out of the machines' network, which leads nowhere, no port can be published: hence the second one.
         front = client.networks.create(f"tpu-stack-{rehearsal}-front", labels=labels(rehearsal))
-        container = client.containers.create(
-            image, name=registry_name(rehearsal), hostname="registry", labels=labels(rehearsal, role="registry"),
-            entrypoint=[REGISTRY_PROGRAM], command=["serve", REGISTRY_CONFIGURATION], init=True, cap_drop=["ALL"],
+        container = containers.create(
+            REGISTRY,
+            role="registry",
+            files={
+                REGISTRY_PROGRAM: (program.read_bytes(), 0o755),
+                REGISTRY_CONFIGURATION: (REGISTRY_SETTINGS.encode(), 0o644),
+            },
             network=front.name,
-            ports={f"{REGISTRY_PORT}/tcp": ("127.0.0.1", None)}, environment={"OTEL_TRACES_EXPORTER": "none"},
-        )  # fmt: skip
-        client.networks.get(network.name).connect(container, ipv4_address=address, aliases=["registry"])
-        files = {
-            REGISTRY_PROGRAM: (program.read_bytes(), 0o755),
-            REGISTRY_CONFIGURATION: (REGISTRY_SETTINGS.encode(), 0o644),
-        }
-        _start(container, files, address, REGISTRY_PORT, "/v2/")
+            entrypoint=[REGISTRY_PROGRAM],
+            command=["serve", REGISTRY_CONFIGURATION],
+            cap_drop=["ALL"],
+            ports={f"{REGISTRY_PORT}/tcp": ("127.0.0.1", None)},
+            environment={"OTEL_TRACES_EXPORTER": "none"},
+        )
+        client.networks.get(network.name).connect(container, ipv4_address=address, aliases=[REGISTRY])
+        _start(container, f"http://{address}:{REGISTRY_PORT}/v2/")
         container.reload()
         return RegistryServer(address=address, port=published_port(container.attrs))
 
@@ -270,7 +266,9 @@ def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:
     """Remove the registry's names from this machine's images, and return them. An image that has another name or that a
     container uses stays."""
     try:
-        host = f"127.0.0.1:{published_port(client.api.inspect_container(registry_name(rehearsal)))}/"
+        host = (
+            f"127.0.0.1:{published_port(client.api.inspect_container(container_name(rehearsal, REGISTRY)))}/"
+        )
     except (
         docker.errors.NotFound,
         MachinesError,
@@ -306,36 +304,18 @@ def published_port(attributes: dict[str, object]) -> int:
 # --- both -----------------------------------------------------------------------------------------------------------
 
 
-def _start(
-    container: Container, files: Mapping[str, tuple[bytes, int]], address: str, port: int, path: str
-) -> None:
-    """Starts a server with these files, and returns when it answers at that path. Raises MachinesError."""
+def _start(container: Container, url: str) -> None:
+    """Starts a server, and returns when it answers there. Raises MachinesError."""
 
     def answers() -> bool:
         try:
-            return _ask(address, port, "GET", path)[0] == 200
-        except MachinesError:
+            ask("GET", url)
+        except (RefusalError, OSError):
             return False
+        return True
 
-    container.put_archive("/", archive(files))
     container.start()
-    wait_for(answers, START_LIMIT_S, container, f"the server at {address}:{port}")
-
-
-def _ask(
-    address: str, port: int, method: str, path: str, body: dict[str, str] | None = None
-) -> tuple[int, str]:
-    """Status and text of a server's answer. No proxy is asked, whatever the environment says: it is on this machine."""
-    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_LIMIT_S)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, body=data, headers={"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise MachinesError(f"the server at {address}:{port} does not answer: {error}") from None
-    finally:
-        connection.close()
+    wait_for(answers, START_LIMIT_S, container, f"the server at {url}")
 
 
 # --- programs -------------------------------------------------------------------------------------------------------

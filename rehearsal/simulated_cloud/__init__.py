@@ -5,8 +5,8 @@ It is not Google's service and makes no TPU.
 with SimulatedCloud() as api: … api.url … api.control.preempt("my-node")
 """
 
-from rehearsal.simulated_cloud.api_server import COMPUTE_PATH, SimulatedCloud
 from rehearsal.simulated_cloud.cloud import Clock, Delays
+from rehearsal.simulated_cloud.cloud_server import COMPUTE_PATH, SimulatedCloud
 from rehearsal.simulated_cloud.compute_lifecycle import families
 from rehearsal.simulated_cloud.compute_records import Group, Instance
 from rehearsal.simulated_cloud.control import Control, FaultKind

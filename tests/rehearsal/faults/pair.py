@@ -138,7 +138,7 @@ class Pair:
 
     def left_over(self, name: str) -> str:
         """What a run or an agent has left on a host; "" where nothing is."""
-        container = self.machines.find(name)
+        container = self.machines.containers.find(name)
         done = container.exec_run(["python3", "-S", "-E", "-c", LEFT_OVER, DEVICE], user=USER,
                                   environment={"HOME": f"/home/{USER}"})  # fmt: skip
         assert done.exit_code == 0, done.output
@@ -156,7 +156,7 @@ class Pair:
 
     def run_names(self) -> list[str]:
         """The runs that have a directory on the share."""
-        container = self.machines.find(NAMES[0])
+        container = self.machines.containers.find(NAMES[0])
         done = container.exec_run(["sh", "-c", f"ls {SHARE}/runs 2>/dev/null || true"], user=USER)
         return sorted(done.output.decode().split())
 

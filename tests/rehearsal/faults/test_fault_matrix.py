@@ -52,7 +52,7 @@ def test_a_host_that_is_cut_off_or_killed_tells_nobody(pair: Pair) -> None:
     address = pair.inventory.slices[0].hosts[0].internal_address
 
     def on_the_other(command: str) -> tuple[int, str]:
-        done = pair.machines.find(NAMES[1]).exec_run(["bash", "-c", command])
+        done = pair.machines.containers.find(NAMES[1]).exec_run(["bash", "-c", command])
         return done.exit_code, done.output.decode()
 
     def connections() -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
-
-from rehearsal.gcp_stand_in.stand_in_world import WorldError
 
 ANSWER_LIMIT_S = 10.0
 CONFLICT, NOT_FOUND = 409, 404
@@ -21,7 +18,7 @@ class RefusalError(Exception):
         self.code = code
 
 
-def ask(method: str, url: str, data: bytes | None, limit_s: float) -> bytes:
+def ask(method: str, url: str, data: bytes | None = None, limit_s: float = ANSWER_LIMIT_S) -> bytes:
     """The answer. Raises RefusalError; OSError where there is none."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
@@ -32,25 +29,6 @@ def ask(method: str, url: str, data: bytes | None, limit_s: float) -> bytes:
     except urllib.error.HTTPError as error:
         with error:
             raise RefusalError(error.code, error_message(error.read())) from None
-
-
-def send(method: str, url: str, data: bytes | None, *, server: str, patience_s: float = 0.0) -> bytes:
-    """The answer; nothing where the server has the thing already, or no such thing. server: its name in messages.
-    patience_s: for how long one that does not answer is asked again.
-
-    Raises WorldError."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return ask(method, url, data, ANSWER_LIMIT_S)
-        except RefusalError as refusal:
-            if refusal.code == (CONFLICT if method == "POST" else NOT_FOUND):
-                return b""
-            raise WorldError(str(refusal)) from None
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise WorldError(f"the {server} {url} does not answer: {error}") from None
-            time.sleep(1.0)
 
 
 def error_message(content: bytes) -> str:
