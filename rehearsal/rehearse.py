@@ -102,32 +102,33 @@ class Story:
 
     def until_done(self, run: str) -> None:
         """Wait until a run is done. Raises StoryError after RECOVERY_LIMIT_S."""
-        deadline = time.monotonic() + RECOVERY_LIMIT_S
-        while not is_done(status := self.answer(f"fab status --stack rehearsal {run}")):
-            if time.monotonic() > deadline:
-                raise StoryError(
-                    f"the run {run} is not done after {RECOVERY_LIMIT_S:.0f} s; status:\n{status}\n"
-                    f"{self.answer('fab keeper status --stack rehearsal')}"
-                )
-            time.sleep(END_POLL_S)
+        self._until(run, is_done, "done", RECOVERY_LIMIT_S, END_POLL_S)
         self.say("  … the run is done")
 
     def until_step(self, run: str, step: int, *, attempt: int = 0) -> None:
         """Wait until a run has reached a step in that attempt or a later one. Raises StoryError after the limit."""
-        deadline = time.monotonic() + PROGRESS_LIMIT_S
-        while True:
-            status = self.answer(f"fab status --stack rehearsal {run}")
-            at = step_in(status)
+
+        def is_there(status: str) -> bool:
             if has_ended(status):
                 raise StoryError(f"the run {run} has ended before step {step}; status:\n{status}")
-            if at is not None and at >= step and attempt_in(status) >= attempt:
-                break
+            return (step_in(status) or 0) >= step and attempt_in(status) >= attempt
+
+        status = self._until(run, is_there, f"at step {step}", PROGRESS_LIMIT_S, POLL_S)
+        self.say(f"  … the run is at step {step_in(status)}")
+
+    def _until(
+        self, run: str, holds: Callable[[str], bool], where: str, limit_s: float, poll_s: float
+    ) -> str:
+        """The first status of a run that `holds` is true of. Raises StoryError after the limit."""
+        deadline = time.monotonic() + limit_s
+        while not holds(status := self.answer(f"fab status --stack rehearsal {run}")):
             if time.monotonic() > deadline:
+                keeper = self.answer("fab keeper status --stack rehearsal")
                 raise StoryError(
-                    f"the run {run} is not at step {step} after {PROGRESS_LIMIT_S:.0f} s; status:\n{status}"
+                    f"the run {run} is not {where} after {limit_s:.0f} s; status:\n{status}\n{keeper}"
                 )
-            time.sleep(POLL_S)
-        self.say(f"  … the run is at step {at}")
+            time.sleep(poll_s)
+        return status
 
 
 def step_in(status: str) -> int | None:

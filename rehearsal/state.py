@@ -74,11 +74,14 @@ def rehearsal_folder(environ: Mapping[str, str]) -> Path:
     """The folder of this user's rehearsal, or of the one that the environment names."""
     if environ.get(FOLDER_VARIABLE):
         return Path(environ[FOLDER_VARIABLE]).absolute()
-    cache_home = environ.get("XDG_CACHE_HOME", "")
-    cache = (
-        Path(cache_home) if os.path.isabs(cache_home) else Path(environ.get("HOME") or Path.home()) / ".cache"
-    )
-    return cache / "tpu-stack" / "rehearsal"
+    return user_cache(environ) / "rehearsal"
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """The user's cache folder for tpu-stack; a relative $XDG_CACHE_HOME is ignored, as its specification asks."""
+    configured = Path(environ.get("XDG_CACHE_HOME") or "")
+    cache = configured if configured.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache"
+    return cache / "tpu-stack"
 
 
 def rehearsal_name(folder: Path) -> str:

@@ -23,8 +23,7 @@ from rehearsal.kubernetes import controllers
 from rehearsal.kubernetes.control_plane import CLUSTER_PROGRAMS, CONTEXT, ProgramName, find_or_build
 from rehearsal.kubernetes.nodes import ClusterNode
 from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE, SERVICE_ACCOUNT, RehearsalCluster
-from rehearsal.machines.machines import Machines
-from rehearsal.state import SECRETS, SLICE, STACK, RehearsalError, rehearsal_name
+from rehearsal.state import SLICE, STACK, RehearsalError
 
 CLUSTER = "rehearsal"
 ANSWER_LIMIT_S = 30
@@ -131,14 +130,7 @@ class ClusterRehearsal:
         slices, queue = self._setup.request.slices, self._setup.request.queue
         programs = find_or_build(os.environ, self._say, programs_for(slices, queue))
         self._setup.require_going_on()
-        machines = self._exits.enter_context(
-            Machines(
-                name=rehearsal_name(self._folder),
-                say=self._say,
-                kind=self._setup.request.kind,
-                secrets=self._folder / SECRETS,
-            )
-        )
+        machines = self._exits.enter_context(self._setup.machines())
         self._setup.require_going_on()
         accelerator = self._setup.accelerator
         addresses = machines.network.addresses(accelerator.hosts * slices)

@@ -51,6 +51,11 @@ class Setup:
     changed: Callable[[], None]
     require_going_on: Callable[[], None]
 
+    def machines(self) -> Machines:
+        """The rehearsal's machines, to be entered. Raises MachinesError."""
+        name, secrets = state.rehearsal_name(self.folder), self.folder / SECRETS
+        return Machines(name=name, say=self.say, kind=self.request.kind, secrets=secrets)
+
 
 class HostRehearsal:
     """`open` makes the stack, until every host answers. `ClusterRehearsal` has the same methods.
@@ -97,14 +102,7 @@ class HostRehearsal:
         return {**os.environ, **opened.environment, "TPU_STACK_KEEPER": store}
 
     def _open_machines(self) -> None:
-        self._machines = self._exits.enter_context(
-            Machines(
-                name=state.rehearsal_name(self._folder),
-                say=self._say,
-                kind=self._setup.request.kind,
-                secrets=self._folder / SECRETS,
-            )
-        )
+        self._machines = self._exits.enter_context(self._setup.machines())
         public = new_identity(self._folder / "ssh")
         self.environment = {
             **self._machines.environment,

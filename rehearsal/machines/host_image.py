@@ -22,6 +22,7 @@ import requests
 from contracts.aliases import Say
 from rehearsal.machines import docker_engine
 from rehearsal.machines.docker_engine import MachinesError, archive, asking
+from rehearsal.state import user_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "tpu-stack-rehearsal-host"
@@ -216,8 +217,6 @@ def one_at_a_time(target: Path) -> Iterator[None]:
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """This user's folder for what rehearsals share, made if missing."""
-    configured = Path(environ.get("XDG_CACHE_HOME") or "")
-    cache = configured if configured.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache"
-    folder = cache / "tpu-stack" / "rehearsal-machines"
+    folder = user_cache(environ) / "rehearsal-machines"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
