@@ -42,7 +42,7 @@ class ClusterFaults:
 
     def __init__(self, *, cluster: RehearsalCluster, machines: Machines, say: Say) -> None:
         self._cluster, self._machines, self._say = cluster, machines, say
-        self.common_faults = CommonFaults(machines.faults, machines.freeze_bucket)
+        self.common_faults = CommonFaults(machines)
         self._core = kubernetes.client.CoreV1Api(cluster.api)
 
     def carry_out(self, name: str, request: FaultRequest) -> str:

@@ -9,14 +9,18 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rehearsal.daemon.gateway import KeeperGateway
-from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.faults import Faults
-from rehearsal.simulated_cloud import ApiError, Control
+from rehearsal.simulator.api_error import ApiError
 from rehearsal.state import SLICE, RehearsalError
+
+if TYPE_CHECKING:  # they take a second, and whoever only asks the daemon needs none
+    from rehearsal.daemon.gateway import KeeperGateway
+    from rehearsal.daemon.node_machines import NodeMachines
+    from rehearsal.machines.machines import Machines
+    from rehearsal.simulated_cloud import Control
 
 # Google starts a host that crashed again by itself; this long is short enough to watch.
 AGAIN_S = 30.0
@@ -71,10 +75,10 @@ def chosen_name(names: Sequence[str], request: FaultRequest) -> str:
 
 
 class CommonFaults:
-    """The faults that hosts and nodes of a cluster share. freeze_bucket: see Machines."""
+    """The faults that hosts and nodes of a cluster share."""
 
-    def __init__(self, faults: Faults, freeze_bucket: Callable[..., None]) -> None:
-        self.faults, self._freeze_bucket = faults, freeze_bucket
+    def __init__(self, machines: Machines) -> None:
+        self.faults, self._machines = machines.faults, machines
         self._timers: list[threading.Timer] = []
         self._wedged: dict[str, list[int]] = {}
 
@@ -90,11 +94,11 @@ class CommonFaults:
         return f"{len(wedged)} processes of {name} go on"
 
     def bucket_away(self) -> str:
-        self._freeze_bucket(frozen=True)
+        self._machines.freeze_bucket(frozen=True)
         return "the bucket does not answer. Look: fab status, fab keeper status"
 
     def bucket_back(self) -> str:
-        self._freeze_bucket(frozen=False)
+        self._machines.freeze_bucket(frozen=False)
         return "the bucket answers again"
 
     def later(self, act: Callable[[], object]) -> None:
@@ -147,15 +151,14 @@ class FaultCommands:
         self,
         *,
         hosts: NodeMachines,
-        faults: Faults,
+        machines: Machines,
         control: Control,
         pool: str,
         chips: int,
-        freeze_bucket: Callable[..., None],
         gateway: KeeperGateway | None = None,
     ) -> None:
-        """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
-        self.common_faults, self.faults, self._gateway = CommonFaults(faults, freeze_bucket), faults, gateway
+        """gateway: None where the stack has no keeper."""
+        self.common_faults, self.faults, self._gateway = CommonFaults(machines), machines.faults, gateway
         self._hosts = hosts
         self._control = control
         self._pool = pool
@@ -281,9 +284,7 @@ def _machine_command(
 
     def run(commands: FaultCommands, request: FaultRequest) -> str:
         name = commands.machine(request)
-        # By its name, so that a test may stand in for the faults of real machines.
-        result = getattr(commands.faults, cause.__name__)(name)
-        return message.format(name=name, result=result)
+        return message.format(name=name, result=cause(commands.faults, name))
 
     return Command(help=help, run=run)
 

@@ -130,11 +130,10 @@ class HostRehearsal:
         self.environment["GOOGLE_COMPUTE_CUSTOM_ENDPOINT"] = f"{self._api.url}{COMPUTE_PATH}"
         self.faults = FaultCommands(
             hosts=self._hosts,
-            faults=machines.faults,
+            machines=machines,
             control=self._api.control,
             pool=pool,
             chips=chips,
-            freeze_bucket=machines.freeze_bucket,
             gateway=self._gateway,
         )
         self._exits.callback(self.faults.close)
