@@ -22,7 +22,7 @@ from rehearsal.daemon.fault_commands import (
     chosen_name,
     require,
 )
-from rehearsal.kubernetes.nodes import CHIPS
+from rehearsal.kubernetes.controllers import CHIPS
 from rehearsal.kubernetes.rehearsal_cluster import NAMESPACE, RehearsalCluster
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.machines import Machines

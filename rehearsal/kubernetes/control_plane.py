@@ -100,7 +100,7 @@ def write_credentials(folder: Path, layout: Layout) -> Authority:
     addresses = [layout.address, "127.0.0.1", "localhost", "kubernetes.default.svc"]
     authority.issue("apiserver", "kube-apiserver", addresses=addresses)
     authority.issue("apiserver-kubelet", "kube-apiserver", groups=[ADMINISTRATORS])
-    authority.signing_pair("service-account")
+    authority.issue("service-account", "service-accounts")  # what their tokens are signed and checked with
     authority.issue("tls", "webhooks", addresses=[layout.address])
     for controller in CONTROLLERS:
         settings = controllers.settings(controller, layout.credentials, layout.address, layout.webhook_port)
@@ -139,7 +139,7 @@ def _api_server(layout: Layout) -> list[str]:
         f"--kubelet-client-certificate={at}/apiserver-kubelet.crt",
         f"--kubelet-client-key={at}/apiserver-kubelet.key", "--kubelet-preferred-address-types=InternalIP",
         f"--service-account-issuer=https://kubernetes.default.svc.{DOMAIN}",
-        f"--service-account-key-file={at}/service-account.pub",
+        f"--service-account-key-file={at}/service-account.crt",
         f"--service-account-signing-key-file={at}/service-account.key",
         "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
         f"--default-not-ready-toleration-seconds={EVICTION_S}",

@@ -50,15 +50,6 @@ class Authority:
         _write(self.folder / f"{name}.key", private)
         return certificate, private
 
-    def signing_pair(self, name: str) -> None:
-        """Writes name.key and name.pub: what the tokens of service accounts are signed and checked with."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        _write(self.folder / f"{name}.key", _private(key))
-        _write(self.folder / f"{name}.pub", public)
-
     def kubeconfig(
         self,
         path: Path,

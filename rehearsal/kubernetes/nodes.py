@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rehearsal.kubernetes.control_plane import DOMAIN
+from rehearsal.kubernetes.controllers import CHIPS
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.servers import HostNetwork
 
-CHIPS = "google.com/tpu"
 CREDENTIALS = "/etc/kubernetes"
 DATA = "/var/lib/containerd"
 KUBELET = "/opt/tpu-stack/kubelet"
