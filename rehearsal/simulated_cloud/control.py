@@ -96,12 +96,14 @@ class Control:
     def maintain(self, name: str, seconds: float | None = None) -> None:
         """Nodes are REPAIRING for a while and then READY, a group REACTIVATING and then ACTIVE."""
         with self._cloud.settled():
-            thing, seconds = self._thing(name), self._cloud.delays.repair_s if seconds is None else seconds
+            thing = self._thing(name)
+            seconds = self._cloud.delays.repair_s if seconds is None else seconds
             if isinstance(thing, Instance):
                 raise ValueError(f"{thing.name} is no group")
-            self._compute.repair(thing, seconds) if isinstance(thing, Group) else self._tpu.repair(
-                thing, seconds
-            )
+            if isinstance(thing, Group):
+                self._compute.repair(thing, seconds)
+            else:
+                self._tpu.repair(thing, seconds)
 
     def fail(self, name: str, message: str = "the request could not be completed") -> None:
         """A queued resource that is not ACTIVE yet is FAILED, or the topology of a group."""
@@ -118,7 +120,10 @@ class Control:
         """Gone at once, as if someone else had deleted it; with a queued resource or a group, what belongs to it."""
         with self._cloud.settled():
             thing = self._thing(name)
-            self._compute.vanish(thing) if isinstance(thing, Instance | Group) else self._tpu.vanish(thing)
+            if isinstance(thing, Instance | Group):
+                self._compute.vanish(thing)
+            else:
+                self._tpu.vanish(thing)
 
     # --- errors ---------------------------------------------------------------------------------------------------
 
