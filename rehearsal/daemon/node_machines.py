@@ -208,7 +208,7 @@ class NodeMachines:
                 self._step(worker, name)
             except MachinesError as error:
                 tries -= 1
-                if not tries:
+                if not (tries and self._open):
                     raise
                 self._say(f"machine {name}: {error}; once more")
 
