@@ -134,6 +134,11 @@ def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:
     while clear < 2:
         with asking(f"looking for what rehearsal {rehearsal} left"):
             remaining = left(client, rehearsal)
+        if remaining and time.monotonic() > until:  # what goes slowly has gone, whenever a look finds nothing
+            names = ", ".join(f"{kind} {name}" for kind, name in remaining)
+            raise MachinesError(
+                f"after {REMOVAL_LIMIT_S} s there is still {names} ({refused}); is Docker well?"
+            )
         clear = 0 if remaining else clear + 1
         for kind, same_kind in itertools.groupby(
             remaining, operator.itemgetter(0)
@@ -143,11 +148,6 @@ def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:
                 answers = threads.map(functools.partial(_remove_one, client, kind), alike)
                 refused = next(filter(None, answers), refused)
             removed += [name for name in alike if name not in removed]
-        if time.monotonic() > until:
-            names = ", ".join(f"{kind} {name}" for kind, name in remaining)
-            raise MachinesError(
-                f"after {REMOVAL_LIMIT_S} s there is still {names} ({refused}); is Docker well?"
-            )
         if clear < 2:
             time.sleep(AGAIN_S)
     return removed
