@@ -53,9 +53,8 @@ def status(target: Target, name: str | None, *, as_json: bool = False) -> int:
         _tell_none(console, target, unreadable)
         return 0
     states = {run.run_id: runs.state_by(run, look) for run in chosen}
-    for index, run in enumerate(
-        chosen
-    ):  # a cluster forgets its pods in time, and keeps those that wait in vain
+    for index, run in enumerate(chosen):
+        # A cluster forgets its pods in time, and keeps those that wait in vain.
         if states[run.run_id] == "lost" and (index == 0 or look.for_run(run).begins_again):
             chosen[index], states[run.run_id] = follow.concluded(run, "lost", target)
     if name is None:

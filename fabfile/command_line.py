@@ -43,9 +43,8 @@ def main() -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
             setattr(sys, name, open(descriptor, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal may lack …, a file's name need not be UTF-8
+            # A terminal may lack …, a file's name need not be UTF-8.
+            stream.reconfigure(errors="backslashreplace")
     fab(sys.argv[1:])
 
 

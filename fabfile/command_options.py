@@ -3,8 +3,8 @@
     @options
     class Logs:
         run: str = argument(RUN, default="latest")
-        lines: int = option("how many of the last lines to print first", whole(0), default=40)
-        where: Where = group(Where, "stack", "slice", "runs")
+        lines: int = option("how many of the last lines to print first", whole_number(0), default=40)
+        selector: Selector = group(Selector, "stack", "slice", "runs")
 
 `fabfile.command` makes Invoke's arguments of the fields, and `read` makes the value of what was typed. An option whose
 value is empty counts as not given.
@@ -97,7 +97,7 @@ def group(cls: type, *names: str, **help: str) -> Any:
 
 
 def positionals(usage: str, **more: Any) -> Any:
-    """Declare that a command takes words after `--`; `more` as `Words` has it."""
+    """Declare that a command takes words after `--`; `more` as `Positionals` has it."""
     return dataclasses.field(default=(), metadata={"positionals": Positionals(usage=usage, **more)})
 
 
@@ -169,7 +169,7 @@ def long(name: str) -> str:
 
 
 def whole_number(minimum: int | None = None) -> Reader:
-    """Read whole numbers, from `least` on.
+    """Read whole numbers, from `minimum` on.
 
     Invoke would read numbers itself, but answers what is none with a traceback.
     """

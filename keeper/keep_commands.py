@@ -15,12 +15,10 @@ from keeper.world import World
 from launch import runs
 from launch.control import control_documents
 from launch.control.control_documents import Attempt, Limits
-from launch.control.control_documents import Run as TargetRequest
 from launch.output import printable, say, table, terminal
 from launch.request.run_environment import require_references
 from launch.runs import Run
-from launch.targets import Target
-from launch.targets import TargetRequest as AskedFor
+from launch.targets import Target, TargetRequest
 
 SHOWN_LINES = 3
 MOST_ENDED = 30
@@ -83,7 +81,7 @@ class HandOver:
             now_s = store.now_s()
             deadline_s = None if self.hours is None else now_s + HOUR_S * self.hours
 
-            def change(before: TargetRequest | None) -> TargetRequest:
+            def change(before: control_documents.Run | None) -> control_documents.Run:
                 if before is not None and before.desired == "removed":
                     raise RequestError(f"{run.run_id} is being removed, and cannot be kept")
                 limits = Limits(attempts=control_documents.KEEP_ATTEMPTS)
@@ -100,7 +98,7 @@ class HandOver:
                 attempt = Attempt(
                     number=run.attempt, created=target.slice.created or "", checkpoint=NOTHING_RESTORED
                 )
-                return TargetRequest(
+                return control_documents.Run(
                     run_id=run.run_id,
                     stack=target.inventory.stack,
                     runs_url=target.runs_url,
@@ -142,7 +140,7 @@ def unkeep(documents: Documents, name: str) -> int:
     kept_runs = [run for run in _kept_runs(documents) if run.desired in ("running", "stopped")]
     run_id = _find(kept_runs, name)
 
-    def change(now: TargetRequest | None) -> TargetRequest | None:
+    def change(now: control_documents.Run | None) -> control_documents.Run | None:
         is_over = now is None or now.end is not None or now.project is None
         return None if now is None or is_over else now.to_be("unmanaged")
 
@@ -152,14 +150,14 @@ def unkeep(documents: Documents, name: str) -> int:
     return DONE
 
 
-def _kept_runs(documents: Documents) -> list[TargetRequest]:
+def _kept_runs(documents: Documents) -> list[control_documents.Run]:
     """Return the runs that are kept, and those that were kept and ended last, the oldest first."""
     all_runs = sorted(store_at(documents).read().runs.values(), key=lambda run: run.added_s)
     ended = [run.run_id for run in all_runs if run.end is not None][:-MOST_ENDED]
     return [run for run in all_runs if run.submission is None and run.run_id not in ended]
 
 
-def _find(kept_runs: Sequence[TargetRequest], name: str) -> str:
+def _find(kept_runs: Sequence[control_documents.Run], name: str) -> str:
     """Return the id of the run that is meant, of those that are kept with the oldest first.
 
     name: an id, the beginning or end of one, a name, "latest", which is the one that was handed over last, or
@@ -197,7 +195,7 @@ def stop(target: Target, run_id: str) -> bool:
     return run is not None and run.end is None and run.is_unwanted
 
 
-def remove(target: Target, stack: AskedFor, run_id: str) -> str | None:
+def remove(target: Target, stack: TargetRequest, run_id: str) -> str | None:
     """Write that a run is to be removed, and return a line about it, "" if it is gone; None: nobody starts it again.
 
     Its directory goes once a look has shown that nothing of it lives or is being started: where there is a keeper at
@@ -276,7 +274,7 @@ def status(documents: Documents) -> int:
     return DONE
 
 
-def _state(run: TargetRequest) -> str:
+def _state(run: control_documents.Run) -> str:
     if run.desired == "removed":
         return "removing"
     if run.end is not None:

@@ -32,8 +32,7 @@ from jobs.runtime.storage.cache import user_cache_dir
 from launch import targets
 from launch.control.store import Content, Store
 from launch.inventories import with_kept
-from launch.targets import Target
-from launch.targets import TargetRequest as AskedFor
+from launch.targets import Target, TargetRequest
 
 LOOKED = "looked.json"
 NOTED_EVERY_S, NOTED_WITHIN_S = 15 * MINUTE_S, 2 * MINUTE_S
@@ -81,7 +80,7 @@ def stack_documents(target: Target) -> Documents:
     return _stack_documents(target.inventory, target.name)
 
 
-def documents_for(request: AskedFor) -> Documents:
+def documents_for(request: TargetRequest) -> Documents:
     """Return the documents of the stack that is asked for, or of this machine; no host is needed.
 
     Raises:

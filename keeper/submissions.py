@@ -97,9 +97,8 @@ def remove_code(store: Store) -> None:
         content = documents.read(name)
         with contextlib.suppress(ChangedError):
             documents.delete(name, version=content.version)
-            if content.value is not None and name in _needed(
-                store.read().runs.values()
-            ):  # submitted just now
+            # Submitted just now.
+            if content.value is not None and name in _needed(store.read().runs.values()):
                 documents.write(name, content.value, version=ABSENT)
     for name in () if pending(store.read().runs.values()) else documents.names(NOTES):
         with contextlib.suppress(ChangedError):

@@ -17,7 +17,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from jobs.runtime.monitoring.metric_definitions import Metric
 from launch import jobs, runs
-from launch.control.control_documents import Run as TargetRequest
+from launch.control import control_documents
 from launch.control.store import Store
 from launch.output import printable, say, table, terminal
 from launch.request.run_request import Request
@@ -234,7 +234,7 @@ def _run_result(run: Run, state: str) -> MemberResult:
     return MemberResult(options=sweep_record(run)["options"], state=state, overview=summary, reason=reason)
 
 
-def _waiting_result(run: TargetRequest) -> MemberResult:
+def _waiting_result(run: control_documents.Run) -> MemberResult:
     assert run.submission is not None
     options = run.submission.request["sweep"]["options"]
     state = run.end.outcome if run.end is not None else "waiting"

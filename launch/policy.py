@@ -325,7 +325,7 @@ def begin_attempt(run: Run, observed: RunObserved | None, created: str, now_s: f
 
 
 def undo_attempt(before: Run, counted: Run, now_s: float, *, counts: bool) -> Run:
-    """Return a run whose attempt could not be started, and nothing of it lives. before: as it was before `begun`.
+    """Return a run whose attempt could not be started, and nothing of it lives. before: as it was before that attempt.
     counts: it was no fault of somebody else at work there."""
     if not counts:
         pause = max(counted.not_before_s, now_s + FIRST_PAUSE_S)

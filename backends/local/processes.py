@@ -78,9 +78,8 @@ class _LocalProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the launcher's terminal is not meant for the host
         )
-        self.ended = (
-            threading.Lock()
-        )  # so that none but its own group is ever killed: the number is free once reaped
+        # So that none but its own group is ever killed: the number is free once reaped.
+        self.ended = threading.Lock()
 
     def follow(self, show: Show, timeout_s: float | None) -> int | None:
         """Hand out the output until it ends; return the exit code, or None after `timeout_s`."""

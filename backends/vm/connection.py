@@ -432,10 +432,9 @@ class Proxy:
         self.socket.close()
         try:
             if await self.ended() is None:
+                # gcloud is a shell that starts another program.
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(
-                        self._process.pid, signal.SIGKILL
-                    )  # gcloud is a shell that starts another program
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 await self._process.wait()
         finally:
             self._listening.cancel()

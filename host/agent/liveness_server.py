@@ -54,9 +54,8 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            listener.bind(
-                ("", port)
-            )  # the others reach this host through an address that it does not have itself
+            # The others reach this host through an address that it does not have itself.
+            listener.bind(("", port))
         listener.listen(backlog)
         listener.setblocking(False)
     except BaseException:
@@ -140,9 +139,8 @@ class LivenessServer:
             self._drop(source)
 
     def _accept(self) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # it went again, or there are no descriptors left: it will come again
+        # It went again, or there are no descriptors left: it will come again.
+        with contextlib.suppress(OSError):
             sock, _ = self._listener.accept()
             stranger = Channel(sock, STRANGER_LIMIT)
             self._strangers[stranger] = time.monotonic()

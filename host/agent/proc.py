@@ -149,9 +149,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, pause_s: float =
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        select.select(
-            [], [], [], pause_s
-        )  # time.sleep goes by a clock that libfaketime may have moved, and fails
+        # time.sleep goes by a clock that libfaketime may have moved, and fails.
+        select.select([], [], [], pause_s)
     return True
 
 

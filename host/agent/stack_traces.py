@@ -159,9 +159,8 @@ def run_py_spy(command: list[str]) -> tuple[str | None, str]:
         return None, f"{command[0]} cannot be run: {error.strerror}"
     if done.returncode == 0:
         text = done.stdout.decode(errors="replace")
-        begin = re.search(
-            r"^Thread ", text, re.MULTILINE
-        )  # before it: the command line, which the answer has
+        # Before it: the command line, which the answer has.
+        begin = re.search(r"^Thread ", text, re.MULTILINE)
         return text[begin.start() :] if begin else text, ""
     complaint = done.stderr.decode(errors="replace").partition("Stack backtrace:")[0]
     return None, " ".join(complaint.split())[:300] or f"py-spy ended with exit code {done.returncode}"

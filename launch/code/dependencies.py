@@ -471,9 +471,8 @@ def refusal(
 ) -> RequestError:
     """Return what is wrong with a project's packages, from what uv said."""
     text = printable_lines(masked(text))
-    if (
-        AWAY.search(text) and "HTTP status client error" not in text
-    ):  # which is an answer, as to a wrong password
+    # An HTTP error is an answer, as to a wrong password.
+    if AWAY.search(text) and "HTTP status client error" not in text:
         return Unreachable(
             f"{source.name}: no package index can be reached to install what it needs:\n{text}\n"
             "check the network, HTTPS_PROXY, UV_OFFLINE, and the index (UV_DEFAULT_INDEX), or add --no-install"

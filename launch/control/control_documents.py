@@ -62,8 +62,8 @@ class Attempt:
 class Submission:
     """What `fab submit` and `fab sweep` have written of a run that has no directory yet.
 
-    number: what people call it by. what: its job or script. request, submitted: the fields of launch.Request and
-    jobs.Submitted that JSON can hold. bundles: hashes of its code. where: the options of its target besides stack and
+    number: what people call it by. what: its job or script. request, submitted: the fields of `Request` and
+    `Submitted` that JSON can hold. bundles: hashes of its code. where: the options of its target besides stack and
     slice. by, added: who submitted it, and when.
     """
 
