@@ -72,6 +72,13 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:limit]}"
 
 
+def message_line(message: object, limit: int = 500) -> str:
+    """Return the first line of a message, or of what an error says; of an error that says nothing, its type."""
+    if lines := str(message).strip().splitlines():
+        return lines[0][:limit]
+    return type(message).__name__ if isinstance(message, Exception) else "no reason is given"
+
+
 def os_error_reason(error: OSError) -> str:
     place = f"{error.filename2 or error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}"

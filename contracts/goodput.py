@@ -15,17 +15,15 @@ what a grant covers, null where unknown}; null where there is no list price. An 
 
 from __future__ import annotations
 
-import calendar
 import dataclasses
 import datetime
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from contracts.durations import HOUR_S, spoken
 from contracts.inventory import is_made_again
-from contracts.run_records import MOMENT, amount, is_moment, parse_time
+from contracts.run_records import amount, is_moment, parse_time
 
 Category = Literal[
     "productive", "lost", "input_wait", "evaluation", "saving", "recording", "starting", "restoring", "compiling",
@@ -326,4 +324,4 @@ def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None
         ends_s.append(ended_s)
     if recorded_s is not None or not ends_s:
         return recorded_s
-    return max(0.0, min(ends_s) - calendar.timegm(time.strptime(attempt["started"], MOMENT)))
+    return max(0.0, min(ends_s) - parse_time(attempt["started"]))

@@ -8,6 +8,11 @@ import re
 
 from contracts.errors import RequestError
 
+PROTOCOL_VERSION = 1
+"""Of the agent's questions and answers."""
+SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
+"""What `fab ssh` opens in the place of a run's process: the best shell that is there."""
+
 DEVICE_GLOBS: dict[str, tuple[str, ...]] = {
     "tpu": ("/dev/accel*", "/dev/vfio/[0-9]*"),
     "gpu": ("/dev/nvidia[0-9]*",),

@@ -53,6 +53,13 @@ def parse_time(text: str) -> float:
     return float(calendar.timegm(time.strptime(text, MOMENT)))
 
 
+def moment(unix_s: float) -> str:
+    """A time as run.json has it."""
+    import time
+
+    return time.strftime(MOMENT, time.gmtime(unix_s))
+
+
 def example(value: object) -> str:
     """A value as a message shows it, as JSON would write it, on one line of bounded length."""
     try:

@@ -22,6 +22,7 @@ from console.compiler import compile_ahead
 from contracts.durations import spoken
 from contracts.errors import DONE, FAILED, RequestError, Unreachable
 from contracts.files import is_url
+from contracts.run_records import moment
 from infra.documents import Documents
 from keeper import submissions, sweep
 from keeper.__main__ import reconcile
@@ -123,7 +124,7 @@ def _add(targets: Sequence[Target], requests: Sequence[Request], wishes: Wishes)
             **submissions.described(dataclasses.replace(request, job=submitted.name, track=track), submitted),
             where=wishes.where,
             by=getpass.getuser(),
-            added=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            added=moment(now.timestamp()),
         )
         added.append(
             Run(

@@ -31,7 +31,7 @@ from contracts.errors import (
 )
 from contracts.goodput import measured
 from contracts.run_directory import Outcome, RunDirectory, State
-from contracts.run_records import MOMENT, amount
+from contracts.run_records import amount, moment
 from jobs.runtime.storage.bucket_files import files_of
 from launch import policy
 from launch.control import control_documents
@@ -148,8 +148,8 @@ def _too_late(limits: Limits, now_s: float) -> End | None:
     """Return the end of a run of which no attempt has begun, if none may any more."""
     if limits.begin_by_s is None or now_s <= limits.begin_by_s:
         return None
-    moment = time.strftime(MOMENT, time.gmtime(limits.begin_by_s))
-    reason = f"not all of its pods were there by {moment}, long after --wait was over; launch it again"
+    by = moment(limits.begin_by_s)
+    reason = f"not all of its pods were there by {by}, long after --wait was over; launch it again"
     return End(code=FAILED, reason=reason, outcome="failed", error=reason)
 
 
@@ -194,7 +194,7 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         attempts.append(last)
     last |= {
         "pod": request["pod"],
-        "started": time.strftime(MOMENT, time.gmtime(now_s)),
+        "started": moment(now_s),
         "checkpoint": newest,
         "outcome": None,
     }

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from contracts.errors import os_error_reason, remedy_for
-from launch.output import printable
+from contracts.host_interface import PROTOCOL_VERSION
+from launch.output import last_line, printable
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -134,7 +135,6 @@ def address_and_port(text: str) -> tuple[str, int]:
     return text, SSH_PORT
 
 
-PROTOCOL_VERSION = 1
 ANSWER_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
 """Beyond the grace: a process is killed within seconds, and a Docker that does not answer is waited for 20 s."""
@@ -227,14 +227,24 @@ class Agent:
             if not isinstance(answer, dict):
                 raise ValueError(f"{answer!r} is no object")
         except ValueError:
-            lines = (completed.stderr or completed.stdout).strip().splitlines()
-            reason = f"{verb} was not answered by an agent (exit code {completed.exit_code}): {''.join(lines[-1:])}"
+            last = last_line(completed.stderr or completed.stdout, "")
+            reason = f"{verb} was not answered by an agent (exit code {completed.exit_code}): {last}"
             raise HostError(host=self.host, reason=reason) from None
-        if not answer.get("ok"):
-            fault = answer.get("error", {})
-            reason, remedy = fault.get("message", "unknown error"), fault.get("remedy") or ""
-            raise HostError(host=self.host, reason=reason, remedy=remedy)
-        return answer
+        return accepted(self.host, answer)
+
+
+def accepted(host: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an agent's answer.
+
+    Raises:
+        HostError: it says that the agent could not do what it was asked.
+    """
+    if not answer.get("ok"):
+        fault = answer.get("error", {})
+        raise HostError(
+            host=host, reason=fault.get("message", "unknown error"), remedy=fault.get("remedy") or ""
+        )
+    return answer
 
 
 Answer = dict[str, Any] | HostError

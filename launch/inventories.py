@@ -27,6 +27,7 @@ from contracts.inventory import (
 )
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
+from launch.output import last_line
 from launch.programs import run_program
 
 
@@ -151,10 +152,7 @@ def ask(
         "see that its backend can be reached (`pulumi whoami -v`)",
     )
     if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise RequestError(
-            f"--stack {stack}: `{command}` failed: {lines[-1] if lines else 'it said nothing'}"
-        )
+        raise RequestError(f"--stack {stack}: `{command}` failed: {last_line(done.stderr or done.stdout)}")
     return done.stdout
 
 

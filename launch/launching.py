@@ -27,6 +27,7 @@ from contracts.durations import spoken
 from contracts.errors import WRONG_REQUEST, RequestError, Superseded, failure_kind
 from contracts.inventory import Slice
 from contracts.run_directory import RunDirectory, State
+from contracts.run_records import moment
 from jobs.runtime.monitoring import metric_definitions
 from jobs.runtime.monitoring.metric_definitions import UNDECLARED, finite
 from jobs.runtime.storage.cache import user_cache_dir
@@ -457,7 +458,7 @@ def _attempt_record(plan: Plan, now: datetime.datetime) -> dict[str, Any]:
     created, active_at = plan.target.slice.created, plan.target.slice.active_at
     return {
         "attempt": plan.attempt,
-        "started": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "started": moment(now.timestamp()),
         "processes": plan.processes,
         "coordinator": plan.coordinator,
         "bundle": plan.bundle_sha256,

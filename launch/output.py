@@ -24,6 +24,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def last_line(output: str, otherwise: str = "it said nothing") -> str:
+    """Return the last line that a program has printed, which says why it failed; `otherwise`, where it printed none."""
+    return (output.strip().splitlines() or [otherwise])[-1]
+
+
 class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Leave to the command how it ends when nobody reads its output: rich would end it as failed."""

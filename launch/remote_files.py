@@ -19,11 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contracts.errors import is_rate_limit
+from contracts.errors import first_line, is_rate_limit, message_line
 from contracts.files import Piece, beginning
 from infra.documents import (
     UNANSWERED,
-    first_line,
     network_error,
     refusal_message,
     send_request,
@@ -157,16 +156,16 @@ def _credentials(bucket: str, label: str) -> dict[str, str]:
         return headers
     except (google.auth.exceptions.DefaultCredentialsError, HostError) as error:
         cause = (
-            first_line(error)
+            message_line(error)
             if isinstance(error, google.auth.exceptions.DefaultCredentialsError)
             else "none found in time"
         )
         raise HostError(host=label, reason=f"{none} ({cause})", remedy=LOG_IN) from None
     except google.auth.exceptions.RefreshError as error:
-        reason = f"Google refuses this machine's credentials ({first_line(error)})"
+        reason = f"Google refuses this machine's credentials ({message_line(error)})"
         raise HostError(host=label, reason=reason, remedy=LOG_IN) from None
     except google.auth.exceptions.TransportError as error:
-        reason = f"Google cannot be asked for a token ({first_line(error)})"
+        reason = f"Google cannot be asked for a token ({message_line(error)})"
         raise HostError(
             host=label,
             reason=reason,
@@ -243,10 +242,10 @@ class Buckets:
         except HostError:
             raise
         except ImportError as error:
-            reason = f"no driver for this kind of URL ({first_line(error)})"
+            reason = f"no driver for this kind of URL ({message_line(error)})"
             raise HostError(host=url, reason=reason, remedy="gs://… is known") from None
         except Exception as error:  # each driver has exceptions of its own
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            reason = first_line(error)
             is_away = is_outage(error)
             remedy = "try again later" if is_away else "check the address, and your permission there"
             raise HostError(host=url, reason=reason, remedy=remedy, is_outage=is_away) from None

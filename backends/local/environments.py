@@ -24,7 +24,7 @@ from jobs.runtime.storage.cache import user_cache_dir
 from launch.code.dependencies import uv as _uv
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
-from launch.output import printable
+from launch.output import last_line, printable
 from launch.targets import OWN_FRAMEWORK
 
 MAKE_LIMIT_S = 3600.0
@@ -83,7 +83,7 @@ def run_module(
         )
     except subprocess.TimeoutExpired:
         raise HostError(host="here", reason=late) from None
-    message = printable((done.stderr.strip().splitlines() or [""])[-1])
+    message = printable(last_line(done.stderr, ""))
     if done.returncode == WRONG_REQUEST:
         raise RequestError(message.removeprefix("error: "))
     if done.returncode != 0:

@@ -24,7 +24,7 @@ from typing import Any
 
 from backends.pods.pods import Object
 from contracts import atomic
-from contracts.errors import RequestError
+from contracts.errors import RequestError, message_line
 from contracts.inventory import Cluster
 from jobs.runtime.storage.cache import user_cache_dir
 from launch.hosts import HostError, in_thread
@@ -146,7 +146,7 @@ class Connection:
             path, method, query, body=body, content=content, response_type="object", _request_timeout=limits_s
         )
         if not isinstance(answer, dict):  # a page of something between
-            raise self._unreachable(f"what answers is no API server: {_line(answer)}")
+            raise self._unreachable(f"what answers is no API server: {message_line(answer)}")
         return answer
 
     def events(self, path: str, **query: str) -> Iterator[Object]:
@@ -262,19 +262,21 @@ class Connection:
         try:
             yield
         except google.auth.exceptions.GoogleAuthError as error:
-            reason = f"no credentials of Google's ({_line(error)})"
+            reason = f"no credentials of Google's ({message_line(error)})"
             remedy = "`gcloud auth application-default login`"
             raise ApiError(host=self.name, reason=reason, remedy=remedy) from None
         except ApiException as error:
             raise self._refused(error) from None
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # of an answer that is no JSON
-            raise self._unreachable(_line(getattr(error, "reason", None) or error)) from None
+            raise self._unreachable(message_line(getattr(error, "reason", None) or error)) from None
 
     def _refused(self, error: Any) -> ApiError:
         if not error.status:  # it has said nothing; the client tells the reason in words
             prefix, _, tls_error = str(error.reason).partition("SSLError\n")
             return (
-                self._unreachable(tls_error) if tls_error else ApiError(host=self.name, reason=_line(prefix))
+                self._unreachable(tls_error)
+                if tls_error
+                else ApiError(host=self.name, reason=message_line(prefix))
             )
         try:
             message = json.loads(error.body)["message"]
@@ -284,7 +286,7 @@ class Connection:
             401: "log in again, as its kubeconfig wants it; on GKE `gcloud auth application-default login`",
             FORBIDDEN: "have it granted in the cluster (docs/kubernetes.md)",
         }.get(error.status, "")
-        return ApiError(host=self.name, reason=_line(message), remedy=remedy, status=error.status)
+        return ApiError(host=self.name, reason=message_line(message), remedy=remedy, status=error.status)
 
     def _unreachable(self, message: str) -> ApiError:
         message = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", message)
@@ -335,7 +337,7 @@ def _use_kubeconfig(cluster: Cluster, configuration: Any) -> None:
         source = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         context = f" context {cluster.context}" if cluster.context else ""
         raise RequestError(
-            f"tpu-stack:cluster: {source}:{context} cannot be used ({_line(error)}); "
+            f"tpu-stack:cluster: {source}:{context} cannot be used ({message_line(error)}); "
             "`kubectl config get-contexts` lists what there is"
         ) from None
 
@@ -367,11 +369,6 @@ def _use_google(cluster: Cluster, configuration: Any) -> None:
     # Asked before each request, as tokens expire; but not at all where there is no key to refresh.
     configuration.api_key["authorization"] = ""
     configuration.refresh_api_key_hook = authorize
-
-
-def _line(message: object) -> str:
-    lines = str(message).strip().splitlines()
-    return lines[0][:500] if lines else type(message).__name__
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:

@@ -34,8 +34,9 @@ from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import FAILED, failure_kind
 from contracts.files import Files
+from contracts.host_interface import PROTOCOL_VERSION
 from contracts.inventory import Cluster
-from launch.hosts import PROTOCOL_VERSION, HostError, in_thread
+from launch.hosts import HostError, accepted, in_thread
 from launch.remote_files import with_time_limit
 from launch.runs import Conclusion
 
@@ -341,8 +342,4 @@ class _Session:
             except (websocket.WebSocketException, OSError) as error:
                 self._program = None
                 raise HostError(host="", reason=f"the connection to its pod was lost ({error})") from None
-        response: dict[str, Any] = json.loads(answer)
-        if not response["ok"]:
-            fault = response["error"]
-            raise HostError(host="", reason=fault["message"], remedy=fault.get("remedy") or "")
-        return response
+        return accepted("", json.loads(answer))

@@ -16,6 +16,7 @@ from backends.pods.pods import AGENT_ROOT, CACHE_DIR, CONTAINER
 from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.files import is_url
+from contracts.host_interface import SHELL
 from contracts.inventory import Host, Inventory, Slice
 from launch import inventories
 from launch.hosts import STOP_LIMIT_S, Answer, HostError, wait_for_answer
@@ -31,7 +32,6 @@ from launch.targets import (
     TargetRequest,
 )
 
-SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
 INSTEAD = {
     "deploy": "an image has all that they need: `fab build`, `fab push`, then `pulumi up`",
     "verify": "`fab doctor` looks at the cluster, and a run says when its devices are not there",

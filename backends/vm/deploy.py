@@ -32,7 +32,7 @@ from contracts.aliases import Say
 from launch import plan
 from launch.hosts import Completed, HostError, HostsError, Stream, Transport
 from launch.jobs import CHECKOUT
-from launch.output import printable, say, terminal
+from launch.output import last_line, printable, say, terminal
 from launch.plan import MODULES_OF_FRAMEWORK
 from launch.targets import Target
 
@@ -315,8 +315,7 @@ class Reader:
                 yield answer
 
     def _keep(self, data: bytes) -> None:
-        lines = data.decode(errors="replace").strip().splitlines()
-        self.last_words = printable(lines[-1][:500]) if lines else self.last_words
+        self.last_words = printable(last_line(data.decode(errors="replace"), self.last_words)[:500])
 
 
 def parse(line: bytes) -> Answer | None:

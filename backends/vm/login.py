@@ -21,6 +21,7 @@ import asyncssh
 
 from backends.vm.access import Access
 from launch.hosts import HostError
+from launch.output import last_line
 
 PROFILE = ("gcloud", "compute", "os-login", "describe-profile", "--format=json")
 ADD_KEY = ("gcloud", "compute", "os-login", "ssh-keys", "add")
@@ -91,8 +92,7 @@ async def _gcloud(command: Sequence[str]) -> str:
                 os.killpg(process.pid, signal.SIGKILL)  # gcloud is a shell that starts another program
             await process.wait()
     if process.returncode != 0:
-        lines = stderr.decode(errors="replace").strip().splitlines()
-        last = lines[-1] if lines else "no reason given"
+        last = last_line(stderr.decode(errors="replace"), "no reason given")
         reason = f"gcloud does not tell the user name of OS Login: {last}"
         if command[: len(ADD_KEY)] == ADD_KEY:
             reason = f"gcloud does not take a key for OS Login: {last}"

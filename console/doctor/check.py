@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, first_line
 from launch.hosts import HostError, HostsError
 from launch.output import printable
 
@@ -82,10 +82,4 @@ def _answers(check: Check) -> list[Finding]:
         prefix = f"{error.filename}: " if error.filename else ""
         return [fail(f"{prefix}{error.strerror or error}", "see to that file or connection")]
     except Exception as error:  # a library's own errors, and mistakes of ours: the other checks go on
-        return [fail(f"could not be looked at: {type(error).__name__}: {first_line(error)}", "")]
-
-
-def first_line(error: Exception) -> str:
-    """Return what a library's error says, as far as a line of a report has room for it."""
-    lines = str(error).splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+        return [fail(f"could not be looked at: {first_line(error)}", "")]

@@ -12,15 +12,16 @@ from typing import Any
 from backends.host_backend import IN_USE
 from backends.vm.access import ATTRIBUTES_POLICY
 from backends.vm.deploy import FRAMEWORK
-from console.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
+from console.doctor.check import Check, Finding, fail, ok, skip, warn
 from console.doctor.workstation import Ask
+from contracts.errors import message_line
 from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator, zone_region
 from launch import plan as plans
 from launch import pricing
 from launch.hosts import HostError, ask_all
-from launch.output import counted
+from launch.output import counted, last_line
 from launch.remote_files import Buckets, with_time_limit
 from launch.targets import Plan, Target
 
@@ -298,7 +299,7 @@ def from_here(files: Files, url: str) -> Finding:
         is_host_error = error.host not in ("", url) and not is_url(error.host)
         return fail(f"{url}: {error.reason}", error.remedy, host=error.host if is_host_error else None)
     except Exception as error:  # every client library has errors of its own
-        return fail(f"{url}: {first_line(error)}", _remedy(url))
+        return fail(f"{url}: {message_line(error)}", _remedy(url))
     if content != data:
         return fail(f"{url}: what was written is not what is read", "look for a copy between here and there")
     return ok(f"{url} can be written and read from here")
@@ -334,12 +335,8 @@ def from_host(target: Target, url: str) -> Finding:
     try:
         problem = json.loads(done.stdout)
     except ValueError:
-        output = (done.stderr or done.stdout).strip().splitlines()
-        return fail(
-            f"{python} cannot try it: {output[-1] if output else 'it said nothing'}",
-            "`fab deploy`",
-            host=host,
-        )
+        reason = last_line(done.stderr or done.stdout)
+        return fail(f"{python} cannot try it: {reason}", "`fab deploy`", host=host)
     if problem is not None:
         return fail(f"{url}: {problem}", f"give the hosts' service account {ROLE} on it", host=host)
     return ok(f"{url} can be written and read", host=host)

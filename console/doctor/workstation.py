@@ -16,8 +16,10 @@ from typing import Any
 
 from backends.vm import login
 from backends.vm.access import NEW_KEY
-from console.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
+from console.doctor.check import Check, Finding, fail, ok, skip, warn
+from contracts.errors import message_line
 from launch import jobs
+from launch.output import last_line
 
 AREA = "this machine"
 LEAST_PYTHON = (3, 12)
@@ -47,8 +49,7 @@ class Answer:
 
     @property
     def last_line(self) -> str:
-        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return last_line(self.stderr.strip() or self.stdout)
 
 
 Ask = Callable[[Sequence[str]], Answer]
@@ -280,10 +281,10 @@ def default_credentials(environ: Mapping[str, str]) -> Finding:
     except google.auth.exceptions.DefaultCredentialsError:
         return fail("there are no application default credentials", ADC_REMEDY)
     except google.auth.exceptions.RefreshError as error:
-        return fail(f"the application default credentials are refused: {first_line(error)}", ADC_REMEDY)
+        return fail(f"the application default credentials are refused: {message_line(error)}", ADC_REMEDY)
     except google.auth.exceptions.TransportError as error:
         return warn(
-            f"Google cannot be asked: {first_line(error)}", "see that this machine reaches googleapis.com"
+            f"Google cannot be asked: {message_line(error)}", "see that this machine reaches googleapis.com"
         )
     account = getattr(credentials, "service_account_email", None) or "a person"
     return ok(f"of {account}" + (f", project {project}" if project else ""))
@@ -326,7 +327,8 @@ def roles(project: str, environ: Mapping[str, str], test: Test = tested_permissi
     except Exception as error:  # whichever library refuses, it is only a question less answered
         return [
             warn(
-                f"the roles in {project} cannot be asked: {first_line(error)}", "logging in below shows them"
+                f"the roles in {project} cannot be asked: {message_line(error)}",
+                "logging in below shows them",
             )
         ]
     lacking = {name: role for name, role in PERMISSIONS.items() if name not in have}

@@ -20,7 +20,7 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import Host
 from launch.hosts import Count, HostError, HostsError, Transport, in_thread
-from launch.output import say, terminal
+from launch.output import last_line, say, terminal
 from launch.targets import Target
 
 SH_LIMIT_S = 30.0
@@ -143,8 +143,7 @@ def _look(host: Host, transport: Transport, path: str, name: str) -> Place:
 def _sh(host: Host, transport: Transport, script: str, *arguments: str) -> str:
     done = transport.begin(["sh", "-c", script, "sh", *arguments], "", timeout_s=SH_LIMIT_S).result()
     if done.exit_code != 0:
-        output = (done.stderr or done.stdout).strip().splitlines()
-        reason = output[-1] if output else f"exit code {done.exit_code}"
+        reason = last_line(done.stderr or done.stdout, f"exit code {done.exit_code}")
         late = f"did not answer within {SH_LIMIT_S:g} s"
         raise HostError(host=host.name, reason=late if done.exit_code is None else reason)
     return done.stdout

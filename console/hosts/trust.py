@@ -8,9 +8,9 @@ trusts a key by itself: it is shown, and compared with the one on the host, befo
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from backends.vm.transport import SshTransport
 from contracts.aliases import Say
 from contracts.errors import RequestError
 from contracts.inventory import Host
+from contracts.run_records import moment
 from launch import inventories
 from launch.targets import Target
 
@@ -93,7 +94,7 @@ def _trust_host(
         name=name,
         internal_address=host.internal_address,
         host_key=key,
-        confirmed=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        confirmed=moment(time.time()),
     )
     kept_entries = [entry for entry in entries if (entry.slice, entry.index) != (new.slice, new.index)]
     inventories.write_keys(path, sorted([*kept_entries, new], key=lambda entry: (entry.slice, entry.index)))

@@ -39,12 +39,12 @@ from contracts.errors import (
     WRONG_REQUEST,
     is_signal_exit,
 )
-from contracts.host_interface import HEARTBEAT_LIMIT_S
+from contracts.host_interface import HEARTBEAT_LIMIT_S, PROTOCOL_VERSION
 
 from .attempt_process import Process, plain_environment
 from .liveness_client import RETRY_S, Channel
 from .liveness_server import listen, named
-from .protocol import VERBS, VERSION, Refused, checked
+from .protocol import VERBS, Refused, checked
 from .start import spawn
 from .storage.host_files import note, read_json
 from .supervisor import liveness_listener, watch
@@ -371,7 +371,7 @@ def pod_start_request(settings: Json, index: int, agreed: Json) -> Json:
     own = start["run_dir"] or os.path.join(start["root"], "runs", start["run_id"])
     request = {
         **start,
-        "version": VERSION,
+        "version": PROTOCOL_VERSION,
         "attempt": attempt,
         "process_id": index,
         "env": {**start["env"], **variables},

@@ -9,6 +9,7 @@ import re
 import signal
 
 from contracts.errors import os_error_reason, remedy_for
+from contracts.host_interface import PROTOCOL_VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     Kind: TypeAlias = tuple[Callable[[Any], bool], str]
     from typing import BinaryIO, TextIO
-
-
-VERSION = 1
 
 
 class Refused(Exception):
@@ -182,9 +180,9 @@ def checked(verb: str, fields: str, request: Json) -> Json:
         Refused: another version, or any field missing or of another kind; it names all of them.
     """
     version = request.get("version")
-    if not is_whole(version, VERSION, VERSION):
+    if not is_whole(version, PROTOCOL_VERSION, PROTOCOL_VERSION):
         raise Refused(
-            f"the request has version {shown(version)}, this agent speaks version {VERSION}",
+            f"the request has version {shown(version)}, this agent speaks version {PROTOCOL_VERSION}",
             "use the launcher and the agent of one checkout",
         )
     values: Json = {}
@@ -306,7 +304,7 @@ def respond(verb: str | None, body: bytes) -> tuple[Json, int]:
         if not isinstance(name, str) or name not in VERBS:
             raise Refused(f"{name!r} is not a verb of this agent", f"use one of {', '.join(sorted(VERBS))}")
         request = checked(name, f"root:path {VERBS[name][1]}", request)
-        return {"version": VERSION, "ok": True, **verb_function(name)(request)}, 0
+        return {"version": PROTOCOL_VERSION, "ok": True, **verb_function(name)(request)}, 0
     except Refused as error:
         return refusal(error.message, error.remedy), error.status
     except OSError as error:
@@ -320,7 +318,7 @@ def respond(verb: str | None, body: bytes) -> tuple[Json, int]:
 
 
 def refusal(message: str, remedy: str) -> Json:
-    return {"version": VERSION, "ok": False, "error": {"message": message, "remedy": remedy}}
+    return {"version": PROTOCOL_VERSION, "ok": False, "error": {"message": message, "remedy": remedy}}
 
 
 LONGEST_LINE = 1 << 28

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from contracts.host_interface import SECRET_NAMES, SET_BY_IMAGE
+from contracts.host_interface import SECRET_NAMES, SET_BY_IMAGE, SHELL
 
 from .attempt_process import Process
 from .containers.docker_command import client_environment
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .containers.docker_command import Container
     from .protocol import Json
 
-SHELL = ["sh", "-c", "exec $(command -v bash || echo sh)"]
 CONTROL_DIR_VARIABLE = "RUN_CONTROL_DIR"
 """By this variable the agent knows the processes of a run, which it kills at its end."""
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contracts import atomic
-from contracts.errors import RequestError, Unreachable, is_rate_limit, remedy_for
+from contracts.errors import RequestError, Unreachable, is_rate_limit, message_line, remedy_for
 from contracts.files import is_url
 
 GOOGLE = "https://storage.googleapis.com"
@@ -453,10 +453,10 @@ class _Bucket:
                     self._credentials.refresh(google.auth.transport.requests.Request())
                 return {"authorization": f"Bearer {self._credentials.token}"}
         except google.auth.exceptions.TransportError as error:
-            raise OSError(f"Google cannot be asked for a token: {first_line(error)}") from None
+            raise OSError(f"Google cannot be asked for a token: {message_line(error)}") from None
         except google.auth.exceptions.GoogleAuthError as error:
             raise DocumentsError(
-                f"{self._url}: this machine has no credentials of Google's ({first_line(error)}); "
+                f"{self._url}: this machine has no credentials of Google's ({message_line(error)}); "
                 "`gcloud auth application-default login`"
             ) from None
 
@@ -489,20 +489,12 @@ def send_request(request: urllib.request.Request, limit_s: float) -> tuple[int, 
 def network_error(error: Exception) -> str:
     """Return why there was no answer, in the words of the system."""
     cause = getattr(error, "reason", error)
-    return getattr(cause, "strerror", None) or first_line(cause)
+    return getattr(cause, "strerror", None) or message_line(cause)
 
 
 def refusal_message(body: bytes) -> str:
     """Return what Google says in a refusal, or what somebody in between says."""
     try:
-        return first_line(json.loads(body)["error"]["message"])
+        return message_line(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return first_line(body.decode(errors="replace"))
-
-
-def first_line(message: object) -> str:
-    """Return the beginning of a message, or what there is to say where it is empty."""
-    lines = str(message).strip().splitlines()
-    if lines:
-        return lines[0][:300]
-    return type(message).__name__ if isinstance(message, Exception) else "no reason is given"
+        return message_line(body.decode(errors="replace"))

@@ -7,10 +7,11 @@ begun. An object is deleted only once a look has shown that nothing exists for i
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from contracts.run_records import moment
 
 Json = Mapping[str, Any]
 Desired = Literal["running", "stopped", "removed", "unmanaged"]
@@ -187,8 +188,7 @@ def _noted[T: (Run, Slice)](
     history: tuple[Json, ...] = document.history
     last = history[-1] if history else {}
     if (last.get("act"), last.get("reason")) != (act, reason):
-        moment = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
-        line = {"time": f"{moment:%Y-%m-%dT%H:%M:%SZ}", "act": act, "reason": reason}
+        line = {"time": moment(now_s), "act": act, "reason": reason}
         history = (*history, line)[-MOST_HISTORY:]
     return dataclasses.replace(document, reason=reason, history=history, **changes)
 

@@ -12,8 +12,9 @@ import pytest
 
 from contracts import fencing
 from contracts.errors import Superseded
+from contracts.host_interface import PROTOCOL_VERSION
 from contracts.run_directory import RESULT, RunDirectory
-from host.agent.protocol import VERSION, respond
+from host.agent.protocol import respond
 from jobs.runtime.storage.bucket_files import files_of
 from launch.hosts import HostError
 from launch.remote_files import HostFiles
@@ -28,7 +29,7 @@ class LocalAgent:
         self._root = str(root)
 
     def ask(self, verb: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        body = json.dumps({"version": VERSION, "root": self._root, **request}).encode()
+        body = json.dumps({"version": PROTOCOL_VERSION, "root": self._root, **request}).encode()
         response, status = respond(verb, body)
         if status:
             raise HostError(host=self.host, reason=response["error"]["message"])

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from contracts.host_interface import SHELL
 from host.agent.containers import container_start as command
 from host.agent.containers.container_start import Access, Node, access, as_user, nodes, privileged
 from host.agent.containers.docker_command import Container, judged
 from host.agent.protocol import Failed, is_container, is_image
-from host.agent.shell import SHELL, in_container
+from host.agent.shell import in_container
 from tests.host.containers.conftest import docker
 from tests.waiting import until
 
