@@ -227,6 +227,17 @@ def test_a_rank_that_failed_before_the_stop_of_its_host_has_failed(start: Start)
     assert (host.beat()["state"], host.beat()["message"]) == ("failed", "rank 0 ended with exit code 3")
 
 
+def test_a_rank_that_the_machine_stops_itself_and_that_ends_with_an_error_is_resumed(start: Start) -> None:
+    """systemd sends SIGTERM to every process of a session."""
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\nopen('pid', 'w').write(str(os.getpid()))"
+    host = start(sys.executable, "-c", f"{RANK}\n{ends}\n{SLEEP}", per_host=1)
+    host.wait_for(lambda: (host.work / "pid").exists() and (host.work / "pid").read_text() != "")
+    host.process.send_signal(signal.SIGTERM)
+    os.kill(int((host.work / "pid").read_text()), signal.SIGTERM)
+    assert host.ended()[0] == 75
+    assert host.result()["outcome"] == "preempted"
+
+
 def test_of_a_host_with_one_rank_it_is_the_command_that_failed(start: Start) -> None:
     host = start("sh", "-c", "exit 3", per_host=1)
     assert host.ended()[0] == 3

@@ -58,6 +58,8 @@ SIBLINGS_GRACE_S = 5.0
 """The same for the ranks of a command, which are told to stop."""
 SAVING_GRACE_S = 60.0
 """The same where the first ended with 75: the others save too."""
+SIGNALLED_TOGETHER_S = 0.01
+"""A machine that shuts down signals the ranks too, and one may have ended before this process sees its own signal."""
 METRICS_PERIOD_S = {False: 1.0, True: 10.0}
 """Between two looks into metrics.jsonl; True: it is in a bucket."""
 LONGEST_PIECE = 64 * 1024
@@ -71,9 +73,19 @@ OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 """Set for this process, and not for the command; of PYTHONPATH the first folder."""
 
 
+class StopRequest(threading.Event):
+    """Set by SIGTERM; came_s: when, in monotonic seconds."""
+
+    came_s = math.inf
+
+    def set(self) -> None:
+        self.came_s = min(self.came_s, time.monotonic())
+        super().set()
+
+
 def main(text: str) -> int:
     faulthandler.enable()
-    stop_requested = threading.Event()
+    stop_requested = StopRequest()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
     environment = process_environment.read(os.environ)
     spec = decoded(text)
@@ -203,7 +215,8 @@ class Rank:
         masker: Masker,
     ) -> None:
         self.number, self._tag, self._masker = number, tag, masker
-        self.was_told_to_stop = False
+        self.ended_s = math.inf
+        """When its output ended, in monotonic seconds: when it did, unless what it started holds that open."""
         self.printed = 0
         """Bytes so far."""
         self.last = b""
@@ -222,6 +235,10 @@ class Rank:
         self._reader.start()
 
     def _copy(self) -> None:
+        self._copy_output()
+        self.ended_s = time.monotonic()
+
+    def _copy_output(self) -> None:
         pipe = self._child.stdout
         while pipe is not None:
             piece = pipe.readline(LONGEST_PIECE) if self._tag else pipe.read1(LONGEST_PIECE)  # type: ignore[attr-defined]
@@ -238,11 +255,11 @@ class Rank:
         return self._child.poll()
 
     def send(self, signum: int) -> None:
-        self.was_told_to_stop |= signum == signal.SIGTERM
         self._child.send_signal(signum)
 
-    def failed_by_itself(self) -> bool:
-        return not self.was_told_to_stop and self.code() not in (None, DONE, RESUME_ME, -signal.SIGTERM)
+    def failed_before(self, moment_s: float) -> bool:
+        """Whether it failed by itself before a moment in monotonic seconds."""
+        return self.ended_s < moment_s and self.code() not in (None, DONE, RESUME_ME, -signal.SIGTERM)
 
     def drain(self) -> None:
         """Wait for the end of its output; what it started may hold that open."""
@@ -311,7 +328,7 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
     return ranks
 
 
-def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) -> int:
+def _carry_out(run: process.Run, spec: Spec, stop_requested: StopRequest) -> int:
     run.time.enter("command")
     if run.environment.is_first and not run.directory.is_remote:
         _end_last_line(run.directory.path(run_directory.METRICS))
@@ -332,7 +349,8 @@ def _carry_out(run: process.Run, spec: Spec, stop_requested: threading.Event) ->
     if first is None:
         was_stopped = stop_requested.is_set()
     else:
-        was_stopped = first.code() == RESUME_ME or (stop_requested.is_set() and not first.failed_by_itself())
+        is_own_fault = first.failed_before(stop_requested.came_s - SIGNALLED_TOGETHER_S)
+        was_stopped = first.code() == RESUME_ME or (stop_requested.is_set() and not is_own_fault)
     if was_stopped:
         process.finish_early(run, progress.step)
         return RESUME_ME
