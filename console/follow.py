@@ -457,8 +457,9 @@ class _Watch:
 
     def show(self, run: Run) -> None:
         lines, self._offset = run.directory.read_new_metrics(self._offset, self._unread)
+        began_s = run.started_s
         for line in lines:
-            if run.attempt and line.get("time", run.started_s) < run.started_s:
+            if run.attempt and line.get("time", began_s) < began_s:
                 continue  # an earlier attempt's
             evaluation = _evaluation(run.metrics, line)
             if evaluation:

@@ -43,8 +43,9 @@ XLA_OFF_CPU = re.compile(r"could not find registered transfer manager for platfo
 KERAS_FIT = re.compile(r"tensorflow\.python\.distribute\.values\.PerReplica'>\) to a Tensor")
 # gloo (JAX on CPUs, PyTorch), NCCL, XLA's coordination service and TensorFlow, of a rank that has lost another
 PEER_GONE = re.compile(
-    r"Connection (?:closed|reset) by peer|recvValue failed|remote process exited|Collective ops is aborted"
-    r"|Socket closed|heartbeat timeout"
+    r"Connection (?:closed|reset) by peer|recvValue failed|remote process exited|Collective ops is aborted|Broken pipe"
+    r"|Socket closed|[Hh]eartbeat timeout|stopped sending heartbeats|Failed to recv|Connection was likely closed"
+    r"|caused pair closure"
 )
 NO_MEMORY = re.compile(
     r"^(?:\[\d+\] )?MemoryError|std::bad_alloc|Cannot allocate memory|CUDA out of memory|OOM when allocating"

@@ -99,12 +99,13 @@ def connection_error(
     address = environ.get("DOCKER_HOST") or SOCKET
     message = short(error)
     start = "open Docker Desktop" if platform == "darwin" else "sudo systemctl start docker"
-    if "PermissionError" in message or "Permission denied" in message:
+    is_local = "://" not in address or address.startswith("unix:")
+    if is_local and ("PermissionError" in message or "Permission denied" in message):
         return RequestError(
             f"Docker at {address} is not for this user; `sudo usermod --append --groups docker $USER`, "
             "then log in again"
         )
-    if "Invalid bind address" in message or isinstance(error, ValueError):
+    if "DOCKER_HOST" in environ and ("Invalid bind address" in message or isinstance(error, ValueError)):
         return RequestError(
             f"DOCKER_HOST is no address of a Docker engine: {address} ({message}); write unix:///var/run/docker.sock, "
             "tcp://HOST:PORT or ssh://USER@HOST, or unset it"

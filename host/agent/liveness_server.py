@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import re
 import selectors
 import socket
 import threading
@@ -37,6 +38,8 @@ STRANGERS = 64
 """Connections that have not said who they are; one more, and the oldest of them is dropped."""
 NUMBERS = (int, float)
 ABORTED = "(SIGABRT)"
+COMMAND_FAILED = re.compile(r"(?:the command|rank (?P<rank>\d+)) ended with exit code \d+")
+"""As `jobs.runtime.ranks.rank_supervisor` says it."""
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -445,9 +448,18 @@ def own_faults(reports: Iterable[Json]) -> list[Json]:
 
 
 def may_have_lost_a_peer(report: Json) -> bool:
-    """Whether the process ended by abort(), as C++ does that gives up, or its last lines are of a peer that is gone."""
-    was_aborted = report.get("exit_code") is None and ABORTED in str(report.get("message"))
-    return was_aborted or causes.may_have_lost_a_peer("\n".join(report.get("lines", ())))
+    """Whether the process ended by abort(), as C++ does that gives up, or is a command whose rank failed, nobody knows
+    why, with last lines of a peer that is gone. A job says that by its exit code."""
+    message = str(report.get("message"))
+    if report.get("exit_code") is None and ABORTED in message:
+        return True
+    failed = COMMAND_FAILED.fullmatch(message)
+    lines = report.get("lines", ())
+    if failed is None:
+        return False
+    if failed["rank"] is not None:  # the host has several, whose lines are in one log
+        lines = [line for line in lines if line.startswith(f"[{failed['rank']}] ")]
+    return causes.may_have_lost_a_peer("\n".join(lines))
 
 
 def named(ranks: list[int]) -> str:

@@ -136,13 +136,23 @@ def test_an_aborted_process_is_to_blame_only_where_nobody_says_another_reason() 
 def test_a_command_whose_last_lines_say_that_its_peer_is_gone_is_blamed_only_where_nobody_failed_by_itself() -> (
     None
 ):
-    lost = report(1, "exit code 1", lines=["Gloo AllGather failed: Connection closed by peer [::1]:4"])
-    ended = report(LOST_A_PEER, was_stopped=True, ended_by_itself={"exit_code": 3, "message": "exit code 3"})
-    for others, rank in [([ended], 1), ([report(3)], 1), ([report(LOST_A_PEER)], 0)]:
+    gone = "Gloo AllGather failed: Connection closed by peer [::1]:4"
+    failed = "the command ended with exit code 1"
+    own = {"exit_code": 3, "message": "the command ended with exit code 3"}
+    ended = report(LOST_A_PEER, was_stopped=True, ended_by_itself=own)
+    lost = report(1, failed, lines=[gone])
+    sibling_lost = report(1, "rank 0 ended with exit code 1", lines=["[0] ValueError: a bug", f"[1] {gone}"])
+    explained = report(1, f"{failed}: the disk is full", lines=[gone])
+    for first, other, rank in [
+        (lost, ended, 1),
+        (lost, report(3), 1),
+        (lost, report(LOST_A_PEER), 0),
+        (sibling_lost, report(1, failed, lines=["what nobody knows"]), 0),
+        (explained, report(1, failed, lines=["what nobody knows"]), 0),
+    ]:
         made = group()
-        made.ended(0, lost, 10.0)
-        for other in others:
-            made.ended(1, other, 10.1)
+        made.ended(0, first, 10.0)
+        made.ended(1, other, 10.1)
         assert verdict(made)["rank"] == rank
 
 

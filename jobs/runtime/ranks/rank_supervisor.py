@@ -223,6 +223,7 @@ class Rank:
         """The last of what it printed."""
         self.unwritten = 0
         """Bytes that the log could not take, as its disk is full."""
+        self._was_drained = False
         self._child = subprocess.Popen(
             argv,
             cwd=work,
@@ -258,12 +259,16 @@ class Rank:
         self._child.send_signal(signum)
 
     def failed_before(self, moment_s: float) -> bool:
-        """Whether it failed by itself before a moment in monotonic seconds."""
-        return self.ended_s < moment_s and self.code() not in (None, DONE, RESUME_ME, -signal.SIGTERM)
+        """Whether it failed before a moment in monotonic seconds, and not for want of a peer that had left."""
+        if self.code() in (None, DONE, RESUME_ME, -signal.SIGTERM, 128 + signal.SIGTERM):
+            return False
+        return self.ended_s < moment_s and not causes.may_have_lost_a_peer(self.last_lines())
 
     def drain(self) -> None:
-        """Wait for the end of its output; what it started may hold that open."""
-        self._reader.join(1.0)
+        """Wait for the end of its output, once; what it started may hold that open."""
+        if not self._was_drained:
+            self._reader.join(1.0)
+        self._was_drained = True
 
     @property
     def pid(self) -> int:
@@ -432,10 +437,14 @@ def wait(
             return first
         is_saving = first is not None and first.code() == RESUME_ME
         # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.
-        is_known = now_s > failed_s + LAST_WORDS_S or (first is not None and not _lost_a_peer(first))
-        if not were_told and (stop_requested.is_set() or is_saving or (is_known and not is_job)):
+        is_judged = (
+            not is_job and first is not None and (now_s > failed_s + LAST_WORDS_S or not _lost_a_peer(first))
+        )
+        if not were_told and (stop_requested.is_set() or is_saving or is_judged):
             were_told = True
             _send(alive, signal.SIGTERM)
+            if is_judged and first is not None:
+                deadline = time.monotonic() + _grace_s(first, is_told=stop_requested.is_set(), is_job=False)
         if now_s > deadline:
             _send(alive, signal.SIGKILL)
         look()
