@@ -288,7 +288,7 @@ def others(folder: Path) -> Iterator[str]:
                 yield f"another program has {name}, and ends it"
             elif name != state.rehearsal_name(folder):
                 remedy = f"{sys.executable} -m rehearsal.machines.guardian {name} < /dev/null"
-                yield f"{name} was left by processes that have ended; `{remedy}` removes it"
+                yield f"{name}: no process of this machine watches it; if it is nobody else's, `{remedy}` removes it"
     finally:
         client.close()
 
