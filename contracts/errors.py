@@ -69,14 +69,14 @@ def exit_code_for(error: RequestError) -> int:
 
 def first_line(error: BaseException, limit: int = 300) -> str:
     """Return an error of a library in one line: its type, and at most `limit` characters of its message."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:limit]}"
+    return f"{type(error).__name__}: {message_line(error, limit)}"
 
 
 def message_line(message: object, limit: int = 500) -> str:
     """Return the first line of a message, or of what an error says; of an error that says nothing, its type."""
     if lines := str(message).strip().splitlines():
         return lines[0][:limit]
-    return type(message).__name__ if isinstance(message, Exception) else "no reason is given"
+    return type(message).__name__ if isinstance(message, BaseException) else "no reason is given"
 
 
 def os_error_reason(error: OSError) -> str:

@@ -258,11 +258,15 @@ class Rank:
     def send(self, signum: int) -> None:
         self._child.send_signal(signum)
 
+    def lost_a_peer(self) -> bool:
+        """Whether it says that another rank was gone. One that ended with 75 has saved for whatever reason."""
+        self.drain()
+        return self.code() != RESUME_ME and causes.may_have_lost_a_peer(self.last_lines())
+
     def failed_before(self, moment_s: float) -> bool:
         """Whether it failed before a moment in monotonic seconds, and not for want of a peer that had left."""
-        if self.code() in (None, DONE, RESUME_ME, -signal.SIGTERM, 128 + signal.SIGTERM):
-            return False
-        return self.ended_s < moment_s and not causes.may_have_lost_a_peer(self.last_lines())
+        has_failed = self.code() not in (None, DONE, RESUME_ME, -signal.SIGTERM, 128 + signal.SIGTERM)
+        return has_failed and self.ended_s < moment_s and not self.lost_a_peer()
 
     def drain(self) -> None:
         """Wait for the end of its output, once; what it started may hold that open."""
@@ -351,12 +355,9 @@ def _carry_out(run: process.Run, spec: Spec, stop_requested: StopRequest) -> int
     for rank in ranks:
         rank.drain()
     progress.look(at_end=True)
-    if first is None:
-        was_stopped = stop_requested.is_set()
-    else:
-        is_own_fault = first.failed_before(stop_requested.came_s - SIGNALLED_TOGETHER_S)
-        was_stopped = first.code() == RESUME_ME or (stop_requested.is_set() and not is_own_fault)
-    if was_stopped:
+    has_saved = first is not None and first.code() == RESUME_ME
+    is_own_fault = first is not None and first.failed_before(stop_requested.came_s - SIGNALLED_TOGETHER_S)
+    if has_saved or (stop_requested.is_set() and not is_own_fault):
         process.finish_early(run, progress.step)
         return RESUME_ME
     if first is not None:
@@ -429,7 +430,7 @@ def wait(
         now_s = time.monotonic()
         if first is None or (now_s < deadline if is_job else not were_told):
             failed = [rank for rank in (first, *ranks) if rank is not None and rank.code()]
-            worst = min(failed, key=_order if is_job else _lost_a_peer, default=None)
+            worst = min(failed, key=_order if is_job else Rank.lost_a_peer, default=None)
             if worst is not None and worst is not first:
                 first, failed_s = worst, min(failed_s, now_s)
                 deadline = now_s + _grace_s(worst, is_told=stop_requested.is_set(), is_job=is_job)
@@ -437,9 +438,9 @@ def wait(
             return first
         is_saving = first is not None and first.code() == RESUME_ME
         # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.
-        is_judged = (
-            not is_job and first is not None and (now_s > failed_s + LAST_WORDS_S or not _lost_a_peer(first))
-        )
+        is_judged = False
+        if first is not None and not is_job and not were_told:
+            is_judged = now_s > failed_s + LAST_WORDS_S or not first.lost_a_peer()
         if not were_told and (stop_requested.is_set() or is_saving or is_judged):
             were_told = True
             _send(alive, signal.SIGTERM)
@@ -453,11 +454,6 @@ def wait(
 
 def _order(rank: Rank) -> int:
     return {PEER_LOST: 1, RESUME_ME: 2, -signal.SIGTERM: 3}.get(rank.code() or 0, 0)
-
-
-def _lost_a_peer(rank: Rank) -> bool:
-    rank.drain()
-    return rank.code() != RESUME_ME and causes.may_have_lost_a_peer(rank.last_lines())
 
 
 def _grace_s(first: Rank, *, is_told: bool, is_job: bool) -> float:
